@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import median_ratio, time_in_turns
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.encode import Batch
 from distill.data.batches.token_blocks import LanguageBlocks
@@ -76,7 +76,7 @@ def main() -> None:
     data = load_blocks(Path(options.lm), options.blocks, width)
     signal = Sampled(width, draws=options.draws) if options.signal == "sampled" else TopK(width)
     with tempfile.TemporaryDirectory() as place:
-        warmup = samples_of(LanguageBlocks(data.input_ids[:16]), 0)
+        warmup = build_samples(LanguageBlocks(data.input_ids[:16]), 0)
         write_cache(Path(place) / "warmup", Identity("warmup", "none", (signal,)), warmup, OnlineTeacher(model))
         folder = Path(place) / "cache"
         writing_ratio, forward_rate = measure_writing(folder, signal, model, data)
@@ -126,7 +126,7 @@ def measure_writing(
     folder: Path, signal: Sampled | TopK, model: LlamaForCausalLM, data: LanguageBlocks
 ) -> tuple[float, float]:
     """Returns (time of the call over that of the teacher's forward passes, the teacher's tokens per second)."""
-    teacher, samples = TimedTeacher(OnlineTeacher(model)), samples_of(data, 0)
+    teacher, samples = TimedTeacher(OnlineTeacher(model)), build_samples(data, 0)
     start = time.perf_counter()
     write_cache(folder, Identity("speed", "none", (signal,)), samples, teacher)
     return (time.perf_counter() - start) / teacher.seconds, teacher.tokens / teacher.seconds

@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from benchmarks.results_folder import check_settings
 from benchmarks.small_lm import measure_nats
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import distribution_loss, weighted_sum
@@ -155,7 +155,7 @@ class Experiment:
         width = self.teacher.config.vocab_size
         signal = Sampled(width, draws=self.options.draws) if way == "sampled" else TopK(width, k=self.options.k)
         identity = Identity(weights_fingerprint(self.teacher), "small-lm", (signal,))
-        folder, samples = Path(self.options.output) / f"cache-{way}", samples_of(self.data, 0)
+        folder, samples = Path(self.options.output) / f"cache-{way}", build_samples(self.data, 0)
         with self.console.track("cache: querying the teacher", len(samples)) as advance:
             write_cache(folder, identity, samples, OnlineTeacher(self.teacher), on_progress=advance)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

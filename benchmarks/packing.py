@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import median_ratio, time_in_turns
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import Rows, epoch_order
 from distill.data.batches.encode import IGNORED
-from distill.data.batches.packing import PackedRows, padding_id, text_documents
+from distill.data.batches.packing import PackedRows, find_padding_id, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.sources.text_files import read_texts
 from distill.models.inputs import select_inputs
@@ -50,14 +50,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    tokenizer = load_tokenizer(checkpoint_folder(options.tokenizer))
+    tokenizer = load_tokenizer(locate_checkpoint(options.tokenizer))
     texts = read_texts(options.data)
     chosen = np.random.default_rng(0).permutation(len(texts))[: options.texts]
     documents = text_documents(tokenizer, [texts[i] for i in chosen], options.length)
     model = build_model(options, len(tokenizer))
     check_packing(model)
     plans = plan_batches(documents, options)
-    trainings = {name: Training(model, plan, padding_id(tokenizer)) for name, plan in plans.items()}
+    trainings = {name: Training(model, plan, find_padding_id(tokenizer)) for name, plan in plans.items()}
     steps = {name: training.train_epoch for name, training in trainings.items()}
     times = time_in_turns(steps, options.rounds, warmup=1)
     print_table(Console(), options, documents, trainings, times)

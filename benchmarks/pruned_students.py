@@ -64,14 +64,14 @@ from compress.export.write import write_targets
 from compress.measure.latency import Latency
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.encode import encode
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from pipelines.reports.schema import LatencyEntry
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import hash_json
 from pipelines.settings.this_machine import commit, describe
-from pipelines.stages.budget_timing import Built, target_for, texts_of, time_together
-from pipelines.stages.evaluate import arrays
+from pipelines.stages.budget_timing import TimedModel, draw_texts, target_for, time_together
+from pipelines.stages.evaluate import to_arrays
 
 WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package
@@ -180,7 +180,7 @@ class Benchmark:
         for target in chain[:-1]:
             shutil.rmtree(folder / str(target))
         tokenizer.save_pretrained(folder / TOKENIZER)
-        size = measure_size(trained.model, Built(self.target, folder, runner, []).bytes)
+        size = measure_size(trained.model, TimedModel(self.target, folder, runner, []).bytes)
         return self.measure_scores(setup, runner, tokenizer), size
 
     def measure_scores(self, setup: TrainingSetup, runner: OnnxModel, tokenizer: PreTrainedTokenizerBase) -> Scores:
@@ -194,20 +194,20 @@ class Benchmark:
 
     def _list_inputs(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> list[Inputs]:
         rows, pad_id = encode(tokenizer, examples, self.first.config.data.max_length), int(tokenizer.pad_token_id or 0)
-        return [arrays(rows.collate([number], pad_id)) for number in range(len(rows))]
+        return [to_arrays(rows.collate([number], pad_id)) for number in range(len(rows))]
 
     def measure(self, tried: Sequence[TriedStudent]) -> Results:
         """Measures the best students and the teacher twice together on test texts; its second copy shows the noise."""
         students = [student for student in tried if student["taken"]]
         length = self.first.config.data.max_length
-        texts = texts_of(self.first.splits.test, self.budget, length, 0, self.first.task)
+        texts = draw_texts(self.first.splits.test, self.budget, length, 0, self.first.task)
         reference = replace_inputs(self.search.teacher, texts.inputs(self.first.tokenizer))
         built = {"teacher": reference, "again": replace_inputs(reference, reference.inputs, self.budget.threads)}
         for number, student in enumerate(students):
             folder = Path(student["folder"])
             runner = OnnxModel(folder / str(self.target), self.budget.threads)
             tokenizer = load_tokenizer(folder / TOKENIZER)
-            built[str(number)] = Built(self.target, folder, runner, texts.inputs(tokenizer))
+            built[str(number)] = TimedModel(self.target, folder, runner, texts.inputs(tokenizer))
         latencies = time_together(built, self.budget, self.options.rounds)
         teacher_ms = latencies["teacher"].best_ms
         measured: list[MeasuredStudent] = [
@@ -224,7 +224,7 @@ class Benchmark:
             "tried": tried,
         }
 
-    def _describe_teacher(self, built: Built, latency: Latency) -> TeacherResult:
+    def _describe_teacher(self, built: TimedModel, latency: Latency) -> TeacherResult:
         runner = cast(OnnxModel, self.search.teacher.runner)
         scores = self.measure_scores(self.first, runner, self.first.tokenizer)
         size = measure_size(self.first.load_teacher(), built.bytes)
@@ -243,10 +243,10 @@ def measure_size(model: PreTrainedModel, size: int) -> ModelSize:
     return {"params": total, "without_words": total - embeddings, "bytes": size}
 
 
-def replace_inputs(built: Built, inputs: Sequence[Inputs], threads: int = 0) -> Built:
+def replace_inputs(built: TimedModel, inputs: Sequence[Inputs], threads: int = 0) -> TimedModel:
     """Returns the same files with other inputs, opened once more if `threads` is set."""
     runner = OnnxModel(built.folder / str(built.target), threads) if threads else built.runner
-    return Built(built.target, built.folder, runner, inputs)
+    return TimedModel(built.target, built.folder, runner, inputs)
 
 
 def check_logits(runner: OnnxModel, model: TorchModel, samples: Iterable[Inputs], folder: str) -> None:

@@ -25,7 +25,7 @@ from benchmarks.pruning_textbrewer import (
     build_textbrewer_student,
     train_with_textbrewer,
 )
-from compress.prune.search.candidates import outline_of
+from compress.prune.search.candidates import get_outline
 from distill.checkpoint.pruned import load_pruned
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
@@ -43,9 +43,9 @@ from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.resolve import resolve
 from pipelines.stages.data import read_data
-from pipelines.stages.distill import cached_signals
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.teacher import MODEL
+from pipelines.stages.training_inputs import open_cached_signals
 from pipelines.stages.vocabulary import tokenizer_of
 
 MULTIPLE = 8  # of the sizes that Torch-Pruning leaves
@@ -144,7 +144,7 @@ class TrainingSetup:
             batch_size=config.train.batch_size,
             max_length=config.data.max_length,
             seed=seed,
-            signals=cached_signals(self.made["cache"]),
+            signals=open_cached_signals(self.made["cache"]),
         )
         fit_module(
             DistillationModule(student, loss=config.loss, train=train, metric=self.task.scorer()),
@@ -175,9 +175,9 @@ def train_ours(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> T
     """Trains a student whose shape the budget determines."""
     config = replace(setup.config, train=setup.train_config(rate), until="distill")
     made, students = run_stages(setup.run, replace(setup.plan, settings=config))
-    stage = students[0].made
+    stage = students[0].stage
     model = load_pruned(stage.folder / MODEL)
-    outline = outline_of(find_axes(model))
+    outline = get_outline(find_axes(model))
     layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(outline.heads, outline.ffn, strict=True))
     other_folders = {each.folder for each in setup.made.values()} | {stage.folder}
     search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in other_folders)

@@ -15,7 +15,7 @@ from benchmarks.pruning_peers import Size, TrainingSetup, find_ratio, prune_with
 from benchmarks.pruning_textbrewer import build_textbrewer_student, list_sizes
 from distill.student.build import build_student
 from pipelines.runs.files import write_json
-from pipelines.stages.budget_timing import Built, Texts, build, target_for, texts_of, time_together
+from pipelines.stages.budget_timing import TimedModel, TimingTexts, build_timed, draw_texts, target_for, time_together
 
 ROUNDS = 12  # calls of each text
 
@@ -40,16 +40,16 @@ class SizeSearch:
         self.requested, self.target = self.budget.speedups[0], target_for(self.budget)
 
     @cached_property
-    def texts(self) -> Texts:
+    def texts(self) -> TimingTexts:
         """The validation texts on which the shape stage measures too."""
         length, seed = self.setup.config.data.max_length, self.setup.run.seed
-        return texts_of(self.setup.splits.validation, self.budget, length, seed, self.setup.task)
+        return draw_texts(self.setup.splits.validation, self.budget, length, seed, self.setup.task)
 
     @cached_property
-    def teacher(self) -> Built:
+    def teacher(self) -> TimedModel:
         """The teacher's files in fp32."""
         reference, place = target_for(self.budget, teacher=True), self.place / "teacher"
-        return build(self.setup.load_teacher(), self.setup.tokenizer, reference, place, self.texts)
+        return build_timed(self.setup.load_teacher(), self.setup.tokenizer, reference, place, self.texts)
 
     def find_sizes(self, way: str) -> FoundSizes:
         """Returns the sizes of a way, which are searched on the first call."""
@@ -73,7 +73,8 @@ class SizeSearch:
         """Returns the speedups over the teacher, measured together with it; the files are removed."""
         scratch, tokenizer = self.place / "scratch", self.setup.tokenizer
         built = {
-            name: build(model, tokenizer, self.target, scratch / name, self.texts) for name, model in models.items()
+            name: build_timed(model, tokenizer, self.target, scratch / name, self.texts)
+            for name, model in models.items()
         }
         latencies = time_together({"teacher": self.teacher} | built, self.budget, ROUNDS)
         shutil.rmtree(scratch)

@@ -32,7 +32,7 @@ from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.runs.console import Console
-from pipelines.stages.budget_timing import build, target_for, texts_of, time_together
+from pipelines.stages.budget_timing import build_timed, draw_texts, target_for, time_together
 
 RECIPES = ("distilbert", "tinybert", "minilm", "mobilebert")
 SHARED_STAGES = ("data", "teacher", "general")  # stages that other runs may have built
@@ -135,7 +135,7 @@ def measure_latencies(options: argparse.Namespace, data: str, folders: Mapping[s
     torch.set_num_threads(1)
     budget = Budget(runtime="onnxruntime", precision="fp32")
     splits = load_splits(DataConfig(path=data, validation_fraction=0.05), options.seed)
-    texts = texts_of(splits.test, budget, 128, options.seed, TextClassification(splits.labels))
+    texts = draw_texts(splits.test, budget, 128, options.seed, TextClassification(splits.labels))
     checkpoints = {"teacher": find_checkpoint(next(iter(folders.values())), "teacher")}
     checkpoints |= {name: find_checkpoint(folder, "distill") for name, folder in folders.items()}
     with tempfile.TemporaryDirectory() as scratch:
@@ -144,7 +144,7 @@ def measure_latencies(options: argparse.Namespace, data: str, folders: Mapping[s
             folder = Path(scratch) / str(i)
             folder.mkdir()
             model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-            built[name] = build(model, tokenizer, target_for(budget), folder, texts)
+            built[name] = build_timed(model, tokenizer, target_for(budget), folder, texts)
         return time_together(built, budget, options.rounds)
 
 

@@ -26,10 +26,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from distill.cache import CacheReader, Identity, Sampled, Samples, TopK, write_cache
-from distill.cache.fidelity import divergence, halve_layers
-from distill.cache.fidelity import fidelity as measure_fidelity
+from distill.cache.fidelity import compute_divergence, halve_layers, measure_fidelity
 from distill.cache.preflight import run_teacher
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import distribution_loss
 from distill.losses.teacher_signals import TeacherSignals
@@ -74,7 +73,11 @@ class ModelSource:
         model = LlamaForCausalLM.from_pretrained(Path(options.lm) / "model").eval()
         blocks = np.load(Path(options.lm) / "train.npy")[-options.blocks :]
         self.data = LanguageBlocks([row.astype(np.int64) for row in blocks])
-        self.samples, self.teacher, self.width = samples_of(self.data, 0), OnlineTeacher(model), model.config.vocab_size
+        self.samples, self.teacher, self.width = (
+            build_samples(self.data, 0),
+            OnlineTeacher(model),
+            model.config.vocab_size,
+        )
         self.tokens = int(self.samples.lengths.sum())
         self.student = halve_layers(model)
 
@@ -82,7 +85,7 @@ class ModelSource:
         """Returns the angle between the student's gradients in degrees."""
         rows = [list(range(BATCH * i, BATCH * (i + 1))) for i in range(batches)]
         loss = partial(distribution_loss, temperature=1.0)
-        return measure_fidelity(reader, self.teacher, self.student, self.samples, rows, loss).angle
+        return measure_fidelity(reader, self.teacher, self.student, self.samples, rows, loss).gradient_angle
 
 
 class SyntheticSource:
@@ -98,7 +101,7 @@ class SyntheticSource:
         self.unigram[order] = -torch.arange(1, self.width + 1).log()
         length, deviation = 256, 2.0
         ids = [np.arange(length) + length * i for i in range(options.blocks)]
-        self.samples: Samples = samples_of(LanguageBlocks(ids), 0)
+        self.samples: Samples = build_samples(LanguageBlocks(ids), 0)
         self.tokens = int(self.samples.lengths.sum())
         self.noise = torch.randn(1 << 24, generator=generator) * deviation
 
@@ -177,7 +180,7 @@ def measure_distances(source: Source, signal: Sampled | TopK, reader: CacheReade
     dense, stored = source.teacher(batch)["logits"].flatten(0, 1), reader(batch)
     stride = len(dense) // BATCH
     first = {name: values[::stride][:BATCH] for name, values in stored.items() if isinstance(values, Tensor)}
-    kl = divergence(dense, stored).mean().item()
+    kl = compute_divergence(dense, stored).mean().item()
     return kl, measure_bias(dense[::stride][:BATCH], first, signal)
 
 

@@ -98,7 +98,7 @@ class Experiment:
             raise SystemExit(
                 f"--teacher {source}: expected a head for the data's {len(splits.labels)} labels, found none"
             )
-        self.teacher = freeze(task.load_headed(str(source), rows))
+        self.teacher = freeze(task.load_with_head(str(source), rows))
         self.train, self.test = (encode(self.tokenizer, part, MAX_LENGTH) for part in (splits.train, splits.test))
         self.pad_id = int(self.tokenizer.pad_token_id or 0)
         name = f"{options.student}-{options.epochs}-{options.learning_rate:g}"

@@ -38,7 +38,7 @@ from benchmarks.results_folder import (
     require_entry,
 )
 from compress.export.common.huggingface import export_huggingface
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.sources.text_files import read_texts, split_names
 from distill.losses.config import TERMS
@@ -142,7 +142,7 @@ def extract_texts(data: str, characters: int, folder: Path) -> str:
 
 def add_token_head(teacher: str, folder: Path) -> str:
     """Returns the checkpoint, or a copy with a new head for masked tokens if it has none."""
-    source = checkpoint_folder(teacher)
+    source = locate_checkpoint(teacher)
     if MaskedLM.has_head(AutoConfig.from_pretrained(source)):
         return teacher
     if not folder.exists():
@@ -162,13 +162,13 @@ def train_token_head(checkpoint: str, data: str, output: Path, more: Sequence[st
 def build_start(task: str, teacher: str, spec: str, folder: Path) -> Path:
     """Returns the student before any training, as a checkpoint."""
     if not is_relative(spec):
-        return checkpoint_folder(spec, "student")
+        return locate_checkpoint(spec, "student")
     if not (folder / "config.json").exists():
-        source = checkpoint_folder(teacher)
+        source = locate_checkpoint(teacher)
         kind = TASKS[task](())
         if isinstance(kind, Language | SentenceEmbedding):
             kind.check(AutoConfig.from_pretrained(source), teacher)
-            model = kind.load_headed(str(source), [])
+            model = kind.load_with_head(str(source), [])
         else:
             model = AutoModel.from_pretrained(source)
         export_huggingface(build_student(model, spec), load_tokenizer(source), folder)

@@ -29,8 +29,8 @@ from benchmarks.timing import median_ratio, time_in_turns
 from compress.measure.memory import read_peak_memory, reset_peak_memory
 from compress.measure.precision_speed import autocast_to_mode, measure_peak_flops
 from distill.cache import CacheReader, Dense, Identity, write_cache
-from distill.cache.samples import samples_of
-from distill.checkpoint.folder import checkpoint_folder
+from distill.cache.samples import build_samples
+from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.encode import Batch, encode
@@ -107,7 +107,7 @@ class Setup:
     """The student, its teacher and the batches, as the pipeline would have them."""
 
     def __init__(self, options: argparse.Namespace):
-        folder = checkpoint_folder(options.teacher)
+        folder = locate_checkpoint(options.teacher)
         splits = load_splits(DataConfig(path=options.data))
         self.rounds = options.rounds
         self.tokenizer = load_tokenizer(folder)
@@ -157,7 +157,7 @@ class Setup:
         identity = Identity("benchmark", "benchmark", (Dense(self.teacher.config.num_labels or 0),))
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "cache"
-            write_cache(folder, identity, samples_of(self.train, self.pad_id), online)
+            write_cache(folder, identity, build_samples(self.train, self.pad_id), online)
             reader = CacheReader(folder, identity)
             for batch in self.batches:  # maps every shard before the folder is removed
                 reader(batch)

@@ -22,12 +22,19 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.prune.vocabulary.tokenizer import same_pieces
-from compress.prune.vocabulary.vocabulary import COVERAGE, UNSEEN, choose_tokens, count_tokens, prune_vocabulary
+from compress.prune.vocabulary.tokenizer import have_same_tokens
+from compress.prune.vocabulary.vocabulary import (
+    DEFAULT_COVERAGE,
+    DEFAULT_UNSEEN,
+    choose_tokens,
+    count_tokens,
+    prune_vocabulary,
+)
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.encode import encode
 from distill.data.config import DataConfig
-from distill.data.splits.labelled import Examples, Splits, load_splits
+from distill.data.splits.examples import Examples, Splits
+from distill.data.splits.labelled import load_splits
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import commit, describe
 
@@ -103,13 +110,13 @@ def compare(
     console.say(f"{len(splits.train):,} training texts use {int((counts > 0).sum()):,} of {len(counts):,} tokens")
     before, _ = measure(model, tokenizer, splits.test, options.max_length)
     rows = [format_row("unpruned", before, before, "", "")]
-    selections = [(f"default ({COVERAGE:g}, {UNSEEN:g})", Selection())]
+    selections = [(f"default ({DEFAULT_COVERAGE:g}, {DEFAULT_UNSEEN:g})", Selection())]
     selections += [(f"coverage {share:g}", Selection(coverage=share, unseen=1)) for share in options.coverage]
     selections += [(f"unseen {share:g}", Selection(unseen=share)) for share in options.unseen]
     for label, selection in selections:
         pruned = prune_vocabulary(model, tokenizer, choose_tokens(tokenizer, counts, **selection))
         after, reloaded = measure(*pruned, splits.test, options.max_length)
-        different = np.mean([not same_pieces(tokenizer, reloaded, text) for text in texts])
+        different = np.mean([not have_same_tokens(tokenizer, reloaded, text) for text in texts])
         unknown = sum(count_unknown(reloaded, text) > count_unknown(tokenizer, text) for text in texts)
         rows.append(format_row(label, before, after, f"{different:.2%}", str(unknown)))
         console.say(f"  {label}: {after.accuracy:.2f} %")

@@ -8,17 +8,18 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def by_block(layers: Mapping[str, M]) -> list[dict[str, M]]:
+def group_by_block(layers: Mapping[str, M]) -> list[dict[str, M]]:
     """Groups the layers by the block that contains them, ordered by the first layer of each block."""
     blocks: dict[str, dict[str, M]] = {}
     for name, layer in layers.items():
-        blocks.setdefault(block_of(name), {})[name] = layer
+        blocks.setdefault(find_block(name), {})[name] = layer
     return list(blocks.values())
 
 
-def block_of(name: str) -> str:
-    """Returns the block of a layer, or the layer itself outside blocks: `model.layers.3` for
-    `model.layers.3.mlp.up_proj`.
+def find_block(name: str) -> str:
+    """Returns the name of a layer's block, or the layer's own name if it is in none.
+
+    The block of `model.layers.3.mlp.up_proj` is `model.layers.3`.
     """
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()]

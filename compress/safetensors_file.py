@@ -6,18 +6,18 @@ from pathlib import Path
 LENGTH_BYTES = 8  # at the start of a file: length of the JSON header after it, little-endian
 
 
-def sort_metadata(file: Path) -> None:
+def sort_metadata(path: Path) -> None:
     """Rewrites the header of a safetensors file with its metadata sorted by name, in place.
 
     Files with equal content then have equal bytes.
     """
-    with file.open("r+b") as opened:
-        length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
-        header = json.loads(opened.read(length))
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
         if "__metadata__" not in header:
             return
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
         if len(text) == length:  # else the tensors after the header would be overwritten
-            opened.seek(LENGTH_BYTES)
-            opened.write(text)
+            file.seek(LENGTH_BYTES)
+            file.write(text)

@@ -25,7 +25,7 @@ EXPORTS = {
     "TrainConfig": "distill.train.config",
     "build_student": "distill.student.build",
     "load_splits": "distill.data.splits.labelled",
-    "samples_of": "distill.cache.samples",
+    "build_samples": "distill.cache.samples",
     "write_cache": "distill.cache",
 }
 __all__ = list(EXPORTS)

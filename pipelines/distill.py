@@ -30,12 +30,13 @@ EXAMPLES = """\
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         DistillConfig,
         argv,
         prog="pipelines.distill",
         about="Distil a model of any task: fine-tune the teacher if needed, cache its signals, train a student, "
-        "export, measure and report. Run the same command again to go on after a kill.",
+        "export, measure and report. Run the same command again to resume after a kill.",
         examples=EXAMPLES,
         short=SHORT,
     )
@@ -56,7 +57,7 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     from pipelines.runs.stage import Run
     from pipelines.runs.watchdog import explain_failures
     from pipelines.stages.online_teacher import dismiss_teacher, serve_teacher
-    from pipelines.stages.pipeline import finish, reported_settings, show_plan
+    from pipelines.stages.pipeline import reported_settings, run_to_report, show_plan
 
     settings = plan.settings
     if starts and not settings.dry_run:
@@ -73,7 +74,7 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
         else:
             run = Run(Path(settings.output), settings.seed, Console(), dry=settings.dry_run, world=world)
             run.console.say(f"  task: {plan.task} ({plan.task_reason})")
-            (show_plan if settings.dry_run else finish)(run, plan)
+            (show_plan if settings.dry_run else run_to_report)(run, plan)
             dismiss_teacher(world)
     leave_world()
 

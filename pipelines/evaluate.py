@@ -16,6 +16,7 @@ EXAMPLES = """\
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         EvaluateConfig,
         argv,
@@ -28,16 +29,16 @@ def main(argv: Sequence[str]) -> None:
 
     from pipelines.reports.schema import Results
     from pipelines.reports.tables import build_scores, build_summary
-    from pipelines.stages.standalone import standalone
+    from pipelines.stages.standalone import evaluate_standalone
 
     console = Console()
-    run, candidates, _, done = standalone(config, console)
+    run, candidates, _, done = evaluate_standalone(config, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
-    results = {"models": entries, "metric": next(iter(entries[0]["scores"]))} | read_baseline(done.folder)
-    measured = cast(Results, results)
-    console.table("Evaluation", *build_summary(measured))
-    if found := build_scores(measured):
-        console.table("Scores", *found)
+    metric = next(iter(entries[0]["scores"]))
+    results = cast(Results, {"models": entries, "metric": metric} | read_baseline(done.folder))
+    console.table("Evaluation", *build_summary(results))
+    if scores := build_scores(results):
+        console.table("Scores", *scores)
     console.say(f"written to {done.folder / 'evaluation.json'}")
     check_refused([candidate.export for candidate in candidates])
 

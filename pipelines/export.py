@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines.runs import cli
 from pipelines.runs.console import Console
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
 from pipelines.settings.export_config import ExportConfig
 from pipelines.settings.places import check_data, open_local
 from pipelines.stages.export import (
     check_model,
     check_refused,
-    difference_text,
-    examples_for,
+    describe_difference,
     export_stage,
     is_labelled,
+    load_examples,
     requested_targets,
 )
 
@@ -28,12 +28,13 @@ EXAMPLES = """\
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         ExportConfig,
         argv,
         prog="pipelines.export",
-        about="Write a checkpoint for the runtimes it is to be deployed on, in float or in the few bits that it was "
-        "trained for; reload each file in a fresh process and compare.",
+        about="Export a checkpoint for the runtimes that it will be deployed on, in float or, if it is quantized, with "
+        "the integers that it was trained with; reload each file in a fresh process and compare.",
         examples=EXAMPLES,
         short={},
     )
@@ -42,15 +43,15 @@ def main(argv: Sequence[str]) -> None:
 
     from distill.data.config import DataConfig
     from pipelines.settings.schemes import is_reduced
-    from pipelines.stages.data import say_reading
+    from pipelines.stages.data import print_reading_remarks
 
     console = Console()
     checkpoint = open_checkpoint(config.model, "model")
     folder = checkpoint.folder
     if is_labelled(config, checkpoint):
-        evaluated(config, console)
+        export_and_score(config, console)
         return
-    say_reading(console, DataConfig(path=config.data))
+    print_reading_remarks(console, DataConfig(path=config.data))
     length = check_model(config, checkpoint, console)
     run = Run(Path(config.output), 0, console)
     done = export_stage(
@@ -58,29 +59,36 @@ def main(argv: Sequence[str]) -> None:
         "export",
         run.digest(checkpoint),
         folder,
-        examples_for(config, checkpoint),
+        load_examples(config, checkpoint),
         parity=config.parity,
         max_length=length,
         targets=requested_targets(config.export, folder, dynamic=config.dynamic),
         reduced=is_reduced(config.processor, folder, dynamic=config.dynamic),
     )
     rows = [
-        (p["target"], difference_text(p), f"{p['bytes'] / 1e6:.1f}", str(done.folder / p["target"]))
-        for p in done.metrics["parity"]
+        (
+            proof["target"],
+            describe_difference(proof),
+            f"{proof['bytes'] / 1e6:.1f}",
+            str(done.folder / proof["target"]),
+        )
+        for proof in done.metrics["parity"]
     ]
     console.table("Exported", ("target", "difference", "MB", "where"), rows)
-    console.say("  nothing was scored: no labels of texts in the data; pipelines.evaluate scores models of other tasks")
+    console.say(
+        "  nothing was scored, because the data has no labels for texts; use pipelines.evaluate for other tasks"
+    )
     check_refused([done])
 
 
-def evaluated(config: ExportConfig, console: Console) -> None:
+def export_and_score(config: ExportConfig, console: Console) -> None:
     """Exports the model, scores each file on the whole test split in its own runtime, and times it."""
     import json
 
     from distill.data.config import DataConfig
     from pipelines.settings.distill_config import MeasureConfig
     from pipelines.settings.evaluate_config import EvaluateConfig
-    from pipelines.stages.standalone import standalone
+    from pipelines.stages.standalone import evaluate_standalone
 
     settings = EvaluateConfig(
         model=config.model,
@@ -91,32 +99,32 @@ def evaluated(config: ExportConfig, console: Console) -> None:
         dynamic=config.dynamic,
         processor=config.processor,
     )
-    _, candidates, _, done = standalone(settings, console)
+    _, candidates, _, done = evaluate_standalone(settings, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
-    metric, many = next(iter(entries[0]["scores"])), settings.measure.batch
-    header = ("target", "difference", metric, "MB", "load ms", "peak MB", "ms, 1 text", f"ms, {many} texts", "where")
+    metric, batch = next(iter(entries[0]["scores"])), settings.measure.batch
+    header = ("target", "difference", metric, "MB", "load ms", "peak MB", "ms, 1 text", f"ms, {batch} texts", "where")
     exports = [candidate.export for candidate in candidates]
-    rows = [file_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]
+    rows = [build_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]
     console.table("Exported and measured", header, rows)
     console.say(f"numbers: {done.folder / 'evaluation.json'}")
     check_refused(exports)
 
 
-def file_row(proof: dict[str, Any], entries: Sequence[dict[str, Any]], folder: Path) -> tuple[str, ...]:
+def build_row(proof: JsonObject, entries: Sequence[JsonObject], folder: Path) -> tuple[str, ...]:
     """Returns the table row of an exported file; measurements are included if the file represents its runtime."""
-    place = folder / proof["target"]
-    entry = next((each for each in entries if Path(each["path"]) == place), None)
-    took = [f"{entry[key]['best_ms']:.2f}" if entry else "" for key in ("latency", "latency_batched")]
+    path = folder / proof["target"]
+    entry = next((each for each in entries if Path(each["path"]) == path), None)
+    latencies = [f"{entry[key]['best_ms']:.2f}" if entry else "" for key in ("latency", "latency_batched")]
     score = entry["score"] if entry else proof.get("score")
     return (
         proof["target"],
-        difference_text(proof),
+        describe_difference(proof),
         "" if score is None else f"{score:.4f}",
         f"{proof['bytes'] / 1e6:.1f}",
         f"{proof['load_ms']:.0f}" if "load_ms" in proof else "",
         f"{proof['peak_bytes'] / 1e6:.0f}" if "peak_bytes" in proof else "",
-        *took,
-        str(place),
+        *latencies,
+        str(path),
     )
 
 

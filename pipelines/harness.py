@@ -63,6 +63,7 @@ class HarnessConfig:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         HarnessConfig,
         argv,
@@ -72,20 +73,20 @@ def main(argv: Sequence[str]) -> None:
         short={},
     )
     console = Console()
-    named = [*([("teacher", config.teacher)] if config.teacher else []), ("model", config.model)]
-    for role, name in named:
+    models = [*([("teacher", config.teacher)] if config.teacher else []), ("model", config.model)]
+    for role, name in models:
         open_local(name, role)
-    found = {role: evaluate_model(config, open_checkpoint(name, role)) for role, name in named}
-    place = Path(config.output)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / RESULT).write_text(json.dumps(found, indent=1))
+    results = {role: evaluate_model(config, open_checkpoint(name, role)) for role, name in models}
+    output = Path(config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / RESULT).write_text(json.dumps(results, indent=1))
     rows = [
-        (task, metric, *(f"{found[name][task][metric]:.4f}" for name in found))
-        for task, metrics in found["model"].items()
+        (task, metric, *(f"{results[role][task][metric]:.4f}" for role in results))
+        for task, metrics in results["model"].items()
         for metric in metrics
     ]
-    console.table("Harness", ("task", "metric", *found), rows)
-    console.say(f"numbers: {place / RESULT}")
+    console.table("Harness", ("task", "metric", *results), rows)
+    console.say(f"numbers: {output / RESULT}")
 
 
 def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, dict[str, float]]:
@@ -111,20 +112,20 @@ def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, d
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
         raise InputError(
-            f"--tasks: expected names that lm-eval knows, found {', '.join(unknown)}; `lm-eval ls tasks` lists them, "
-            "and --include adds a folder of yours"
+            f"--tasks: expected names of lm-eval's tasks, found {', '.join(unknown)}; `lm-eval ls tasks` lists them, "
+            "and --include adds a folder of your own"
         )
     tokenizer = load_checked_tokenizer(checkpoint, CausalLM(()))
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{checkpoint.role} {checkpoint.name!r}: expected a tokenizer with an eos token, found none: lm-eval "
-            "begins every text with it"
+            "starts every text with it"
         )
     model = load_pruned(checkpoint.folder)
-    runs = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
+    adapter = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
     try:
         result: Any = simple_evaluate(
-            runs,
+            adapter,
             tasks=names,
             task_manager=manager,
             num_fewshot=None if config.fewshot < 0 else config.fewshot,
@@ -133,7 +134,7 @@ def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, d
             log_samples=False,
         )
     except (ConnectionError, DatasetNotFoundError) as error:
-        raise InputError(f"--tasks {config.tasks}: expected their data, found no way to it: {error}") from error
+        raise InputError(f"--tasks {config.tasks}: expected their data, but it is unavailable: {error}") from error
     return {
         task: {
             metric.removesuffix(",none"): float(value)

@@ -20,39 +20,42 @@ MODEL_SHORT = SHORT | {"model": "student.spec"}
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         DistillConfig,
         with_teacher(argv),
         prog="pipelines.prune",
-        about="Prune a trained model to a speed that is measured on this machine: its heads, neurons, width, "
-        "layers and vocabulary, each shape tried out; then train what is left on the cached signals of a teacher (the "
-        "model itself where none is named), export, measure and report. The settings are those of pipelines.distill.",
+        about="Prune the heads, neurons, width, layers and vocabulary of a trained model to a speed that is measured "
+        "on this machine; several shapes are tried. Then train the pruned model on the cached signals of a teacher "
+        "(by default the model itself), export, measure and report. The settings are those of pipelines.distill.",
         examples=EXAMPLES,
         short=MODEL_SHORT,
     )
     if not config.budget.requested:
-        raise InputError("budget: none given; name a --speedup such as 10 or 2,4,8,15, or a --latency-ms")
+        raise InputError(
+            "budget: expected a --speedup such as 10 or 2,4,8,15, or a --latency-ms, found neither; nothing to prune"
+        )
     run_command("pipelines.prune", argv, config)
 
 
 def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) -> list[str]:
-    """Returns the arguments with full flag names; a model given without a teacher becomes its own teacher.
+    """Returns the arguments with full flag names; a model without a teacher becomes its own teacher.
 
     The student then starts as the whole teacher. With `--config`, the arguments aren't reassigned.
     """
-    words = [full_flag(word, short) for word in argv]
-    if named(words) & {"--teacher.model", "--config"}:
-        return words
+    arguments = [full_flag(argument, short) for argument in argv]
+    if flag_names(arguments) & {"--teacher.model", "--config"}:
+        return arguments
     renamed = {"--student.spec": "--teacher.model"}
     return [
         "".join((renamed.get(name, name), equals, value))
-        for name, equals, value in (word.partition("=") for word in words)
+        for name, equals, value in (argument.partition("=") for argument in arguments)
     ]
 
 
-def named(words: Sequence[str]) -> set[str]:
+def flag_names(arguments: Sequence[str]) -> set[str]:
     """Returns the names of the flags among the arguments, without their values."""
-    return {word.partition("=")[0] for word in words}
+    return {argument.partition("=")[0] for argument in arguments}
 
 
 if __name__ == "__main__":

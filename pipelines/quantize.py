@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from distill.errors import InputError
 from pipelines.distill import run_command
-from pipelines.prune import MODEL_SHORT, named, with_teacher
+from pipelines.prune import MODEL_SHORT, flag_names, with_teacher
 from pipelines.runs import cli
 from pipelines.settings.distill_config import DistillConfig
 
@@ -15,20 +15,22 @@ EXAMPLES = """\
   python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
   python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
 
-OWN = MODEL_SHORT | {name: f"quantize.{name}" for name in ("scheme", "method", "min_score", "epochs", "learning_rate")}
+SETTINGS = ("scheme", "method", "min_score", "epochs", "learning_rate")
+QUANTIZE_SHORT = MODEL_SHORT | {name: f"quantize.{name}" for name in SETTINGS}
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         DistillConfig,
         with_defaults(argv),
         prog="pipelines.quantize",
-        about="Make a trained model compute in few bits: tell the ranges of its activations from training texts, "
-        "train it as it will be deployed on the cached signals of a teacher (the model itself in float where none is "
-        "named), export files with the very integers it was trained with, measure and report. The settings are those "
-        "of pipelines.distill.",
+        about="Quantize a trained model: calibrate the ranges of its activations on training texts, train it with the "
+        "rounding of its deployment on the cached signals of a teacher (by default the model itself in float), export "
+        "files with the integers that it was trained with, measure and report. The settings are those of "
+        "pipelines.distill.",
         examples=EXAMPLES,
-        short=OWN,
+        short=QUANTIZE_SHORT,
     )
     run_command("pipelines.quantize", argv, config)
 
@@ -39,13 +41,15 @@ def with_defaults(argv: Sequence[str]) -> list[str]:
     Raises:
         InputError: `--student.given` is set explicitly.
     """
-    words = with_teacher(argv, OWN)
-    found = named(words)
+    arguments = with_teacher(argv, QUANTIZE_SHORT)
+    found = flag_names(arguments)
     if "--student.given" in found:
-        raise InputError("--student.given: pipelines.quantize takes a trained model always; leave the flag out")
+        raise InputError(
+            "--student.given: pipelines.quantize sets it itself, because its model is trained; leave the flag out"
+        )
     scheme = [] if found & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
     model = [] if found & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
-    return [*words, *scheme, *model, "--student.given", "true"]
+    return [*arguments, *scheme, *model, "--student.given", "true"]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pipelines.runs.manifest import hash_file
 from pipelines.runs.publication import check_publishable
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
 from pipelines.settings.report_config import ReportConfig
-from pipelines.stages.report import PAGE, REPORT, STUDENT, publish, report_stage, show
+from pipelines.stages.report import PAGE, REPORT, STUDENT, print_results, publish, report_stage
 
 EXAMPLES = """\
   python -m pipelines.report --run runs/demo
@@ -23,6 +23,7 @@ EXAMPLES = """\
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
     config = cli.parse(
         ReportConfig,
         argv,
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     if config.run is not None:
         redraw(Path(config.run), console, charts=config.charts)
     else:
-        measured(config, console)
+        report_on_checkpoint(config, console)
 
 
 def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
@@ -44,23 +45,23 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
     Raises:
         InputError: The folder contains no finished report, or the report was changed.
     """
-    folder = reported_last(output)
+    folder = find_report_folder(output)
     report, curves = read_json(folder / REPORT), read_json(folder / "curves.json")
     drawn = Charts.of(report, curves)
     partial = output / f".{PAGE}.partial"
     partial.write_text(render_page(report, drawn))
     partial.replace(output / PAGE)
-    places = {"report": output / PAGE}
+    paths = {"report": output / PAGE}
     if charts:
-        places["charts"] = output / "charts"
-        check_publishable(places["charts"])
-        places["charts"].mkdir(exist_ok=True)
+        paths["charts"] = output / "charts"
+        check_publishable(paths["charts"])
+        paths["charts"].mkdir(exist_ok=True)
         for name, svg in drawn.files().items():
-            (places["charts"] / name).write_text(svg)
-    show(console, report, places)
+            (paths["charts"] / name).write_text(svg)
+    print_results(console, report, paths)
 
 
-def reported_last(output: Path) -> Path:
+def find_report_folder(output: Path) -> Path:
     """Returns the folder of the report stage whose results the last run copied to the output folder.
 
     An output folder contains a report for each configuration that it was run with.
@@ -68,33 +69,38 @@ def reported_last(output: Path) -> Path:
     Raises:
         InputError: The folder contains no finished report, the report was changed, or its stage is missing.
     """
-    place = output / REPORT
-    if not place.is_file():
+    published = output / REPORT
+    if not published.is_file():
         raise InputError(
             f"run {str(output)!r}: no finished report there; run pipelines.distill with this --output first"
         )
-    wanted = hash_file(place)
+    published_hash = hash_file(published)
     stages = sorted((output / "report").iterdir()) if (output / "report").is_dir() else []
-    found = [folder for folder in stages if (folder / REPORT).is_file() and hash_file(folder / REPORT) == wanted]
-    if not found:
+    sources = [each for each in stages if (each / REPORT).is_file() and hash_file(each / REPORT) == published_hash]
+    if not sources:
         raise InputError(
-            f"run {str(output)!r}: its {REPORT} isn't what a run wrote there: it was changed, or its stage is gone: "
-            "run the same command again, which writes it anew"
+            f"run {str(output)!r}: expected {REPORT} as a run wrote it, found another: it was changed, or "
+            "its stage was removed: run the same command again to rewrite it"
         )
-    return found[-1]
+    return sources[-1]
 
 
 def read_json(file: Path) -> Any:
+    """Returns the content of a JSON file of the report stage.
+
+    Raises:
+        InputError: The file can't be read, or isn't JSON.
+    """
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{str(file)!r}: expected what the report stage wrote, found another content ({error}): remove its folder "
+            f"{str(file)!r}: expected what the report stage wrote, found other content ({error}): remove its folder "
             "and run the same command again"
         ) from error
 
 
-def measured(config: ReportConfig, console: Console) -> None:
+def report_on_checkpoint(config: ReportConfig, console: Console) -> None:
     """Evaluates a checkpoint and writes a report on it."""
     settings = EvaluateConfig(
         config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task
@@ -103,12 +109,12 @@ def measured(config: ReportConfig, console: Console) -> None:
     check_publishable(Path(config.output) / STUDENT)
 
     from pipelines.stages.data import read_task
-    from pipelines.stages.standalone import standalone
+    from pipelines.stages.standalone import evaluate_standalone
 
-    run, candidates, data, evaluation = standalone(settings, console)
+    run, candidates, data, evaluation = evaluate_standalone(settings, console)
     report = report_stage(run, asdict(settings), read_task(data), evaluation)
-    places = publish(run, report, {STUDENT: candidates[-1].export})
-    show(console, json.loads((report.folder / REPORT).read_text()), places)
+    paths = publish(run, report, {STUDENT: candidates[-1].export})
+    print_results(console, json.loads((report.folder / REPORT).read_text()), paths)
 
 
 if __name__ == "__main__":

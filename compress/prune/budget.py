@@ -48,18 +48,20 @@ class Budget:
         if self.speedup and self.latency_ms:
             raise CompressError("budget: expected a speed-up or a latency, found both: one of them would be ignored")
         if any(each <= 1 for each in self.speedups):
-            raise CompressError(f"budget.speedup: expected more than 1, found {self.speedup}: the teacher is that fast")
+            raise CompressError(
+                f"budget.speedup: expected more than 1, found {self.speedup}: the teacher itself is that fast"
+            )
         if self.latency_ms < 0:
             raise CompressError(f"budget.latency_ms: expected more than 0, found {self.latency_ms}")
         if not 0 <= self.min_score <= 1:
             raise CompressError(
                 f"budget.min_score: expected a share from 0 to 1 of the teacher's score, found {self.min_score}"
             )
-        for name, least in (("batch", 1), ("length", 0), ("threads", 1)):
-            if getattr(self, name) < least:
-                raise CompressError(f"budget.{name}: expected at least {least}, found {getattr(self, name)}")
+        for name, smallest in (("batch", 1), ("length", 0), ("threads", 1)):
+            if getattr(self, name) < smallest:
+                raise CompressError(f"budget.{name}: expected at least {smallest}, found {getattr(self, name)}")
         check_runtime(self.runtime, self.precision)
-        if len(self.bounds) not in (0, 1, len(self.speedups)):
+        if len(self.size_limits) not in (0, 1, len(self.speedups)):
             raise CompressError(
                 f"budget.max_bytes: expected one size, or one for each of {self.speedup}, found {self.max_bytes!r}"
             )
@@ -81,24 +83,25 @@ class Budget:
         parts = [part.strip() for part in self.speedup.split(",")] if self.speedup else []
         if not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):
             raise CompressError(f"budget.speedup: expected numbers such as 10 or 2,4,8,15, found {self.speedup!r}")
-        found = sorted(map(float, parts))
-        twice = [each for each, after in pairwise(found) if each == after]
-        if twice:
+        speedups = sorted(map(float, parts))
+        duplicates = [each for each, following in pairwise(speedups) if each == following]
+        if duplicates:
             raise CompressError(
-                f"budget.speedup: {twice[0]:g} is given twice in {self.speedup!r}; leave one of them out"
+                f"budget.speedup: expected different speed-ups, found {duplicates[0]:g} twice in {self.speedup!r}; "
+                "remove one of them"
             )
-        return tuple(found)
+        return tuple(speedups)
 
     @property
-    def bounds(self) -> tuple[int, ...]:
-        """The requested maximum sizes in bytes, in the order in which the speed-ups were given."""
+    def size_limits(self) -> tuple[int, ...]:
+        """The requested maximum sizes in bytes, in the order of `speedup`."""
         return tuple(parse_bytes(part) for part in self.max_bytes.split(",")) if self.max_bytes else ()
 
-    def most_bytes(self, speedup: float = 0.0) -> int | None:
+    def find_max_bytes(self, speedup: float = 0.0) -> int | None:
         """Returns the maximum size in bytes of the files at a speed-up, None if unbounded."""
-        if len(self.bounds) < 2:
-            return self.bounds[0] if self.bounds else None
-        return self.bounds[[float(part) for part in self.speedup.split(",")].index(speedup)]
+        if len(self.size_limits) < 2:
+            return self.size_limits[0] if self.size_limits else None
+        return self.size_limits[[float(part) for part in self.speedup.split(",")].index(speedup)]
 
 
 def check_runtime(runtime: str, precision: str) -> None:
@@ -111,7 +114,7 @@ def check_runtime(runtime: str, precision: str) -> None:
         raise CompressError(f"budget.runtime: expected {', '.join(RUNTIMES)}, found {runtime!r}")
     if runtime != "pytorch" and find_spec(runtime) is None:
         raise CompressError(
-            f"budget.runtime {runtime!r}: not installed here, so nothing could be measured on it; "
+            f"budget.runtime {runtime!r}: it is not installed here, so nothing can be measured on it; "
             f"pip install -e '.[{runtime}]'"
         )
     if runtime != "onnxruntime" and precision == "int8":
@@ -126,7 +129,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         CompressError: The text isn't a number with one of the known units.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if not found or found.group(2).lower() not in UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if not match or match.group(2).lower() not in UNITS:
         raise CompressError(f"budget.max_bytes: expected a size such as 10MB, 8MiB or 500000, found {text!r}")
-    return int(float(found.group(1)) * UNITS[found.group(2).lower()])
+    return int(float(match.group(1)) * UNITS[match.group(2).lower()])

@@ -41,9 +41,9 @@ class PruneConfig:
     embedding_rank: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 2), ("samples", 1), ("trials", 0), ("embedding_rank", 0)):
-            if getattr(self, name) < least:
-                raise CompressError(f"prune.{name}: expected at least {least}, found {getattr(self, name)}")
+        for name, smallest in (("rounds", 2), ("samples", 1), ("trials", 0), ("embedding_rank", 0)):
+            if getattr(self, name) < smallest:
+                raise CompressError(f"prune.{name}: expected at least {smallest}, found {getattr(self, name)}")
         if not 0 < self.gradual < 1:
             raise CompressError(f"prune.gradual: expected a share between 0 and 1, found {self.gradual}")
         if not 0 <= self.unseen <= 1:

@@ -3,11 +3,11 @@
 from compress.errors import CompressError
 
 
-def cubic(step: int, begin: int, end: int, start: float, target: float) -> float:
-    """Returns the share pruned at `step`: `start` until `begin`, `target` from `end` on, and a cubic in between.
+def interpolate_cubic(step: int, begin: int, end: int, start: float, target: float) -> float:
+    """Returns the value at `step`, such as the pruned share: `start` until `begin`, `target` from `end` on.
 
-    The cubic is target + (start - target) u^3, where u is the remaining part of the way from `begin` to `end`: most is
-    pruned early, while the model has the most redundancy.
+    In between it is target + (start - target) u^3, where u is the remaining share of the steps from `begin` to `end`:
+    most is pruned early, while the model has the most redundancy.
 
     Raises:
         CompressError: `end` is before `begin`.
@@ -15,7 +15,9 @@ def cubic(step: int, begin: int, end: int, start: float, target: float) -> float
     Source: Zhu and Gupta 2017 (arXiv 1710.01878), equation 1, at every step instead of every delta-t steps.
     """
     if end < begin:
-        raise CompressError(f"a schedule from step {begin} to step {end}: it ends before it begins")
+        raise CompressError(
+            f"schedule: expected an end at or after step {begin}, found step {end}: it ends before it begins"
+        )
     if step < begin or step >= end:
         return start if step < begin else target
     return target + (start - target) * ((end - step) / (end - begin)) ** 3

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.blocks import block_of
+from compress.blocks import find_block
 from distill.checkpoint.outputs import logits_of
 from distill.checkpoint.pruned import head_width
 
@@ -109,7 +109,7 @@ def _generate_candidates(model: nn.Module, batch: Mapping[str, Tensor]) -> Itera
             continue
         width = linears[names[0]].in_features
         for other, layer in linears.items():
-            if block_of(other) == block_of(names[0]) and other not in names and width % layer.out_features == 0:
+            if find_block(other) == find_block(names[0]) and other not in names and width % layer.out_features == 0:
                 yield Fold(other, tuple(names))
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from compress.blocks import by_block
+from compress.blocks import group_by_block
 from compress.errors import CompressError
 from compress.quantize.grid import round_to_nearest_
 from compress.quantize.layers import find_quantized_linears
@@ -42,7 +42,7 @@ def apply_gptq(
     held, layers = list(batches), find_quantized_linears(model)
     if not held:
         raise CompressError("gptq: expected at least one calibration batch, found none: rounding errors are unknown")
-    blocks = by_block(layers)
+    blocks = group_by_block(layers)
     for number, block in enumerate(blocks, 1):
         grams = InputSums(_compute_gram, share=True)
         grams.run(model, block, held)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from compress.blocks import by_block
+from compress.blocks import group_by_block
 from compress.errors import CompressError
 from compress.quantize.observers import Batch
 from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers, sum_layer_inputs
@@ -59,7 +59,7 @@ def sparsify(
         )
     prune_block = _prune_with_wanda if config.score == "wanda" else _prune_with_sparsegpt
     masks: Masks = {}
-    for block in by_block(layers):
+    for block in group_by_block(layers):
         masks |= prune_block(model, block, held, config)
     return masks
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.checkpoint.config import check_config, load_config
 from distill.checkpoint.digest import hash_content
-from distill.checkpoint.folder import PACKAGE, checkpoint_folder, in_package
+from distill.checkpoint.folder import PACKAGE, locate_checkpoint, locate_in_package
 from distill.checkpoint.head_task import task_of_head
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def open_checkpoint(name: str, role: str) -> Checkpoint:
         InputError: There is no such checkpoint, a file can't be read, config.json is invalid, or there are no weights
             in safetensors.
     """
-    folder = checkpoint_folder(name, role)
+    folder = locate_checkpoint(name, role)
     return Checkpoint(name, role, folder, check_config(folder, role))
 
 
@@ -108,5 +108,5 @@ def is_local(name: str) -> bool:
         InputError: The name is that of a package that isn't installed.
     """
     if name.startswith(PACKAGE):
-        return in_package(name, "model").is_dir()
+        return locate_in_package(name, "model").is_dir()
     return Path(name).expanduser().is_dir()

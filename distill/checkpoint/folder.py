@@ -9,71 +9,80 @@ from distill.checkpoint.headers import read_headers
 from distill.errors import InputError
 
 PACKAGE = "package:"
-NEEDED = ["*.safetensors", "*.json", "*.txt", "*.model"]
+DOWNLOADED = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
-def checkpoint_folder(model: str, role: str = "teacher") -> Path:
-    """Returns the folder of a local checkpoint, of a hub model, which is downloaded (safetensors only, never pickles),
-    or of a checkpoint in an installed package (`package:NAME/FOLDER`).
+def locate_checkpoint(model: str, role: str = "teacher") -> Path:
+    """Returns the folder of a checkpoint after checking its files.
+
+    The checkpoint is a local folder, a hub model, which is downloaded (safetensors only, never pickles), or one in an
+    installed package (`package:NAME/FOLDER`).
 
     Raises:
         InputError: The folder, hub model or package does not exist, a file can't be read, config.json is missing or
             invalid, there are no weights in safetensors, or they are damaged.
     """
     if not model:
-        raise InputError(f"{role}: none given; name a hub id or a local folder with --{role}")
-    folder = in_package(model, role) if model.startswith(PACKAGE) else Path(model).expanduser()
-    if not probe_path(folder.exists, model, role):
-        folder = download(model, role)
-    if not probe_path(folder.is_dir, model, role):
+        raise InputError(f"{role}: no checkpoint is set; name a hub id or a local folder with --{role}")
+    folder = locate_in_package(model, role) if model.startswith(PACKAGE) else Path(model).expanduser()
+    if not _query_path(folder.exists, model, role):
+        folder = _download(model, role)
+    if not _query_path(folder.is_dir, model, role):
         raise InputError(f"{role} {model!r}: expected a folder with config.json and safetensors, found a file")
-    if not probe_path((folder / CONFIG).is_file, model, role):
-        raise InputError(f"{role} {model!r}: no config.json in the folder: it can't be told what model this is")
+    if not _query_path((folder / CONFIG).is_file, model, role):
+        raise InputError(f"{role} {model!r}: no config.json in the folder: the kind of model is unknown")
     check_config(folder, role)
-    check_files(folder, role)
+    _check_files(folder, role)
     return folder
 
 
-def probe_path(look: Callable[[], bool], model: str, role: str) -> bool:
-    """Returns the result of `look()`, a query of the file system.
+def _query_path(query: Callable[[], bool], model: str, role: str) -> bool:
+    """Returns the result of `query()`, a query of the file system.
 
     Raises:
         InputError: The query fails, for example without permission or with an invalid file name.
     """
     try:
-        return look()
+        return query()
     except OSError as error:
         raise InputError(
             f"{role} {model!r}: expected a folder that can be read, found {error.strerror}: {error.filename}"
         ) from error
 
 
-def in_package(model: str, role: str) -> Path:
+def locate_in_package(model: str, role: str) -> Path:
+    """Returns the folder that `package:NAME/FOLDER` names; it need not exist.
+
+    Raises:
+        InputError: There is no such package.
+    """
     name, _, inside = model.removeprefix(PACKAGE).partition("/")
     package = find_spec(name) if name.isidentifier() else None
     if package is None or not package.submodule_search_locations:
-        raise InputError(f"{role} {model!r}: no package {name!r} is installed here; install it, or name a folder")
+        raise InputError(f"{role} {model!r}: no package {name!r} is installed; install it, or name a folder")
     return Path(next(iter(package.submodule_search_locations))) / inside
 
 
-def download(model: str, role: str) -> Path:
+def _download(model: str, role: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=NEEDED))
+        return Path(snapshot_download(model, allow_patterns=DOWNLOADED))
     except Exception as error:  # the hub client raises about twenty exception types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{role} {model!r}: no such folder here, and the hub gave no such model: {reason}") from error
+        raise InputError(
+            f"{role} {model!r}: no such folder here, and no such model could be loaded from the hub: {reason}"
+        ) from error
 
 
-def check_files(folder: Path, role: str) -> None:
+def _check_files(folder: Path, role: str) -> None:
     """Checks the weight files of a folder.
 
     Raises:
         InputError: There are no weights in safetensors, or a file is damaged or can't be read.
     """
-    if not probe_path(lambda: any(folder.glob("*.safetensors")), str(folder), role):
+    if not _query_path(lambda: any(folder.glob("*.safetensors")), str(folder), role):
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
-        held = f"a pickle ({', '.join(pickles)}), which can run any code when it is loaded" if pickles else "none"
-        raise InputError(f"{role} {str(folder)!r}: expected weights in safetensors, found {held}; convert it first")
+        found = f"a pickle ({', '.join(pickles)}), which can run any code when it is loaded" if pickles else "none"
+        raise InputError(f"{role} {str(folder)!r}: expected weights in safetensors, found {found}; convert it first")
     read_headers(folder, role)

@@ -19,7 +19,8 @@ def task_of_head(architectures: Iterable[str], problem: str | None, labels: int 
     """Returns the task that a checkpoint was trained for; empty for a pre-trained body or an ambiguous config.
 
     Args:
-        architectures, problem: `architectures` and `problem_type` of its config.
+        architectures: `architectures` in its config.
+        problem: `problem_type` in its config.
         labels: Number of labels of its head, if the config contains it.
     """
     for name in architectures:

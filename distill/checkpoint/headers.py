@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from distill.errors import InputError
 
-WHOLE = "model.safetensors"
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
@@ -22,6 +22,7 @@ class Header:
 
     @property
     def is_float(self) -> bool:
+        """Whether the weight consists of floating-point numbers."""
         return self.dtype.startswith(("F", "BF"))
 
 
@@ -32,23 +33,23 @@ def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
         InputError: There is neither a weight file nor an index, or the index is damaged, empty, or refers to files
             outside the folder.
     """
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     index = folder / INDEX
     if not index.is_file():
         others = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))) or "none"
-        raise InputError(f"{role} {str(folder)!r}: expected weights in {WHOLE} or {INDEX}, found {others}")
+        raise InputError(f"{role} {str(folder)!r}: expected weights in {SINGLE} or {INDEX}, found {others}")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{role} {str(folder)!r}: {index.name} is damaged: {error!r}") from error
     if not names:
-        raise InputError(f"{role} {str(folder)!r}: {index.name} names no files of weights")
+        raise InputError(f"{role} {str(folder)!r}: {index.name} lists no weight files")
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise InputError(
                 f"{role} {str(folder)!r}: expected names of files beside {index.name}, found {name!r}: a checkpoint's "
-                "weights lie in its own folder"
+                "weights must be in its own folder"
             )
     return [folder / name for name in names]
 
@@ -69,9 +70,9 @@ def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, Header]:
                     headers[name] = Header(file, tuple(stored.get_shape()), stored.get_dtype())
         except SafetensorError as error:
             raise InputError(
-                f"{role} {str(folder)!r}: {file.name} is damaged or no safetensors file: {error}"
+                f"{role} {str(folder)!r}: {file.name} is damaged or not a safetensors file: {error}"
             ) from error
         except OSError as error:
-            what = "is missing" if isinstance(error, FileNotFoundError) else "can't be read"
-            raise InputError(f"{role} {str(folder)!r}: {file.name} {what}: {error.strerror or error}") from error
+            problem = "is missing" if isinstance(error, FileNotFoundError) else "can't be read"
+            raise InputError(f"{role} {str(folder)!r}: {file.name} {problem}: {error.strerror or error}") from error
     return headers

@@ -9,8 +9,9 @@ from distill.errors import InputError
 
 
 def find_layer_lists(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the outermost `nn.ModuleList`s with `num_hidden_layers` modules; several in an
-    encoder-decoder, none if all layers share their weights.
+    """Returns the names of the outermost `nn.ModuleList`s with `num_hidden_layers` modules.
+
+    There are several in an encoder-decoder, and none if all layers share their weights.
     """
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     lists: list[str] = []

@@ -1,23 +1,25 @@
 """Logits of a model with any head, as one tensor."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
 
-def find_logits(output: Any) -> Tensor | None:
-    """Returns logits [batch, classes], [batch, length, classes], or for spans [batch, length, 2] (start, end); None if
-    the output has none.
+def find_logits(output: Mapping[str, object]) -> Tensor | None:
+    """Returns the logits in a model's output; None if it has none.
+
+    They are [batch, classes], [batch, length, classes], or for spans [batch, length, 2] (start, end).
     """
     if "logits" in output:
-        return output["logits"]
+        return cast(Tensor, output["logits"])
     if "start_logits" in output:
-        return torch.stack([output["start_logits"], output["end_logits"]], -1)
+        return torch.stack([cast(Tensor, output[name]) for name in ("start_logits", "end_logits")], -1)
     return None
 
 
-def logits_of(output: Any) -> Tensor:
+def logits_of(output: Mapping[str, object]) -> Tensor:
     """Returns the logits as `find_logits` does, for a model with a head.
 
     Raises:

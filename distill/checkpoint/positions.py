@@ -7,16 +7,17 @@ SHIFTED = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "
            "ibert", "longformer", "luke", "mpnet", "xmod")  # fmt: skip
 
 
-def positions_of(config: PretrainedConfig) -> int | None:
-    """Returns the maximum number of tokens per row; None if the config doesn't set it, or if positions are relative or
-    scaled.
+def find_max_tokens(config: PretrainedConfig) -> int | None:
+    """Returns the maximum number of tokens per row.
+
+    None if the config doesn't set it, or if positions are relative or scaled.
     """
-    most = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     relative = getattr(config, "alibi", False) or not getattr(config, "position_biased_input", True)
     kind = getattr(config, "position_embedding_type", None) or "absolute"
-    if not isinstance(most, int) or most < 1 or relative or kind != "absolute":
+    if not isinstance(positions, int) or positions < 1 or relative or kind != "absolute":
         return None
     if rotary and rotary.get("rope_type") != "default":
         return None
-    return most - (config.pad_token_id or 0) - 1 if config.model_type in SHIFTED else most
+    return positions - (config.pad_token_id or 0) - 1 if config.model_type in SHIFTED else positions

@@ -5,19 +5,19 @@ registry can be passed to a new process.
 """
 
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+
+from distill.checkpoint.auto_class import AutoClass
 
 READERS: dict[str, str] = {}  # file in the folder -> module:class with `from_pretrained`
 
 
-def reader_of(folder: Path) -> Any:
+def find_reader(folder: Path) -> AutoClass | None:
     """Returns the class that reads the checkpoint in `folder`; None if an auto class reads it."""
     for file, name in READERS.items():
         if (folder / file).is_file():
             module, _, attributes = name.partition(":")
-            found: Any = import_module(module)
-            for attribute in attributes.split("."):
-                found = getattr(found, attribute)
-            return found
+            reader: AutoClass = attrgetter(attributes)(import_module(module))
+            return reader
     return None

@@ -8,9 +8,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from distill.checkpoint.config import check_config, in_one_line
 from distill.errors import InputError
 
-WHOLE = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
-NEEDED = ("vocab_file", "merges_file")  # required among the files that a tokenizer class names
+REQUIRED = ("vocab_file", "merges_file")  # among the files that a slow tokenizer's class names
 
 
 def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBase:
@@ -25,53 +25,55 @@ def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBa
         raise InputError(
             f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: {in_one_line(error)}"
         ) from error
-    check_tokenizer_files(tokenizer, folder, role)
+    _check_files(tokenizer, folder, role)
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = token_of(tokenizer, configured_padding(folder)) or tokenizer.eos_token
+        tokenizer.pad_token = _find_token(tokenizer, _read_padding_id(folder)) or tokenizer.eos_token
     return tokenizer
 
 
-def check_tokenizer_files(tokenizer: PreTrainedTokenizerBase, folder: Path, role: str) -> None:
+def _check_files(tokenizer: PreTrainedTokenizerBase, folder: Path, role: str) -> None:
     """Checks that the folder has the files of a tokenizer.
 
     Raises:
         InputError: There is no vocabulary, in which case transformers builds a tokenizer with only special tokens.
     """
-    if (folder / WHOLE).is_file():
+    if (folder / TOKENIZER).is_file():
         return
-    files = [name for key, name in type(tokenizer).vocab_files_names.items() if key in NEEDED] or [SETTINGS]
-    lacking = [name for name in files if not (folder / name).is_file()]
-    if lacking:
+    files = [name for key, name in type(tokenizer).vocab_files_names.items() if key in REQUIRED] or [SETTINGS]
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
         raise InputError(
-            f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: expected {WHOLE} or "
-            f"{' and '.join(files)}, found no {' and no '.join(lacking)}: every word would be unknown"
+            f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: expected {TOKENIZER} or "
+            f"{' and '.join(files)}, found no {' and no '.join(missing)}: every token would be unknown"
         )
 
 
-def configured_padding(folder: Path) -> int | None:
+def _read_padding_id(folder: Path) -> int | None:
     return check_config(folder).get("pad_token_id") if (folder / "config.json").is_file() else None
 
 
-def token_of(tokenizer: PreTrainedTokenizerBase, number: int | None) -> str | None:
+def _find_token(tokenizer: PreTrainedTokenizerBase, number: int | None) -> str | None:
     """Returns the token with this id; None if there is none, for example for the -1 of the first Llama models."""
     if not isinstance(number, int) or not 0 <= number < len(tokenizer):
         return None
     return str(tokenizer.convert_ids_to_tokens(number))
 
 
-def check_fast(tokenizer: PreTrainedTokenizerBase, role: str, why: str) -> None:
+def check_fast(tokenizer: PreTrainedTokenizerBase, role: str, consequence: str) -> None:
     """Checks that the tokenizer is fast.
 
     Args:
-        why: Why a fast tokenizer is required, for the message.
+        tokenizer: The tokenizer.
+        role: Its role in the command, for the message.
+        consequence: What can't be computed with a slow tokenizer, for the message.
 
     Raises:
         InputError: The tokenizer is written in Python, and exposes neither its rules nor the offsets of its tokens.
     """
     if not tokenizer.is_fast:
         raise InputError(
-            f"{role} {tokenizer.name_or_path!r}: expected a fast tokenizer (one with {WHOLE}), found the slow "
-            f"{type(tokenizer).__name__}: {why}"
+            f"{role} {tokenizer.name_or_path!r}: expected a fast tokenizer (one with {TOKENIZER}), found the slow "
+            f"{type(tokenizer).__name__}: {consequence}"
         )
 
 
@@ -89,12 +91,12 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
         first = min(beyond)
         raise InputError(
             f"{role} {str(folder)!r}: expected a tokenizer with ids below {rows}, the rows of the model's embeddings, "
-            f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): texts with them, or masks, can't be read; "
-            "give the model rows for all (resize_token_embeddings), or it the tokenizer it was trained with"
+            f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): the model can't embed texts with them, or "
+            "masks; resize its embeddings (resize_token_embeddings), or use the tokenizer that it was trained with"
         )
 
 
-def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
+def set_padding_id(config: PretrainedConfig, folder: Path) -> None:
     """Sets a decoder's config to the padding id of the tokenizer in its folder; encoders exclude padding by the mask.
 
     The stock classifier of a decoder reads the last token that isn't the config's padding: it rejects batches if no
@@ -110,6 +112,6 @@ def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
     if tokenizer.pad_token_id is None:
         raise InputError(
             f"model {str(folder)!r}: expected a tokenizer with a padding or an eos token, found neither: a "
-            "classifier couldn't tell where a text ends"
+            "classifier couldn't find the end of a text"
         )
     config.pad_token_id = tokenizer.pad_token_id

@@ -1,9 +1,11 @@
 """Settings for the data set and how it is read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from distill.errors import InputError
+
+Packing: TypeAlias = Literal["auto", "stream", "documents", "none"]
 
 USUAL_LENGTH, SHORTEST = 256, 4  # default and minimum of the maximum text length, in tokens
 
@@ -46,7 +48,7 @@ class DataConfig:
     test_split: Literal["test", "validation"] = "test"
     unknown_labels: Literal["error", "drop"] = "error"
     max_length: int = 0
-    packing: Literal["auto", "stream", "documents", "none"] = "auto"
+    packing: Packing = "auto"
 
     def __post_init__(self) -> None:
         for name in ("validation_fraction", "test_fraction"):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.models.attention import capture_attention_vectors, read_attention_widths
-    from distill.models.auto_class import AutoClass
     from distill.models.generation import Continuations, check_causal_lm, find_end_tokens, generate
     from distill.models.inputs import build_inputs, select_inputs
     from distill.models.layer_sizes import read_layer_sizes
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from distill.models.sentence_encoder import PooledModel, SentenceOutput, pool_states
 
 EXPORTS = {
-    "AutoClass": "auto_class",
     "Continuations": "generation",
     "PooledModel": "sentence_encoder",
     "SentenceOutput": "sentence_encoder",
@@ -36,7 +34,6 @@ EXPORTS = {
     "select_inputs": "inputs",
 }
 __all__ = [
-    "AutoClass",
     "Continuations",
     "PooledModel",
     "SentenceOutput",

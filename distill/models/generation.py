@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from distill.data.batches.token_blocks import end_token
+from distill.data.batches.token_blocks import find_end_token
 from distill.errors import InputError
 
 
@@ -105,7 +105,7 @@ def generate(
 
 def find_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the ids of the tokens that end a text: the model's end tokens and the one that the datasets append."""
-    ids = {*_list_end_tokens(model.generation_config), end_token(tokenizer)}
+    ids = {*_list_end_tokens(model.generation_config), find_end_token(tokenizer)}
     return sorted(each for each in ids if each is not None)
 
 

@@ -2,7 +2,7 @@
 
 from transformers import PretrainedConfig
 
-from distill.checkpoint.sentence_folder import vector_width
+from distill.checkpoint.sentence_form import vector_width
 from distill.losses.config import LayerSizes
 from distill.models.attention import read_attention_widths
 

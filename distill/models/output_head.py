@@ -29,9 +29,9 @@ def count_vocabulary_classes(student: nn.Module, signals: TeacherSignals) -> Tea
 def restrict_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
     """Restricts the model's logits within the context to the batch's requested positions.
 
-    They are then [rows, vocabulary], in the order of `rows_of`. A head sharded across processes, and a model without a
-    head, are unaffected. Masked language modelling requests one token in seven; the product with the vocabulary, which
-    is most of a small student's work, and the memory of its logits shrink by that factor.
+    They are then [rows, vocabulary], in the order of `flatten_rows`. A head sharded across processes, and a model
+    without a head, are unaffected. Masked language modelling requests one token in seven; the product with the
+    vocabulary, which is most of a small student's work, and the memory of its logits shrink by that factor.
     """
     head = find_head(model)
     if not isinstance(head, nn.Linear) or isinstance(head.weight, DTensor) or hasattr(head.weight, "ds_id"):

@@ -12,7 +12,8 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from distill.checkpoint.config import load_config
-from distill.checkpoint.sentence_folder import SentenceForm, form_of, read_form, read_projections, set_form, write_form
+from distill.checkpoint.sentence_folder import read_form, read_projections, write_form
+from distill.checkpoint.sentence_form import SentenceForm, get_form, set_form
 from distill.errors import InputError
 
 _ACTIVATIONS = {"Identity": nn.Identity(), "Tanh": nn.Tanh(), "ReLU": nn.ReLU(), "GELU": nn.GELU()}
@@ -59,7 +60,7 @@ class PooledModel(PreTrainedModel):
 
     def __init__(self, config: PretrainedConfig, *inputs: object, **settings: object):
         super().__init__(config, *inputs, **settings)
-        self.form = form_of(config) or SentenceForm()
+        self.form = get_form(config) or SentenceForm()
         widths = [config.hidden_size, *(each.width for each in self.form.projections)]
         self.projections = nn.ModuleList(
             nn.Linear(width, each.width, bias=each.bias)
@@ -84,9 +85,13 @@ class PooledModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, folder: str | Path, *inputs: Any, config: PretrainedConfig | None = None, **settings: Any
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *inputs: Any,
+        config: PretrainedConfig | None = None,
+        **settings: Any,
     ) -> Any:
-        """Loads the checkpoint in `folder` in eval mode.
+        """Loads the checkpoint in a folder in eval mode.
 
         Its sentence form is read from modules.json if the folder has one, otherwise from the config.
 
@@ -96,9 +101,9 @@ class PooledModel(PreTrainedModel):
         Raises:
             InputError: As in `from_config` and `read_form`, or the weights of Dense modules do not fit the config.
         """
-        path = Path(folder)
+        path = Path(pretrained_model_name_or_path)
         config = load_config(path) if config is None else config
-        set_form(config, read_form(path) or form_of(config) or SentenceForm())
+        set_form(config, read_form(path) or get_form(config) or SentenceForm())
         if cls is PooledModel:
             return derive_pooled_class(config).from_pretrained(path, *inputs, config=config, **settings)
         loaded = super().from_pretrained(path, *inputs, config=config, **settings)

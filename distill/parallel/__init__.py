@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distill.parallel.apply import apply_layout, gather_state_dict, gather_tensor, reshard
+    from distill.parallel.apply import apply_layout, gather_tensor, reshard
     from distill.parallel.clip import clip_gradients
     from distill.parallel.layout import Layout, check_layout_fits, check_model_fits, parse_layout
     from distill.parallel.load import load_sharded
@@ -29,7 +29,6 @@ EXPORTS = {
     "find_data_rank": "mesh",
     "find_layer_names": "tensor_plan",
     "freeze_embeddings": "pipeline_stage",
-    "gather_state_dict": "apply",
     "gather_tensor": "apply",
     "load_sharded": "load",
     "load_stage": "pipeline_stage",
@@ -50,7 +49,6 @@ __all__ = [
     "find_data_rank",
     "find_layer_names",
     "freeze_embeddings",
-    "gather_state_dict",
     "gather_tensor",
     "load_sharded",
     "load_stage",

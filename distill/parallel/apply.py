@@ -3,7 +3,6 @@
 from collections import defaultdict
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -53,7 +52,8 @@ def apply_layout(
     if layout.fsdp > 1 or layout.zero == 2 or (layout.tp > 1 and layout.dp > 1):
         policy = policy or MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
-        groups = _apply_fsdp(model, select_data_mesh(mesh, layout), policy, offloading, keep=layout.zero == 2)
+        data_mesh = select_data_mesh(mesh, layout)
+        groups = _apply_fsdp(model, data_mesh, policy, offloading, keep_gathered=layout.zero == 2)
         _set_prefetch(model, groups, prefetch)
     return model
 
@@ -111,11 +111,16 @@ def _find_shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]
 
 
 def _apply_fsdp(
-    model: PreTrainedModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, offloading: OffloadPolicy, *, keep: bool
+    model: PreTrainedModel,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    offloading: OffloadPolicy,
+    *,
+    keep_gathered: bool,
 ) -> list[FSDPModule]:
     """Applies FSDP2 over `mesh` with one group per layer; returns the groups within the model in execution order.
 
-    `keep` leaves weights unsharded between forward and backward (ZeRO-2).
+    `keep_gathered` leaves weights unsharded between forward and backward (ZeRO-2).
     """
     # With output_dtype on layers, the next layer or the head would get inputs of another dtype than its weights.
     inner = replace(policy, output_dtype=None)
@@ -124,10 +129,12 @@ def _apply_fsdp(
     if _needs_own_group(model, embedding, groups[0]):
         groups.insert(0, embedding)
     for group in groups:
-        fully_shard(group, mesh=mesh, reshard_after_forward=not keep, mp_policy=inner, offload_policy=offloading)
+        fully_shard(
+            group, mesh=mesh, reshard_after_forward=not keep_gathered, mp_policy=inner, offload_policy=offloading
+        )
     is_trained = any(parameter.requires_grad for parameter in model.parameters())
     # In training the backward pass needs the head first; in a frozen model nothing else would free its weights.
-    reshard_root = not (keep or is_trained)
+    reshard_root = not (keep_gathered or is_trained)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard_root, mp_policy=policy, offload_policy=offloading)
     return [group for group in groups if isinstance(group, FSDPModule)]
 
@@ -172,21 +179,3 @@ def gather_tensor(tensor: Tensor) -> Tensor:
         placements[axis] = Replicate()
         tensor = tensor.redistribute(placements=placements)
     return tensor.to_local()
-
-
-@torch.no_grad()
-def gather_state_dict(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """Gathers the full state dict in CPU memory, one weight at a time; each process of the mesh calls it.
-
-    Args:
-        model: A model on a mesh, or a plain one.
-        keep: Whether this process needs the state dict; otherwise it only takes part in collectives and gets an empty
-            dict.
-    """
-    reshard(model)
-    gathered = {}
-    for name, tensor in model.state_dict().items():
-        value = gather_tensor(tensor)
-        if keep:
-            gathered[name] = value.cpu()
-    return gathered

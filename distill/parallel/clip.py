@@ -32,7 +32,12 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     for gradient in gradients:
         groups[_find_placement(gradient)].append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
     device = next(iter(groups.values()))[0].device
-    norm = torch.stack([_square_norm(local, where).to(device) for where, local in groups.items()]).sum().sqrt().float()
+    norm = (
+        torch.stack([_square_norm(local, placement).to(device) for placement, local in groups.items()])
+        .sum()
+        .sqrt()
+        .float()
+    )
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for local in groups.values():
         torch._foreach_mul_(local, scale.to(local[0].device))
@@ -43,19 +48,19 @@ def _find_placement(gradient: Tensor) -> _MeshPlacement:
     return (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
 
 
-def _square_norm(local: list[Tensor], where: _MeshPlacement) -> Tensor:
+def _square_norm(local: list[Tensor], placement: _MeshPlacement) -> Tensor:
     """Returns the squared norm of gradients with the same placement.
 
     It is computed in float64, so that the order of summation does not affect the result.
     """
     total = get_total_norm(local).double().square()
-    if where is None:
+    if placement is None:
         return total
-    mesh, placements = where
+    mesh, placements = placement
     if any(each.is_partial() for each in placements):
         raise ValueError(f"gradient: expected reduced placements, found {placements}: its norm is unknown")
     total = total.to(mesh.device_type)
-    for axis, placement in enumerate(placements):
-        if not placement.is_replicate():
+    for axis, each in enumerate(placements):
+        if not each.is_replicate():
             dist.all_reduce(total, group=mesh.get_group(axis))
     return total

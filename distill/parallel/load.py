@@ -16,10 +16,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.headers import read_headers
-from distill.checkpoint.weights import is_whole_number, load_model, names_text
+from distill.checkpoint.load_report import list_names
+from distill.checkpoint.weights import is_integer_weight, load_model
 from distill.errors import InputError
-from distill.models.auto_class import AutoClass
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout
 
@@ -170,10 +171,10 @@ def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         InputError: As in `read_headers`, or weights are integers.
     """
     headers = read_headers(folder)
-    integers = [f"{name} as {each.dtype}" for name, each in sorted(headers.items()) if is_whole_number(name, each)]
+    integers = [f"{name} as {each.dtype}" for name, each in sorted(headers.items()) if is_integer_weight(name, each)]
     if integers:
         raise InputError(
-            f"checkpoint {str(folder)!r}: expected weights as floating-point numbers, found {names_text(integers)}: "
+            f"checkpoint {str(folder)!r}: expected weights as floating-point numbers, found {list_names(integers)}: "
             "integers need the scales of a quantized checkpoint"
         )
     return {name: header.shape for name, header in headers.items()}

@@ -256,19 +256,20 @@ def _run_schedule(
             "of a row would attend to each other; train it unpacked, or in another layout"
         )
     relay, device = forward.relay, forward.stage.device
-    inputs: dict[str, Any] = {name: value.to(device) for name, value in select_inputs(batch).items()}
+    inputs: dict[str, Tensor] = {name: value.to(device) for name, value in select_inputs(batch).items()}
     rows = len(inputs["input_ids"])
     size = -(-rows // micro_batches)
     count = -(-rows // size)
     inputs = {name: _pad_rows(value, size * count) for name, value in inputs.items()}
     schedule = _build_schedule(forward, group, inputs["input_ids"][:size], count, loss)
     args = (inputs.pop("input_ids"),) if relay.is_first else ()
+    keywords: dict[str, Any] = dict(inputs)
     if loss is None:
-        schedule.eval(*args, return_outputs=False, **inputs)
+        schedule.eval(*args, return_outputs=False, **keywords)
         return []
     losses: list[Tensor] = []
     indices = torch.arange(size * count) if relay.is_last else None
-    schedule.step(*args, target=indices, losses=losses, return_outputs=False, **inputs)
+    schedule.step(*args, target=indices, losses=losses, return_outputs=False, **keywords)
     return losses
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.errors import InputError
-from distill.models.auto_class import AutoClass
 
 _BEFORE, _INSIDE, _AFTER = "before its layers", "in its layers", "after its layers"
 
@@ -46,7 +46,7 @@ class Relay:
         self.phase, self.hidden = _BEFORE, torch.empty(0)
 
     def attach(self, body: nn.Module, layers: nn.ModuleList) -> None:
-        """Registers hooks on the stage's layers, in a model whose other layers were replaced by `Absent`."""
+        """Registers hooks on the stage's layers, in a model whose other layers were replaced by placeholders."""
         layers[self.layers[0]].register_forward_pre_hook(self._enter_layers, with_kwargs=True)
         for number in self.layers[:-1]:
             layers[number].register_forward_hook(partial(self._collect, number + 1))
@@ -282,13 +282,14 @@ def reduce_to_stage(model: PreTrainedModel, stages: list[range], index: int) -> 
     table = model.get_input_embeddings()
     embeddings = next(f"{name}.weight" for name, each in model.named_modules() if each is table)
     relay = Relay(index, stages, tuple(ties) if len(stages) > 1 else (), embeddings)
-    own_layers, kept = relay.layers, {source.rpartition(".")[0] for source in ties} if relay.is_last else set()
+    own_layers = relay.layers
+    shared_modules = {source.rpartition(".")[0] for source in ties} if relay.is_last else set()
     layers = cast(nn.ModuleList, model.get_submodule(parts.layers))
     for number in range(len(layers)):
         if number not in own_layers:
             layers[number] = _AbsentModule(relay, _BEFORE if number < own_layers.start else _AFTER, layers[number])
     for name in () if relay.is_first else parts.before:
-        _remove_module(model, name, relay, _BEFORE, kept)
+        _remove_module(model, name, relay, _BEFORE, shared_modules)
     for name in () if relay.is_last else parts.after:
         _remove_module(model, name, relay, _AFTER, set())
     relay.attach(model.base_model, layers)
@@ -303,15 +304,16 @@ def _ties_ends(parts: _ModelParts, target: str, source: str) -> bool:
     return is_after and any(_is_inside(source, part) for part in parts.before)
 
 
-def _remove_module(model: PreTrainedModel, name: str, relay: Relay, phase: str, kept: set[str]) -> None:
+def _remove_module(model: PreTrainedModel, name: str, relay: Relay, phase: str, shared_modules: set[str]) -> None:
     """Replaces module `name` by a placeholder.
 
-    Modules of `kept` (`name` itself or modules inside it) stay for their weights; their outputs are not used.
+    Modules among `shared_modules` (`name` itself or modules inside it) stay for their weights; their outputs are not
+    used.
     """
-    if name in kept:
+    if name in shared_modules:
         return
     absent = _AbsentModule(relay, phase, model.get_submodule(name))
-    for each in kept:
+    for each in shared_modules:
         if _is_inside(each, name):
             absent.add_module(each.removeprefix(f"{name}."), model.get_submodule(each))
     model.set_submodule(name, absent)

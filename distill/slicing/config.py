@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.checkpoint.layers import rename_layer, select_layer_settings
 from distill.checkpoint.pruned import modeling_pruned
+from distill.slicing.attributes import FFN, find_attribute
 
-FFN = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff")  # the feed-forward width, by model family
 AS_HIDDEN = ("embedding_size", "pooler_hidden_size")  # widths that equal the hidden size unless a family sets them
 POSITIONAL = {"layer_idx", "name_or_path", "training"}  # depend on a module's position or origin, not its computation
 Shapes = Mapping[str, tuple[int, ...]]
@@ -80,7 +80,7 @@ def resize_config(
         if getattr(new, "num_key_value_heads", None) is not None:
             new.num_key_value_heads = key_value_heads
     if ffn is not None:
-        setattr(new, next(name for name in FFN if hasattr(new, name)), ffn)
+        setattr(new, find_attribute(new, FFN), ffn)
     return new
 
 

@@ -2,21 +2,26 @@
 
 import copy
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from distill.checkpoint.layers import find_layer_stack
 from distill.errors import InputError
+from distill.slicing.config import Shapes, resize_config
+from distill.slicing.tracing.axes import Slot
+from distill.slicing.tracing.classify import OUTER, layer_of
+from distill.slicing.tracing.trace import Traced, trace
+from distill.slicing.weights import Weights, cut_weights, select_layers
 from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorised
-from distill.student.family import FAMILIES, Family, Role, family_of
+from distill.student.family import FAMILIES, Family, family_of
 from distill.student.first_layer import without_first_norm
+from distill.student.selection import select_coordinates
 from distill.student.spec import Sizes, parse_spec, resolve
-
-Weights = dict[str, Tensor]
 
 
 def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrainedModel:
@@ -52,59 +57,160 @@ def build_sliced(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool)
             torch.manual_seed(seed)
             return type(teacher)(config)
     student = type(teacher)(config)
-    student.load_state_dict(sliced_weights(teacher, spec))
+    student.load_state_dict(teacher.state_dict() if spec == "teacher" else slice_weights(teacher, student, spec))
     return student
 
 
-def sliced_weights(teacher: PreTrainedModel, spec: str) -> Weights:
-    family = family_of(teacher.config)
+def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str) -> Weights:
+    """Returns the weights of the teacher that the student consists of; `student` determines their shapes only.
+
+    Raises:
+        InputError: The teacher's layers aren't in one list, or a width that changes can't be traced.
+    """
+    family, stack = family_of(teacher.config), find_layer_stack(teacher)
     old = family.sizes(teacher.config)
     new = resolve(spec, old)
-    weights = rename_layers({k: v.detach().clone() for k, v in teacher.state_dict().items()}, family, new)
+    weights = select_layers({k: v.detach() for k, v in teacher.state_dict().items()}, stack, new.layers)
     if family.bare_first:
         place = new.layers.index(0) if 0 in new.layers else None
         weights = without_first_norm(weights, new.layers[0], place, teacher.config.norm_eps)
-    kept = kept_coordinates(weights, family, old, new)
-    lengths = axis_lengths(old)
-    cut = {name: slice_weight(name, weight, family, kept, lengths) for name, weight in weights.items()}
     numbered = getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False)
-    sharpen_queries(cut, family, old, new, numbered=numbered)
-    return factorised(cut, family.projects, new.embeddings) if new.embeddings else cut
+    factors = list_query_factors(old, new, numbered=numbered)
+    left_out: Mapping[str, str] = {}
+    if has_other_widths(old, new) or set(factors) != {1.0}:
+        traced = trace(teacher).select_layers(stack, new.layers)
+        left_out = traced.left_out
+        traced = widen_hidden_axis(traced, list_shapes(weights), list_shapes(student.state_dict()), old, new)
+        cuts = select_coordinates(weights, traced, stack, old, new)
+        weights = cut_weights(sharpen_queries(weights, traced, stack, factors), cuts)
+    if new.embeddings:
+        weights = factorised(weights, family.projects, new.embeddings)
+    check_shapes(list_shapes(weights), list_shapes(student.state_dict()), left_out, spec)
+    return weights
+
+
+def has_other_widths(old: Sizes, new: Sizes) -> bool:
+    """Returns whether sizes other than the number of layers differ."""
+    before, after = ((each.hidden, each.heads, each.groups, each.head_width, each.ffn) for each in (old, new))
+    return before != after
+
+
+def list_shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Returns name -> shape of each weight."""
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def widen_hidden_axis(traced: Traced, before: Shapes, after: Shapes, old: Sizes, new: Sizes) -> Traced:
+    """Returns what was traced, with the hidden axis running through the model's outputs that its class builds from the
+    hidden size, such as those of a pooler without a head after it, and through weights that aren't the teacher's.
+
+    Args:
+        traced: What was traced, for the student's layers.
+        before, after: Shapes of the weights in the teacher and in the student.
+        old, new: Sizes of the teacher and of the student.
+    """
+    placed = {(slot.parameter, slot.dim) for axis in (*traced.axes, *traced.joined) for slot in axis.slots}
+    outer = tuple(
+        Slot(name, dim, 1, 1, "out")
+        for name in before.keys() & after.keys()
+        for dim, sizes in enumerate(zip(before[name], after[name], strict=False))
+        if sizes == (old.hidden, new.hidden) and (name, dim) not in placed
+        if traced.left_out.get(f"{name}[{dim}]", OUTER) == OUTER
+    )
+    axes = (replace(axis, slots=(*axis.slots, *outer)) if axis.kind == "hidden" else axis for axis in traced.axes)
+    return replace(traced, axes=tuple(axes))
+
+
+def list_query_factors(old: Sizes, new: Sizes, *, numbered: bool) -> list[float]:
+    """Returns, for each layer of the student, the factor on its queries by which attention scores keep their scale.
+
+    Attention divides scores by the square root of the head width and, if `numbered`, by the layer number counted from
+    1; narrower heads or new layer numbers would change the scale.
+    """
+    narrower = math.sqrt(new.head_width / old.head_width)
+    return [narrower * ((i + 1) / (was + 1) if numbered else 1) for i, was in enumerate(new.layers)]
+
+
+def sharpen_queries(weights: Weights, traced: Traced, stack: str, factors: Sequence[float]) -> Weights:
+    """Returns the weights with those of queries multiplied by their layer's factor."""
+    scaled: Weights = {}
+    for each in traced.projections:
+        layer = layer_of(each.parameter, stack)
+        if each.part != "query" or layer is None or factors[layer] == 1:
+            continue
+        scaled.setdefault(each.parameter, weights[each.parameter].clone())
+        scaled[each.parameter].narrow(each.dim, each.start, each.size).mul_(factors[layer])
+    return weights | scaled
+
+
+def check_shapes(found: Shapes, expected: Shapes, left_out: Mapping[str, str], spec: str) -> None:
+    """Checks that the selected weights are those of the student's class.
+
+    Raises:
+        InputError: A weight is missing, or has another shape, with the reason why tracing left it out.
+    """
+    for name in [*expected, *found]:
+        if found.get(name) == expected.get(name):
+            continue
+        before, after = found.get(name, ()), expected.get(name, ())
+        dims = [d for d, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]]
+        reasons = [left_out[place] for place in (f"{name}[{d}]" for d in dims) if place in left_out]
+        raise InputError(
+            f"student {spec}: expected {name} of {list(after) or 'no size'} in the student's class, found "
+            f"{list(before) or 'none'}: {reasons[0] if reasons else 'tracing finds no units of it to remove'}"
+        )
 
 
 def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     """Returns the config of the student that `spec` requests.
 
     Raises:
-        InputError: The family is not supported, or the sizes are not possible.
+        InputError: The sizes are not possible, or the config has no attribute for one of them.
     """
     if spec == "teacher":  # works for any family, since nothing is removed
         return copy.deepcopy(teacher)
     given = parse_spec(spec)
     if given.is_blocks:
         return bottleneck_config(teacher, given)
-    family = family_of(teacher)
-    old = family.sizes(teacher)
+    family, old = family_of(teacher), read_sizes(teacher)
     new = resolve(spec, old)
     if family.fills and new.heads != old.heads:
         raise InputError(f"student heads={new.heads}: expected the teacher's {old.heads}: they fill a width that stays")
-    config = copy.deepcopy(teacher)
-    for name, value in family.config_changes(teacher, new).items():
-        setattr(config, name, value)
+    config = resize_config(teacher, new.layers, new.hidden, heads=new.heads, key_value_heads=new.groups, ffn=new.ffn)
+    if family.free:
+        config.head_dim = new.head_width
     if new.embeddings:
         check_embeddings(new, family, teacher.model_type)
         config.embedding_size = new.embeddings
-    if new.embeddings or family.fills:  # these classes project embeddings of any width
-        return config
-    # ELECTRA projects its embeddings only where they are narrower than the layers.
-    if getattr(config, "embedding_size", None) == old.hidden:
-        config.embedding_size = config.hidden_size
-    elif getattr(config, "embedding_size", None) == config.hidden_size:
+    elif family.fills:  # this class projects embeddings of any width
+        config.embedding_size = teacher.embedding_size
+    elif getattr(teacher, "embedding_size", old.hidden) == config.hidden_size != old.hidden:
+        # ELECTRA projects its embeddings only where they are narrower than the layers.
         raise InputError(
             f"student hidden={config.hidden_size}: the teacher's embeddings have this width too, and then the stock "
             "class has no projection between embeddings and layers; take another width"
         )
     return config
+
+
+def read_sizes(config: PretrainedConfig) -> Sizes:
+    """Returns the sizes in a teacher's config.
+
+    Raises:
+        InputError: The teacher was pruned, or its config has no attribute for one of the sizes.
+    """
+    if hasattr(config, "pruned"):
+        raise InputError(
+            f"student: can't be built from a teacher of type {config.model_type!r}: its layers differ in their sizes. "
+            "Name a checkpoint with --student instead"
+        )
+    try:
+        return family_of(config).sizes(config)
+    except AttributeError as error:
+        raise InputError(
+            f"student: can't be built from a teacher of type {config.model_type!r}, whose sizes are unknown: {error}. "
+            "Name a checkpoint with --student instead"
+        ) from error
 
 
 def check_embeddings(new: Sizes, family: Family, name: str) -> None:
@@ -125,138 +231,3 @@ def check_embeddings(new: Sizes, family: Family, name: str) -> None:
             f"student embeddings={new.embeddings}: expected less than hidden, {new.hidden}: a table as wide as the "
             "layers needs no map, and there would be more weights than before"
         )
-
-
-def rename_layers(weights: Weights, family: Family, new: Sizes) -> Weights:
-    """Returns the weights of the selected layers under their new numbers, and all weights outside layers."""
-    place = {old: i for i, old in enumerate(new.layers)}
-    kept: Weights = {}
-    for name, weight in weights.items():
-        number = layer_number(name, family)
-        if number is None:
-            kept[name] = weight
-        elif number in place:
-            start, end = span(name, family)
-            kept[f"{name[:start]}{place[number]}{name[end:]}"] = weight
-    return kept
-
-
-def layer_number(name: str, family: Family) -> int | None:
-    found = re.search(family.layer, name)
-    return int(found.group(1)) if found else None
-
-
-def span(name: str, family: Family) -> tuple[int, int]:
-    found = re.search(family.layer, name)
-    assert found is not None
-    return found.span(1)
-
-
-Kept = dict[tuple[str, int | None], Tensor]
-Lengths = dict[str, int]
-
-
-def axis_lengths(sizes: Sizes) -> Lengths:
-    queries, keys = sizes.heads * sizes.head_width, sizes.groups * sizes.head_width
-    return {"hidden": sizes.hidden, "q": queries, "k": keys, "v": keys, "o": queries, "ffn": sizes.ffn}
-
-
-def parts_of(role: Role, lengths: Lengths) -> list[tuple[str, int, int]]:
-    """Returns (role, start, end) of every part of an axis; empty if the axis is not sliced."""
-    roles = (role,) if isinstance(role, str) else role or ()
-    parts, start = [], 0
-    for each in roles:
-        parts.append((each, start, start + lengths[each]))
-        start += lengths[each]
-    return parts
-
-
-def kept_coordinates(weights: Weights, family: Family, old: Sizes, new: Sizes) -> Kept:
-    """Returns the indices of the coordinates to keep: `hidden` for the whole model, the others for each layer."""
-    norms = squared_norms(weights, family, axis_lengths(old))
-    kept: Kept = {("hidden", None): largest(norms["hidden", None], new.hidden)}
-    for number in range(len(new.layers)):
-        kept["ffn", number] = largest(norms["ffn", number], new.ffn)
-        if ("q", number) not in norms:  # the heads of this family are fixed
-            continue
-        own = {role: norms[role, number] for role in ("q", "k", "v", "o")}
-        kept |= {(role, number): index for role, index in head_coordinates(own, old, new).items()}
-    return kept
-
-
-def squared_norms(weights: Weights, family: Family, lengths: Lengths) -> Kept:
-    """Returns, for each coordinate, the sum of squares of all matrix entries that belong to it."""
-    norms: Kept = {}
-    for name, weight in weights.items():
-        if weight.dim() != 2:
-            continue
-        for axis, axis_role in enumerate(family.roles(name, 2)):
-            squares = weight.double().pow(2).sum(1 - axis)
-            for role, start, end in parts_of(axis_role, lengths):
-                if end > len(squares):
-                    raise InputError(f"weight {name!r}: axis {axis} of {len(squares)} isn't the model's {role} size")
-                key = (role, None if role == "hidden" else layer_number(name, family))
-                norms[key] = norms[key] + squares[start:end] if key in norms else squares[start:end]
-    return norms
-
-
-def head_coordinates(norms: dict[str, Tensor], old: Sizes, new: Sizes) -> dict[str, Tensor]:
-    """Returns the kept coordinates by role: those of the groups with the largest norms, within each group of its heads
-    with the largest norms, and within these the largest ones of queries and keys, and of values and outputs, together.
-    """
-    each, width = old.heads // old.groups, old.head_width
-    q, o = (norms[role].reshape(old.groups, each, width) for role in ("q", "o"))
-    k, v = (norms[role].reshape(old.groups, width) for role in ("k", "v"))
-    strength = (q + o).sum((1, 2)) + (k + v).sum(1)
-    found: dict[str, list[Tensor]] = {role: [] for role in norms}
-    for group in largest(strength, new.groups).tolist():
-        heads = largest((q + o)[group].sum(1), new.heads // new.groups)
-        qk = largest(q[group, heads].sum(0) + k[group], new.head_width)
-        vo = largest(o[group, heads].sum(0) + v[group], new.head_width)
-        starts = (group * each + heads)[:, None] * width
-        found["q"].append((starts + qk).flatten())
-        found["o"].append((starts + vo).flatten())
-        found["k"].append(group * width + qk)
-        found["v"].append(group * width + vo)
-    return {role: torch.cat(index) for role, index in found.items()}
-
-
-def largest(values: Tensor, count: int) -> Tensor:
-    """Returns the indices of the `count` largest values in ascending order; ties go to the lower index."""
-    return torch.sort(values, descending=True, stable=True).indices[:count].sort().values
-
-
-def slice_weight(name: str, weight: Tensor, family: Family, kept: Kept, lengths: Lengths) -> Tensor:
-    if not weight.is_floating_point():
-        return weight
-    for axis, role in enumerate(family.roles(name, weight.dim())):
-        parts = parts_of(role, lengths)
-        if not parts:
-            continue
-        if parts[-1][2] != weight.shape[axis]:
-            raise InputError(f"weight {name!r}: axis {axis} of {weight.shape[axis]} isn't the model's {role} size")
-        weight = weight.index_select(axis, joined_index(parts, kept, layer_number(name, family)))
-    return weight.contiguous()
-
-
-def joined_index(parts: Sequence[tuple[str, int, int]], kept: Kept, layer: int | None) -> Tensor:
-    return torch.cat([start + kept[role, None if role == "hidden" else layer] for role, start, _ in parts])
-
-
-def sharpen_queries(weights: Weights, family: Family, old: Sizes, new: Sizes, *, numbered: bool = False) -> None:
-    """Rescales the query weights in place so that attention scores keep their scale.
-
-    Attention divides scores by the square root of the head width and, if `numbered`, by the layer number counted from
-    1; narrower heads or new layer numbers would change the scale.
-    """
-    narrower = math.sqrt(new.head_width / old.head_width)
-    factors = [narrower * ((i + 1) / (was + 1) if numbered else 1) for i, was in enumerate(new.layers)]
-    lengths = axis_lengths(new)
-    for name, weight in weights.items():
-        number = layer_number(name, family)
-        if number is None or factors[number] == 1 or not weight.is_floating_point():
-            continue
-        for axis, axis_role in enumerate(family.roles(name, weight.dim())):
-            for role, start, end in parts_of(axis_role, lengths):
-                if role == "q":
-                    weight.narrow(axis, start, end - start).mul_(factors[number])

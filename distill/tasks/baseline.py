@@ -21,18 +21,18 @@ class Baseline:
     logits: Callable[[int, int], np.ndarray]
 
 
-def same_for_rows(row: np.ndarray) -> Callable[[int, int], np.ndarray]:
+def repeat_for_rows(row: np.ndarray) -> Callable[[int, int], np.ndarray]:
     """Returns a function that repeats the logits `row` [classes] to [rows, classes]."""
     return lambda rows, length: np.tile(row.astype(np.float32), (rows, 1))
 
 
-def same_for_tokens(token: np.ndarray) -> Callable[[int, int], np.ndarray]:
+def repeat_for_tokens(token: np.ndarray) -> Callable[[int, int], np.ndarray]:
     """Returns a function that repeats the logits `token` [classes] to [rows, length, classes]."""
     return lambda rows, length: np.tile(token.astype(np.float32), (rows, length, 1))
 
 
-def no_answers(rows: int, length: int) -> np.ndarray:
+def predict_no_answers(rows: int, length: int) -> np.ndarray:
     """Returns logits [rows, length, 2] with start and end at the first token, which means that there is no answer."""
-    found = np.zeros((rows, length, 2), np.float32)
-    found[:, 0] = 1
-    return found
+    logits = np.zeros((rows, length, 2), np.float32)
+    logits[:, 0] = 1
+    return logits

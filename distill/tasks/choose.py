@@ -11,9 +11,9 @@ from distill.data.rows.questions import ANSWERS, CONTEXT, QUESTION
 from distill.data.rows.sentences import LINES, NUMBER
 from distill.data.rows.tagged import TAGS, WORDS
 from distill.data.sources.cells import hold_fractions, hold_lists, hold_numbers
-from distill.data.sources.columns import LABEL, PAIR, SCORE, first_of
+from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column
 from distill.data.sources.tables import read_splits
-from distill.data.sources.text_files import text_files
+from distill.data.sources.text_files import find_text_files
 from distill.errors import InputError
 from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
@@ -33,42 +33,50 @@ TASKS: dict[str, type[Task]] = {
     "chat": Chatting,
     "sentence-embedding": SentenceEmbedding,
 }
-PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
-CLASSES = {TextClassification.name, "multi-label"}  # these differ only in how the same logits are interpreted
+TASK_OF_PROBLEM: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
+CLASSIFICATION = {TextClassification.name, "multi-label"}  # these differ only in how the same logits are interpreted
 LANGUAGE_TASKS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
-def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
+def choose_task(requested: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
     """Returns (name of the task in TASKS, reason for the choice).
+
+    Args:
+        requested: Name of the task that the user requests, or `auto`.
+        teacher: The teacher's config.
+        name: The teacher's name, for the message.
+        data: The data set, by which the task is chosen if neither the user nor the teacher's head determines it.
 
     Raises:
         InputError: The teacher's head belongs to a task other than the requested one, or to no supported task.
     """
-    own, why = by_head(teacher, name), "the teacher's head"
-    if own == "" and asked == "auto":
-        return by_data(teacher, data)
-    if asked == "auto":
-        return own, why
-    if own and TASKS[asked].head != TASKS[own].head:
+    trained = find_task_of_head(teacher, name)
+    if requested == "auto":
+        return (trained, "the teacher's head") if trained else _infer_task_from_data(teacher, data)
+    if trained and TASKS[requested].head != TASKS[trained].head:
         raise InputError(
-            f"--task {asked}: the teacher {name!r} was trained for {own}: its outputs have another meaning"
+            f"--task {requested}: the teacher {name!r} was trained for {trained}: its outputs have another meaning"
         )
-    if teacher.problem_type and {asked, own} == CLASSES:
+    if teacher.problem_type and {requested, trained} == CLASSIFICATION:
         raise InputError(
-            f"--task {asked}: expected a head for it, found that of the teacher {name!r} trained for {own} "
-            f"(problem_type {teacher.problem_type} in config.json): the same logits would be read in another way"
+            f"--task {requested}: expected a head for it, found that of the teacher {name!r} trained for {trained} "
+            f"(problem_type {teacher.problem_type} in config.json): the same logits would be interpreted differently"
         )
-    return asked, "--task"
+    return requested, "--task"
 
 
-def by_head(teacher: PretrainedConfig, name: str) -> str:
-    """Returns the task that the checkpoint was trained for; empty for a pre-trained body, with or without a
-    language-modelling head.
+def find_task_of_head(teacher: PretrainedConfig, name: str) -> str:
+    """Returns the task that the checkpoint was trained for.
+
+    Empty for a pre-trained body, with or without a language-modelling head.
+
+    Raises:
+        InputError: The head belongs to no supported task.
     """
     for architecture in teacher.architectures or []:
         if architecture.endswith(TextClassification.head):
             problem = teacher.problem_type or ("regression" if teacher.num_labels == 1 else None)
-            return PROBLEMS.get(problem, TextClassification.name)
+            return TASK_OF_PROBLEM.get(problem, TextClassification.name)
         if architecture.endswith(BODIES):
             continue
         for task, kind in TASKS.items():
@@ -81,45 +89,46 @@ def by_head(teacher: PretrainedConfig, name: str) -> str:
     return ""
 
 
-def language_of(teacher: PretrainedConfig) -> str:
+def find_language_task(teacher: PretrainedConfig) -> str:
     """Returns the plain-text language task that the checkpoint has a head for; empty if it has no such head."""
     names = teacher.architectures or []
     return next((kind.name for kind in LANGUAGE_TASKS if any(name.endswith(kind.heads) for name in names)), "")
 
 
-def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:
+def _infer_task_from_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:
     """Returns (task, reason) inferred from the dataset; text without labels is a language-modelling task."""
-    own = language_of(teacher)
-    if own and text_files(config.path):
-        return own, "txt files, and the teacher's head for words"
+    language = find_language_task(teacher)
+    if language and find_text_files(config.path):
+        return language, "txt files, and the teacher's language-modelling head"
     if (Path(config.path).expanduser() / LINES).is_file():
-        return SentenceEmbedding.name, f"{LINES}, and pairs to measure on"
-    return by_columns(read_splits(config.path, config.subset)["train"], config, own)
+        return SentenceEmbedding.name, f"{LINES}, and pairs to evaluate on"
+    return _infer_task_from_columns(read_splits(config.path, config.subset)["train"], config, language)
 
 
-def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[str, str]:
-    turns = next((name for names in (MESSAGES, PROMPT, INSTRUCTION) if (name := first_of(train, names))), None)
-    if turns and words_head == CausalLM.name:
-        return Chatting.name, f"column {turns}, and the teacher's head for words"
-    words, tags = first_of(train, WORDS), first_of(train, TAGS)
+def _infer_task_from_columns(train: pa.Table, config: DataConfig, language: str) -> tuple[str, str]:
+    """Returns (task, reason); `language` is the task of the teacher's language-modelling head, empty without one."""
+    turns = next((name for names in (MESSAGES, PROMPT, INSTRUCTION) if (name := find_column(train, names))), None)
+    if turns and language == CausalLM.name:
+        return Chatting.name, f"column {turns}, and the teacher's language-modelling head"
+    words, tags = find_column(train, WORDS), find_column(train, TAGS)
     tagged = words and tags and config.text in (None, words)
     if tagged and all(hold_lists(train[each].to_pylist()) for each in (words, tags)):
-        return TokenClassification.name, f"columns {words} and {tags} hold lists"
-    question, context, answers = (first_of(train, names) for names in (QUESTION, CONTEXT, ANSWERS))
+        return TokenClassification.name, f"columns {words} and {tags} contain lists"
+    question, context, answers = (find_column(train, names) for names in (QUESTION, CONTEXT, ANSWERS))
     if question and context and answers and config.label in (None, answers):
         return QuestionAnswering.name, f"columns {question}, {context} and {answers}"
-    label = config.label if config.label in train.column_names else first_of(train, LABEL)
+    label = config.label if config.label in train.column_names else find_column(train, LABEL)
     if label is None:
-        if first_of(train, PAIR) and (config.label or first_of(train, NUMBER)):
+        if find_column(train, PAIR) and (config.label or find_column(train, NUMBER)):
             return SentenceEmbedding.name, "pairs of texts with a number"
-        score = first_of(train, SCORE) if config.label is None else None
+        score = find_column(train, SCORE) if config.label is None else None
         if score and hold_numbers(train[score].to_pylist()):
-            return "regression", f"column {score} holds numbers"
-        plain = words_head and (config.text or "text") in train.column_names and config.label is None
-        return (words_head, "text without labels") if plain else (TextClassification.name, "the data")
+            return "regression", f"column {score} contains numbers"
+        plain = language and (config.text or "text") in train.column_names and config.label is None
+        return (language, "text without labels") if plain else (TextClassification.name, "the data")
     cells = train[label].to_pylist()
     if hold_lists(cells):
-        return "multi-label", f"column {label} holds lists"
+        return "multi-label", f"column {label} contains lists"
     if hold_fractions(cells):
-        return "regression", f"column {label} holds fractions"
-    return TextClassification.name, f"column {label} holds classes"
+        return "regression", f"column {label} contains fractions"
+    return TextClassification.name, f"column {label} contains classes"

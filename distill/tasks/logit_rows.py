@@ -13,12 +13,11 @@ from distill.losses.teacher_signals import TeacherSignals
 Batch = dict[str, Tensor]
 
 
-def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
-    """Returns `values` as rows: unchanged with at most `dims` dimensions, otherwise one row per position, in the order
-    of the caches.
+def flatten_rows(batch: Batch, values: Tensor, dims: int) -> Tensor:
+    """Returns `values` as rows: unchanged with at most `dims` dimensions, otherwise one row per position.
 
-    Positions are the batch's `positions` without padding, or all its tokens. Labels belong to their own position: for a
-    language model the data pipeline shifts them, not the loss.
+    The order of the rows is that of the caches. Positions are the batch's `positions` without padding, or all
+    its tokens. Labels belong to their own position: for a language model the data pipeline shifts them, not the loss.
     """
     if values.dim() <= dims:
         return values
@@ -26,23 +25,21 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
-def facts_of(signals: TeacherSignals) -> TeacherSignals:
-    """Returns the temperature of stored distributions and the teacher's number of classes, if the signals contain
-    them.
-    """
-    facts = {name: value for name, value in signals.items() if name in ("temperature", "classes")}
-    return cast(TeacherSignals, facts)
+def select_distribution_settings(signals: TeacherSignals) -> TeacherSignals:
+    """Returns the temperature of stored distributions and the teacher's number of classes, if the signals have them."""
+    settings = {name: value for name, value in signals.items() if name in ("temperature", "classes")}
+    return cast(TeacherSignals, settings)
 
 
-def by_row(batch: Batch, signals: TeacherSignals) -> dict[str, list[Tensor]]:
+def split_by_row(batch: Batch, signals: TeacherSignals) -> dict[str, list[Tensor]]:
     """Splits the signals by row of the batch, each [1, ...] or [positions of the row, ...]."""
-    spoken = loss_mask(batch).sum(1).tolist()
-    found = {}
+    positions = loss_mask(batch).sum(1).tolist()
+    parts = {}
     for name, value in signals.items():
         if isinstance(value, Tensor):
-            rows = rows_of(batch, value, 2)
-            found[name] = list(rows.split(spoken if len(rows) == sum(spoken) else [1] * len(rows)))
-    return found
+            rows = flatten_rows(batch, value, 2)
+            parts[name] = list(rows.split(positions if len(rows) == sum(positions) else [1] * len(rows)))
+    return parts
 
 
 class OutputRows:
@@ -50,41 +47,42 @@ class OutputRows:
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
         """Returns the student's logits or the teacher's signals as rows [rows, classes]."""
-        return rows_of(batch, values, 2)
+        return flatten_rows(batch, values, 2)
 
     def labels(self, batch: Batch) -> Tensor:
         """Returns the labels [rows]."""
-        return rows_of(batch, batch["labels"], 1)
+        return flatten_rows(batch, batch["labels"], 1)
 
-    def signals(self, batch: Batch, given: TeacherSignals) -> TeacherSignals:
-        """Returns the teacher's signals as rows, with the entries of `facts_of`."""
+    def signals(self, batch: Batch, signals: TeacherSignals) -> TeacherSignals:
+        """Returns the teacher's signals as rows, with the entries of `select_distribution_settings`."""
         rows = {
-            name: self.logits(batch, value) if name == "logits" else rows_of(batch, value, 2)
-            for name, value in given.items()
+            name: self.logits(batch, value) if name == "logits" else flatten_rows(batch, value, 2)
+            for name, value in signals.items()
             if isinstance(value, Tensor)
         }
-        return cast(TeacherSignals, rows) | facts_of(given)
+        return cast(TeacherSignals, rows) | select_distribution_settings(signals)
 
     def counts(self, batch: Batch) -> list[int]:
         """Returns the number of rows of each sample."""
         labels = batch["labels"]
         return loss_mask(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
 
-    def point(self, values: Tensor) -> Tensor:
+    def to_comparable(self, values: Tensor) -> Tensor:
         """Returns values [rows, width] in the form in which they are compared if a row is not a distribution."""
         return values
 
-    def distance(self, own: Tensor, given: TeacherSignals, labels: Tensor, temperature: float) -> Tensor:
-        """Returns the mean over rows of the distance between student and teacher: `distribution_loss`, or the squared
-        difference for regression, where labels are floats.
+    def distance(self, student: Tensor, teacher: TeacherSignals, labels: Tensor, temperature: float) -> Tensor:
+        """Returns the mean over rows of the distance between student and teacher.
+
+        It is `distribution_loss`, or the squared difference for regression, where labels are floats.
 
         Args:
-            own: The student's logits [rows, classes].
-            given: The teacher's signals as rows.
+            student: The student's logits [rows, classes].
+            teacher: The teacher's signals as rows.
             labels: [rows].
             temperature: Temperature of both distributions.
         """
-        return distribution_loss(own, given, temperature, select_divergence(LossConfig(), labels))
+        return distribution_loss(student, teacher, temperature, select_divergence(LossConfig(), labels))
 
 
 class LabelRows(OutputRows):
@@ -95,12 +93,15 @@ class LabelRows(OutputRows):
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        """Returns logits [batch, labels] as rows [batch · labels, 2]."""
         return torch.stack([torch.zeros_like(values), values], -1).flatten(0, 1)
 
     def labels(self, batch: Batch) -> Tensor:
+        """Returns 0 or 1 for each label of each sample, int64 [batch · labels]."""
         return batch["labels"].long().flatten()
 
     def counts(self, batch: Batch) -> list[int]:
+        """Returns the number of labels, once per sample."""
         samples, names = batch["labels"].shape
         return [names] * samples
 
@@ -113,6 +114,7 @@ class SpanRows(OutputRows):
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        """Returns logits [batch, length, 2], or those of a cache's positions [positions, 2], as [2 · batch, length]."""
         mask = loss_mask(batch).to(values.device)
         if values.dim() == 2:  # one row per position, as in caches
             rows, values = values, values.new_zeros((*mask.shape, 2))
@@ -120,7 +122,9 @@ class SpanRows(OutputRows):
         return values.transpose(1, 2).masked_fill(~mask[:, None], -torch.inf).flatten(0, 1)
 
     def labels(self, batch: Batch) -> Tensor:
+        """Returns start and end of each sample's answer [2 · batch]."""
         return torch.stack([batch["labels"], batch["ends"]], 1).flatten()
 
     def counts(self, batch: Batch) -> list[int]:
+        """Returns two rows for each sample."""
         return [2] * len(batch["labels"])

@@ -2,11 +2,11 @@
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.checkpoint.positions import positions_of
+from distill.checkpoint.positions import find_max_tokens
 from distill.errors import InputError
 from distill.tasks.task import Task
 
-__all__ = ["check_length", "positions_of", "too_long"]
+__all__ = ["check_length", "find_max_tokens", "length_error"]
 
 
 def check_length(
@@ -17,13 +17,14 @@ def check_length(
     Raises:
         InputError: Rows of the task's maximum length for `data.max_length` exceed the model's positions.
     """
-    most, found = positions_of(config), task.longest(tokenizer, length)
-    if most is not None and found > most:
-        raise too_long("data.max_length", most, found, model)
+    limit, found = find_max_tokens(config), task.max_row_length(tokenizer, length)
+    if limit is not None and found > limit:
+        raise length_error("data.max_length", limit, found, model)
 
 
-def too_long(setting: str, most: int, found: int, model: str) -> InputError:
+def length_error(setting: str, limit: int, found: int, model: str) -> InputError:
+    """Returns the error for rows of `found` tokens that exceed the `limit` of a model's positions."""
     return InputError(
-        f"{setting}: expected at most {most} tokens, the positions of the {model}, found {found}: tokens beyond them "
-        "have no place in the model"
+        f"{setting}: expected at most {limit} tokens, the positions of the {model}, found {found}: the model has no "
+        "positions for the tokens beyond them"
     )

@@ -54,24 +54,26 @@ class RowAccuracy(Scorer):
     counts for each class).
     """
 
-    right: Tensor
+    correct: Tensor
     total: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_counts("right", "total")
+        self.add_counts("correct", "total")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        known = labels != IGNORED
-        self.right += ((logits.argmax(-1) == labels) & known).sum()
-        self.total += known.sum()
+        """Adds rows of a batch; logits [rows, classes], labels [rows] with IGNORED for unlabelled rows."""
+        labelled = labels != IGNORED
+        self.correct += ((logits.argmax(-1) == labels) & labelled).sum()
+        self.total += labelled.sum()
 
     def compute(self) -> Tensor:
-        return self.right / self.total.clamp(min=1)
+        """Returns the share of correct rows over all processes, a scalar."""
+        return self.correct / self.total.clamp(min=1)
 
     def accuracy(self) -> float:
         """Returns the share of correct rows in float64."""
-        return int(self.right) / max(1, int(self.total))
+        return int(self.correct) / max(1, int(self.total))
 
 
 class InsideF1(Scorer):
@@ -81,31 +83,33 @@ class InsideF1(Scorer):
     `ignore_index=outside` it drops the rows of that class, and so the false positives among them.
     """
 
-    right: Tensor
+    correct: Tensor
     predicted: Tensor
     true: Tensor
 
     def __init__(self, outside: int | None) -> None:
         super().__init__()
         self.outside = -1 if outside is None else outside
-        self.add_counts("right", "predicted", "true")
+        self.add_counts("correct", "predicted", "true")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        guesses, known = logits.argmax(-1), labels != IGNORED
-        predicted, true = (guesses != self.outside) & known, (labels != self.outside) & known
-        self.right += (predicted & true & (guesses == labels)).sum()
+        """Adds rows of a batch; logits [rows, classes], labels [rows] with IGNORED for unlabelled rows."""
+        classes, labelled = logits.argmax(-1), labels != IGNORED
+        predicted, true = (classes != self.outside) & labelled, (labels != self.outside) & labelled
+        self.correct += (predicted & true & (classes == labels)).sum()
         self.predicted += predicted.sum()
         self.true += true.sum()
 
     def compute(self) -> Tensor:
-        return 2 * self.right / (self.predicted + self.true).clamp(min=1)
+        """Returns the F1 over all processes, a scalar; 0 without any predicted or true row."""
+        return 2 * self.correct / (self.predicted + self.true).clamp(min=1)
 
     def f1(self) -> float:
         """Returns the F1 in float64."""
-        return 2 * int(self.right) / max(1, int(self.predicted) + int(self.true))
+        return 2 * int(self.correct) / max(1, int(self.predicted) + int(self.true))
 
 
-def gathered_rows(state: list[Tensor] | Tensor) -> Tensor:
+def concatenate_state(state: list[Tensor] | Tensor) -> Tensor:
     """Returns the rows of a concatenated state; after synchronization over processes it is one tensor already."""
     if isinstance(state, Tensor):
         return state

@@ -3,26 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import load_config
 from distill.checkpoint.sentence_folder import read_form
 from distill.checkpoint.weights import load_model
 from distill.data.batches.encode import IGNORED, Encoded
 from distill.data.config import DataConfig
-from distill.data.rows.sentences import encode_sentences, load_bare_sentences, load_sentences
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.rows.sentences import encode_sentences, load_all_sentences, load_sentences
+from distill.data.splits.examples import Examples, Splits
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.sentence_encoder import PooledModel, check_projections, derive_pooled_class
 from distill.tasks.correlation import pearson, spearman
 from distill.tasks.logit_rows import Batch, OutputRows
-from distill.tasks.scorer import Scorer, gathered_rows
+from distill.tasks.scorer import Scorer, concatenate_state
 from distill.tasks.task import Task
 
 
@@ -33,23 +34,27 @@ class VectorRows(OutputRows):
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        """Returns the vectors unchanged [rows, width]."""
         return values
 
     def labels(self, batch: Batch) -> Tensor:
+        """Returns the index of the text's pair and the pair's similarity score [rows, 2]."""
         return batch["labels"]
 
-    def signals(self, batch: Batch, given: TeacherSignals) -> TeacherSignals:
+    def signals(self, batch: Batch, signals: TeacherSignals) -> TeacherSignals:
         """Returns the vectors as `logits`; a cache stores them as `embedding`."""
-        return {"logits": given["logits"] if "logits" in given else given["embedding"]}
+        return {"logits": signals["logits"] if "logits" in signals else signals["embedding"]}
 
     def counts(self, batch: Batch) -> list[int]:
+        """Returns one row for each text."""
         return [1] * len(batch["labels"])
 
-    def distance(self, own: Tensor, given: TeacherSignals, labels: Tensor, temperature: float) -> Tensor:
+    def distance(self, student: Tensor, teacher: TeacherSignals, labels: Tensor, temperature: float) -> Tensor:
         """Returns the mean squared distance of the unit vectors, 2 · (1 - cosine)."""
-        return 2 - 2 * cosine_similarity(own, given["logits"]).mean()
+        return 2 - 2 * cosine_similarity(student, teacher["logits"]).mean()
 
-    def point(self, values: Tensor) -> Tensor:
+    def to_comparable(self, values: Tensor) -> Tensor:
+        """Returns the unit vectors in float32 [rows, width]."""
         return normalize(values.float(), dim=-1)
 
 
@@ -60,24 +65,28 @@ class SentenceEmbedding(Task):
     name: ClassVar[str] = "sentence-embedding"
     head: ClassVar[str] = "PooledModel"  # suffix of no stock class: every body can be pooled
     metric_name: ClassVar[str] = "Spearman"
-    answers: ClassVar[OutputRows] = VectorRows()
-    kept: ClassVar[str] = "embedding"
-    keeps_width: ClassVar[bool] = True
+    output_rows: ClassVar[OutputRows] = VectorRows()
+    cached_signal: ClassVar[str] = "embedding"
+    needs_teacher_width: ClassVar[bool] = True
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
+        """Loads sentences to train on, and scored pairs for evaluation; see `load_sentences`."""
         return load_sentences(config, seed)
 
     @classmethod
     def read_unlabelled(cls, config: DataConfig) -> Examples:
-        return load_bare_sentences(config)
+        """Loads every training sentence, and the unlabelled ones."""
+        return load_all_sentences(config)
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:
+        """Returns one row per text, two for a pair; see `encode_sentences`."""
         return encode_sentences(tokenizer, part, max_length)
 
     @property
-    def auto(self) -> Any:
-        return PooledModel
+    def auto(self) -> AutoClass:
+        """`PooledModel`, which is used like an auto class."""
+        return cast(AutoClass, PooledModel)
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
@@ -92,7 +101,8 @@ class SentenceEmbedding(Task):
         if Path(path).is_dir():
             read_form(Path(path))
 
-    def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    def configure_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+        """Limits texts to the maximum length in the folder's sentence form, if it has one."""
         form = read_form(folder)
         if form is not None and form.max_length is not None:
             tokenizer.model_max_length = min(tokenizer.model_max_length, form.max_length)
@@ -101,24 +111,35 @@ class SentenceEmbedding(Task):
         """Returns no rows, as there is no head to match: a body without modules.json is mean-pooled."""
         return []
 
-    def load(self, path: str, seed: int) -> Any:
+    def load(self, path: str, seed: int) -> PreTrainedModel:
+        """Loads the encoder as it is; `seed` has no effect, since there is no new head."""
         self.config(path)
-        return self.load_headed(path, [])
+        return self.load_with_head(path, [])
 
-    def load_headed(self, path: str, rows: Sequence[int]) -> Any:
-        return load_model(PooledModel, path, new_head=True, dtype=torch.float32)
+    def load_with_head(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
+        """Loads the encoder as it is, in float32."""
+        model: PreTrainedModel = load_model(self.auto, path, new_head=True, dtype=torch.float32)
+        return model
 
-    def load_checkpoint(self, folder: Path, *, new_head: bool = False) -> Any:
+    def load_checkpoint(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
+        """Loads the encoder; the body's own pooler may be missing, as it is not used."""
         return super().load_checkpoint(folder, new_head=True)
 
     def check_weights(self, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
-        super().check_weights(folder, role, new_head=True, finite=finite)  # the body's own pooler is not used
+        """Checks the weights of the body except its own pooler, which is not used, and those of the Dense modules.
+
+        Raises:
+            InputError: As in `Task.check_weights` and `check_projections`.
+        """
+        super().check_weights(folder, role, new_head=True, finite=finite)
         check_projections(folder, load_config(folder))
 
     def missing_head(self, folder: Path) -> str:
+        """Returns an empty string, as there is no head."""
         return ""
 
     def scorer(self, rows: Encoded | None = None) -> Scorer:
+        """Returns the scorer of pairs."""
         return PairScorer(rows)
 
 
@@ -136,18 +157,18 @@ class PairScorer(Scorer):
         super().__init__()
         for name in ("vectors", "labels"):
             self.add_state(name, [], dist_reduce_fx="cat")
-        self.numbers = rows.labels[::2, 1].astype(np.float64) if rows is not None else np.zeros(0)
+        self.similarities = rows.labels[::2, 1].astype(np.float64) if rows is not None else np.zeros(0)
         self.recorded: list[np.ndarray] = [np.zeros(0)] * (len(rows) if rows is not None else 0)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Adds the vectors of paired texts [rows, width]; labels [rows, 2] as in `VectorRows`."""
-        known = labels[:, 0] != IGNORED
-        self.vectors.append(logits[known].float())
-        self.labels.append(labels[known])
+        labelled = labels[:, 0] != IGNORED
+        self.vectors.append(logits[labelled].float())
+        self.labels.append(labels[labelled])
 
     def compute(self) -> Tensor:
         """Returns Spearman's correlation over complete pairs; 0 for fewer than two pairs."""
-        vectors, labels = gathered_rows(self.vectors), gathered_rows(self.labels)
+        vectors, labels = concatenate_state(self.vectors), concatenate_state(self.labels)
         if not len(labels):
             return vectors.new_zeros(())
         _, pairs, counts = labels[:, 0].unique(return_inverse=True, return_counts=True)
@@ -156,29 +177,34 @@ class PairScorer(Scorer):
         if len(order) < 4:
             return vectors.new_zeros(())
         ordered = vectors[order].double().cpu().numpy()
-        found = spearman(cosines(ordered[::2], ordered[1::2]), labels[order[::2], 1].double().cpu().numpy())
-        return vectors.new_tensor(np.nan_to_num(found))
+        cosines = compute_cosines(ordered[::2], ordered[1::2])
+        correlation = spearman(cosines, labels[order[::2], 1].double().cpu().numpy())
+        return vectors.new_tensor(np.nan_to_num(correlation))
 
     def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        """Adds the vectors of texts [batch, width]."""
         for row, vector in zip(rows, logits.double().numpy(), strict=True):
             self.recorded[row] = vector
 
     def cosines(self) -> np.ndarray:
         """Returns the cosines of the recorded pairs [pairs]."""
-        return cosines(np.stack(self.recorded[::2]), np.stack(self.recorded[1::2]))
+        return compute_cosines(np.stack(self.recorded[::2]), np.stack(self.recorded[1::2]))
 
     def scores(self) -> dict[str, float]:
-        found = self.cosines()
-        return {"Spearman": spearman(found, self.numbers), "Pearson": pearson(found, self.numbers)}
+        """Returns Spearman's and Pearson's correlation of the recorded pairs."""
+        cosines = self.cosines()
+        return {"Spearman": spearman(cosines, self.similarities), "Pearson": pearson(cosines, self.similarities)}
 
     def decisions(self) -> np.ndarray:
+        """Returns the cosines rounded to one decimal [pairs]."""
         return self.cosines().round(1)
 
 
-def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the cosines of vectors [pairs, width], 0 where a vector is 0; rounded to six decimals, so that rounding
-    errors do not rank equal pairs.
+def compute_cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the cosines of vectors [pairs, width], 0 where a vector is 0.
+
+    They are rounded to six decimals, so that rounding errors do not rank equal pairs.
     """
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    found: np.ndarray = (first * second).sum(1) / np.maximum(lengths, 1e-12)
-    return found.round(6)
+    cosines: np.ndarray = (first * second).sum(1) / np.maximum(lengths, 1e-12)
+    return cosines.round(6)

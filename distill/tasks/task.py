@@ -4,17 +4,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import load_config
-from distill.checkpoint.weights import check_weights, describe_missing_head, load_model, read_report
+from distill.checkpoint.load_report import describe_missing_head
+from distill.checkpoint.weights import check_weights, load_model, read_report
 from distill.data.config import DataConfig
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.baseline import Baseline
 from distill.tasks.logit_rows import OutputRows
@@ -39,11 +41,11 @@ class Task(ABC):
     heads: ClassVar[tuple[str, ...]]  # all suffixes of stock classes with such a head
     metric_name: ClassVar[str]
     problem: ClassVar[Problem | None] = None  # `problem_type` in stock configs
-    answers: ClassVar[OutputRows] = OutputRows()
-    form: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `from_table`
-    kept: ClassVar[str] = "logits"  # signal that a cache stores by default
-    keeps_width: ClassVar[bool] = False  # whether the student's output vectors must be as wide as the teacher's
-    at_once: ClassVar[int] = 32  # rows scored per batch
+    output_rows: ClassVar[OutputRows] = OutputRows()  # conversion of a batch's logits and labels to rows
+    split_class: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `from_table`
+    cached_signal: ClassVar[str] = "logits"  # signal that a cache stores by default
+    needs_teacher_width: ClassVar[bool] = False  # whether the student's output vectors must be as wide as the teacher's
+    eval_batch_size: ClassVar[int] = 32  # rows scored per batch
 
     def __init_subclass__(cls) -> None:
         if "head" in cls.__dict__ and "heads" not in cls.__dict__:
@@ -52,13 +54,14 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
-        """Loads the splits of the dataset of `config` in this task's form."""
+        """Loads the splits of the dataset of `config`, as instances of `split_class`."""
 
     @classmethod
     @abstractmethod
     def read_unlabelled(cls, config: DataConfig) -> Any:
-        """Loads the rows to query a teacher with: all training rows, including those held out later, and the unlabelled
-        rows, all without labels.
+        """Loads the rows to query a teacher with, all without labels.
+
+        They are all training rows, including those held out later, and the unlabelled rows.
         """
 
     @abstractmethod
@@ -69,12 +72,12 @@ class Task(ABC):
         """Returns a split as rows to train on."""
         return self.encode(tokenizer, part, max_length)
 
-    def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+    def max_row_length(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
         """Returns the maximum number of tokens in a row of `encode`."""
         return min(max_length, tokenizer.model_max_length)
 
     @classmethod
-    def build(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+    def build(cls, labels: Sequence[str], settings: Mapping[str, Any]) -> Self:
         """Returns the task with these labels and the task settings of a run; see `task_arguments`."""
         return cls(tuple(labels))
 
@@ -83,7 +86,7 @@ class Task(ABC):
         """Returns the task's scorer, for validation during training or, with `rows`, for evaluation on a split.
 
         Args:
-            rows: The encoded split whose samples `Scorer.record` will be given.
+            rows: The encoded split whose samples are passed to `Scorer.record`.
         """
 
     def baseline(self, train: Any) -> Baseline | None:
@@ -91,9 +94,9 @@ class Task(ABC):
         return None
 
     @property
-    def auto(self) -> Any:
+    def auto(self) -> AutoClass:
         """The auto class that loads checkpoints of this task."""
-        return getattr(transformers, f"AutoModel{self.head}")
+        return cast(AutoClass, getattr(transformers, f"AutoModel{self.head}"))
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
@@ -104,7 +107,7 @@ class Task(ABC):
         """
         check_head(config, path, cls.head, cls.name)
 
-    def settle(self, config: PretrainedConfig, folder: Path) -> None:  # noqa: B027
+    def complete_config(self, config: PretrainedConfig, folder: Path) -> None:  # noqa: B027
         """Completes the config of a checkpoint in `folder` where stock classes would disagree with its tokenizer.
 
         Raises:
@@ -112,11 +115,12 @@ class Task(ABC):
         """
 
     def load_checkpoint(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
-        """Loads the checkpoint unchanged, with its head for this task; with `new_head` a missing head is
-        initialised.
+        """Loads the checkpoint unchanged, with its head for this task.
+
+        With `new_head` a missing head is initialised.
         """
         model: PreTrainedModel = load_model(self.auto, folder, new_head=new_head)
-        self.settle(model.config, folder)
+        self.complete_config(model.config, folder)
         return model
 
     def check_weights(self, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
@@ -134,13 +138,11 @@ class Task(ABC):
         check_weights(self.auto, folder, role, new_head=new_head, finite=finite)
 
     def missing_head(self, folder: Path) -> str:
-        """Returns an empty string if the files contain the weights of the config's head, otherwise a description of
-        what they contain instead.
-        """
+        """Describes what the files contain if they lack the weights of the config's head; otherwise empty."""
         report = read_report(self.auto, folder)
         return describe_missing_head(report) if report is not None and report.head_absent else ""
 
-    def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:  # noqa: B027
+    def configure_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:  # noqa: B027
         """Applies the task's settings and those stored in `folder` to the tokenizer; used wherever it is loaded."""
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: B027
@@ -164,7 +166,7 @@ class Task(ABC):
             config.label2id = {name: i for i, name in enumerate(self.labels)}
         if self.problem is not None:
             config.problem_type = self.problem
-        self.settle(config, Path(path))
+        self.complete_config(config, Path(path))
         return config
 
     def load(self, path: str, seed: int) -> PreTrainedModel:
@@ -176,8 +178,9 @@ class Task(ABC):
             return model
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
-        """Returns the row of the checkpoint's head for each label of the task, matched by name; None if a label has no
-        row.
+        """Returns the row of the checkpoint's head for each label of the task, matched by name.
+
+        None if the checkpoint has another head, or a label has no row.
         """
         if not any(name.endswith(self.head) for name in config.architectures or []):
             return None
@@ -185,10 +188,10 @@ class Task(ABC):
         rows = [row.get(label_name(name)) for name in self.labels]
         return None if any(i is None for i in rows) else [i for i in rows if i is not None]
 
-    def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
+    def load_with_head(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
         """Loads a checkpoint with its head, whose rows are reordered to match the task's labels."""
         model: PreTrainedModel = load_model(self.auto, path, dtype=torch.float32)
-        self.settle(model.config, Path(path))
+        self.complete_config(model.config, Path(path))
         if not self.labels:
             return model
         layer = output_layer(model)
@@ -204,7 +207,7 @@ class Task(ABC):
 
 
 def check_head(config: PretrainedConfig, path: str, head: str, task: str) -> None:
-    """Checks that a checkpoint has the given head or is a pre-trained body.
+    """Checks that a checkpoint has a head of the class name suffix `head`, or is a pre-trained body.
 
     Raises:
         InputError: The checkpoint was trained for another task.

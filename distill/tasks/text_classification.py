@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,17 +10,18 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassF1Score
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.checkpoint.tokenizer import agree_on_padding
+from distill.checkpoint.tokenizer import set_padding_id
 from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
-from distill.data.splits.labelled import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
-from distill.tasks.baseline import Baseline, same_for_rows
+from distill.data.splits.examples import Examples, Splits
+from distill.data.splits.labelled import load_all_texts, load_labelled, load_numbers, load_splits
+from distill.tasks.baseline import Baseline, repeat_for_rows
 from distill.tasks.correlation import pearson, spearman
 from distill.tasks.logit_rows import LabelRows, OutputRows
-from distill.tasks.scorer import InsideF1, RowAccuracy, Scorer, gathered_rows
+from distill.tasks.scorer import InsideF1, RowAccuracy, Scorer, concatenate_state
 from distill.tasks.task import Problem, Task, check_head, label_name, output_layer
 
-__all__ = ["HEAD", "Regression", "MultiLabel", "TextClassification", "check_task", "output_layer", "label_name"]
+__all__ = ["HEAD", "Regression", "MultiLabel", "TextClassification", "check_classifier", "output_layer", "label_name"]
 HEAD = "ForSequenceClassification"
 NEAR_IGNORED = np.nextafter(np.float32(IGNORED), np.float32(0))
 
@@ -36,16 +37,20 @@ class TextClassification(Task):
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
+        """Loads texts with a class each; see `load_splits`."""
         return load_splits(config, seed)
 
     @classmethod
     def read_unlabelled(cls, config: DataConfig) -> Examples:
-        return load_bare(config)
+        """Loads every training text, and the unlabelled ones."""
+        return load_all_texts(config)
 
-    def settle(self, config: PretrainedConfig, folder: Path) -> None:
-        agree_on_padding(config, folder)
+    def complete_config(self, config: PretrainedConfig, folder: Path) -> None:
+        """Sets a decoder's padding id to its tokenizer's; see `set_padding_id`."""
+        set_padding_id(config, folder)
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:
+        """Returns one row of token ids for each text or pair of texts."""
         return encode(tokenizer, part, max_length)
 
     def score(self, logits: Tensor, labels: Tensor) -> float:
@@ -53,13 +58,15 @@ class TextClassification(Task):
         return (logits.argmax(-1) == labels).double().mean().item()
 
     def scorer(self, rows: Encoded | None = None) -> Scorer:
+        """Returns the scorer of classes."""
         return ClassScorer(rows)
 
-    def baseline(self, train: Any) -> Baseline | None:
+    def baseline(self, train: Examples) -> Baseline | None:
+        """Returns the baseline that predicts the most frequent class."""
         counts = np.bincount(train.labels, minlength=len(self.labels))
         most = int(counts.argmax())
         answer = f"the class {self.labels[most]!r}, the most frequent in train"
-        return Baseline("majority class", answer, same_for_rows(np.eye(len(counts))[most]))
+        return Baseline("majority class", answer, repeat_for_rows(np.eye(len(counts))[most]))
 
 
 class ClassScorer(RowAccuracy):
@@ -72,20 +79,28 @@ class ClassScorer(RowAccuracy):
         self.classes = 0
 
     def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        """Adds samples; logits [batch, classes]."""
         self.classes = logits.shape[-1]
         self.predictions[rows] = logits.argmax(-1).numpy()
         self.update(logits, torch.from_numpy(self.labels[rows]))
 
     def scores(self) -> dict[str, float]:
+        """Returns the accuracy and the macro F1 of the recorded samples."""
         f1 = MulticlassF1Score(num_classes=self.classes, average="macro")
         macro = float(f1(torch.from_numpy(self.predictions), torch.from_numpy(self.labels)))
         return {"accuracy": self.accuracy(), "macro F1": macro}
 
     def decisions(self) -> np.ndarray:
+        """Returns the predicted class of each sample, int64 [samples]."""
         return self.predictions
 
 
-def check_task(config: PretrainedConfig, path: str) -> None:
+def check_classifier(config: PretrainedConfig, path: str) -> None:
+    """Checks that the checkpoint at `path` is a text classifier or a pre-trained body.
+
+    Raises:
+        InputError: It was trained for another task.
+    """
     check_head(config, path, HEAD, TextClassification.name)
 
 
@@ -95,19 +110,22 @@ class MultiLabel(TextClassification):
 
     metric_name: ClassVar[str] = "micro F1"
     problem: ClassVar[Problem | None] = "multi_label_classification"
-    answers: ClassVar[OutputRows] = LabelRows()
+    output_rows: ClassVar[OutputRows] = LabelRows()
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
+        """Loads texts with any number of labels each; see `load_labelled`."""
         return load_labelled(config, seed)
 
     def scorer(self, rows: Encoded | None = None) -> Scorer:
+        """Returns the scorer of labels."""
         return LabelScorer(rows)
 
-    def baseline(self, train: Any) -> Baseline | None:
+    def baseline(self, train: Examples) -> Baseline | None:
+        """Returns the baseline that predicts the most frequent label alone."""
         most = int(np.sum(train.labels, axis=0).argmax())
         answer = f"the label {self.labels[most]!r} alone, the most frequent in train"
-        return Baseline("most frequent label", answer, same_for_rows(2 * np.eye(len(self.labels))[most] - 1))
+        return Baseline("most frequent label", answer, repeat_for_rows(2 * np.eye(len(self.labels))[most] - 1))
 
 
 class LabelScorer(InsideF1):
@@ -122,20 +140,23 @@ class LabelScorer(InsideF1):
         self.predictions = np.zeros_like(self.labels)
 
     def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        """Adds samples; logits [batch, labels]."""
         self.predictions[rows] = (logits > 0).numpy()
         labels = torch.from_numpy(self.labels[rows]).long().flatten()
-        self.update(MultiLabel.answers.logits(batch, logits), labels)
+        self.update(MultiLabel.output_rows.logits(batch, logits), labels)
 
     def scores(self) -> dict[str, float]:
+        """Returns micro F1, macro F1 and the share of samples with exactly the true labels."""
         counts = (each.sum(0) for each in (self.predictions & self.labels, self.predictions, self.labels))
-        right, predicted, true = counts
+        correct, predicted, true = counts
         return {
             "micro F1": self.f1(),
-            "macro F1": float((2 * right / np.maximum(1, predicted + true)).mean()),
+            "macro F1": float((2 * correct / np.maximum(1, predicted + true)).mean()),
             "all right": float((self.predictions == self.labels).all(1).mean()),
         }
 
     def decisions(self) -> np.ndarray:
+        """Returns which labels are predicted, bool [samples, labels]."""
         return self.predictions
 
 
@@ -148,6 +169,7 @@ class Regression(TextClassification):
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
+        """Loads texts with a number each; see `load_numbers`."""
         return load_numbers(config, seed)
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
@@ -155,7 +177,8 @@ class Regression(TextClassification):
         fits = any(name.endswith(self.head) for name in config.architectures or [])
         return [0] if fits and config.num_labels == 1 and config.problem_type in (None, self.problem) else None
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:
+        """Returns one row of token ids for each text or pair of texts, with the number as a float32 label."""
         rows = encode(tokenizer, part, max_length)
         if not part.labels:
             return rows
@@ -164,11 +187,13 @@ class Regression(TextClassification):
         return replace(rows, labels=np.where(rows.labels == IGNORED, NEAR_IGNORED, rows.labels))
 
     def scorer(self, rows: Encoded | None = None) -> Scorer:
+        """Returns the scorer of numbers."""
         return NumberScorer(rows)
 
-    def baseline(self, train: Any) -> Baseline | None:
+    def baseline(self, train: Examples) -> Baseline | None:
+        """Returns the baseline that predicts the mean."""
         mean = float(np.mean(train.labels))
-        return Baseline("mean", f"{mean:.4g}, the mean of train", same_for_rows(np.array([mean])))
+        return Baseline("mean", f"{mean:.4g}, the mean of train", repeat_for_rows(np.array([mean])))
 
 
 class NumberScorer(Scorer):
@@ -186,20 +211,22 @@ class NumberScorer(Scorer):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Adds the labelled rows; logits [rows, 1], labels [rows]."""
-        known = labels != IGNORED
-        self.predicted.append(logits[known, 0].float())
-        self.true.append(labels[known].float())
+        labelled = labels != IGNORED
+        self.predicted.append(logits[labelled, 0].float())
+        self.true.append(labels[labelled].float())
 
     def compute(self) -> Tensor:
         """Returns Spearman's correlation over all processes, 0 where it is undefined."""
-        predicted, true = (gathered_rows(each) for each in (self.predicted, self.true))
-        found = spearman(predicted.double().cpu().numpy(), true.double().cpu().numpy())
-        return predicted.new_tensor(np.nan_to_num(found))
+        predicted, true = (concatenate_state(each) for each in (self.predicted, self.true))
+        correlation = spearman(predicted.double().cpu().numpy(), true.double().cpu().numpy())
+        return predicted.new_tensor(np.nan_to_num(correlation))
 
     def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        """Adds samples; logits [batch, 1]."""
         self.predictions[rows] = logits[:, 0].numpy()
 
     def scores(self) -> dict[str, float]:
+        """Returns Spearman's and Pearson's correlation and the root of the mean squared error."""
         return {
             "Spearman": spearman(self.predictions, self.labels),
             "Pearson": pearson(self.predictions, self.labels),

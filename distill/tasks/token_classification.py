@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -10,13 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import check_fast
 from distill.data.config import DataConfig
-from distill.data.rows.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
-from distill.data.splits.labelled import Splits
-from distill.tasks.baseline import Baseline, same_for_tokens
+from distill.data.rows.tagged import OUTSIDE, Tagged, load_all_words, load_tagged
+from distill.data.rows.tagged_rows import TaggedRows, encode_tagged
+from distill.data.splits.examples import Splits
+from distill.tasks.baseline import Baseline, repeat_for_tokens
 from distill.tasks.scorer import InsideF1, Scorer
 from distill.tasks.task import Task
 
-NO_ROWS = TaggedRows([], None, [], [], [], [], 0)
+_NO_ROWS = TaggedRows([], None, [], [], [], [], 0)
 
 
 @dataclass(frozen=True)
@@ -26,39 +27,49 @@ class TokenClassification(Task):
     name: ClassVar[str] = "token-classification"
     head: ClassVar[str] = "ForTokenClassification"
     metric_name: ClassVar[str] = "span F1"
-    form: ClassVar[Any] = Tagged
+    split_class: ClassVar[type[Tagged]] = Tagged
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
+        """Loads tagged sentences; see `load_tagged`."""
         return load_tagged(config, seed)
 
     @classmethod
     def read_unlabelled(cls, config: DataConfig) -> Tagged:
-        return load_bare_words(config)
+        """Loads every training sentence, and the unlabelled ones."""
+        return load_all_words(config)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        check_fast(tokenizer, "tokenizer", "places of words among a text's tokens aren't known without it")
+        """Checks that the tokenizer is fast.
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> TaggedRows:
+        Raises:
+            InputError: It is slow.
+        """
+        check_fast(tokenizer, "tokenizer", "the positions of words among a text's tokens would be unknown")
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: int) -> TaggedRows:
+        """Returns sentences as token ids, with the tag of each word at its first token; see `encode_tagged`."""
         return encode_tagged(tokenizer, part, max_length)
 
     @property
     def has_spans(self) -> bool:
+        """Whether the tags mark spans."""
         return all(tag == OUTSIDE or re.match(r"[BIES]-", tag) for tag in self.labels)
 
     def scorer(self, rows: TaggedRows | None = None) -> Scorer:
         """Returns the scorer of spans, or of words if the tags mark no spans.
 
-        In validation it scores words, which it is given without their sentences: the F1 of all tags except `O`, or the
+        In validation it scores words, whose sentences are then unknown: the F1 of all tags except `O`, or the
         accuracy if the tags do not include `O`.
         """
         return TagScorer(rows, self.labels, spans=self.has_spans)
 
-    def baseline(self, train: Any) -> Baseline | None:
+    def baseline(self, train: Tagged) -> Baseline | None:
+        """Returns the baseline that predicts the most frequent tag."""
         counts = np.bincount([tag for row in train.labels for tag in row], minlength=len(self.labels))
         most = int(counts.argmax())
         answer = f"the tag {self.labels[most]!r}, the most frequent in train, for each of their words"
-        return Baseline("most frequent tag", answer, same_for_tokens(np.eye(len(counts))[most]))
+        return Baseline("most frequent tag", answer, repeat_for_tokens(np.eye(len(counts))[most]))
 
 
 class TagScorer(InsideF1):
@@ -69,16 +80,18 @@ class TagScorer(InsideF1):
 
     def __init__(self, rows: TaggedRows | None, names: tuple[str, ...], *, spans: bool):
         super().__init__(names.index(OUTSIDE) if OUTSIDE in names else None)
-        self.rows, self.names, self.spans = rows if rows is not None else NO_ROWS, names, spans
+        self.rows, self.names, self.spans = rows if rows is not None else _NO_ROWS, names, spans
         self.predictions: list[list[str]] = [[] for _ in range(len(self.rows))]
 
     def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        numbers = logits.argmax(-1).numpy()
-        for place, row in enumerate(rows):
+        """Adds sentences; logits [batch, length, tags]."""
+        tags = logits.argmax(-1).numpy()
+        for i, row in enumerate(rows):
             firsts = self.rows.firsts[row]
-            self.predictions[row] = [self.names[i] for i in numbers[place, : len(firsts)][firsts]]
+            self.predictions[row] = [self.names[tag] for tag in tags[i, : len(firsts)][firsts]]
 
     def scores(self) -> dict[str, float]:
+        """Returns F1, precision and recall of spans if there are any, and the accuracy of words."""
         true = [[self.names[i] for i in tags] for tags in self.rows.tags]
         predicted = [self.align(row) for row in range(len(self.rows))]
         pairs = [(a, b) for one, other in zip(true, predicted, strict=True) for a, b in zip(one, other, strict=True)]
@@ -97,9 +110,10 @@ class TagScorer(InsideF1):
     def align(self, row: int) -> list[str]:
         """Returns a predicted tag for every word of the sentence."""
         aligned = [OUTSIDE if OUTSIDE in self.names else "?"] * len(self.rows.tags[row])
-        for word, tag in zip(self.rows.places[row], self.predictions[row], strict=True):
+        for word, tag in zip(self.rows.words[row], self.predictions[row], strict=True):
             aligned[word] = tag
         return aligned
 
     def decisions(self) -> np.ndarray:
+        """Returns the predicted tag of each word, str [words]."""
         return np.array([tag for row in range(len(self.rows)) for tag in self.align(row)])

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.tokenizer import check_fast
 from distill.errors import InputError
-from distill.models.auto_class import AutoClass
 from distill.parallel.apply import gather_tensor
 from distill.parallel.load import match_weights, parameters_on_meta
 

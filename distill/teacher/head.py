@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from distill.losses.logits import label_loss
 from distill.models.inputs import select_inputs
-from distill.tasks.logit_rows import OutputRows, rows_of
+from distill.tasks.logit_rows import OutputRows, flatten_rows
 
 _STEPS, _LEARNING_RATE = 200, 3e-2
 
@@ -62,7 +62,7 @@ def collect_features(
     try:
         for batch in batches:
             model(**{name: value.to(model.device) for name, value in select_inputs(batch).items()})
-            features[-1] = rows_of(batch, _select_label_positions(model, batch, features[-1]), 2)
+            features[-1] = flatten_rows(batch, _select_label_positions(model, batch, features[-1]), 2)
             labels.append(output_rows.labels(batch).to(model.device))
             on_progress(len(batch["labels"]))
     finally:

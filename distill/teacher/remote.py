@@ -5,7 +5,7 @@ import pickle
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,18 @@ from torch.utils import _pytree as pytree
 
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 from distill.models.inputs import OUTPUT_FIELDS
+
+
+class _Work(Protocol):
+    def wait(self) -> object: ...
+
+
+class PointToPointGroup(Protocol):
+    """The methods of a ProcessGroupGloo that its type stub lacks."""
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> _Work: ...
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> _Work: ...
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,7 @@ class Bridge:
         students, teachers: Number of processes of each kind.
     """
 
-    group: Any  # a ProcessGroupGloo, whose type stub lacks send and recv
+    group: PointToPointGroup
     rank: int
     students: int
     teachers: int

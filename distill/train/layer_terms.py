@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from distill.errors import InputError
 from distill.losses.compose import TensorPair
-from distill.losses.config import DYNAMIC, LEARNED, LayerSizes, LossConfig, match_layers, pair_layers
+from distill.losses.config import DYNAMIC, LAYER_TERMS, LEARNED, LayerSizes, LossConfig, match_layers, pair_layers
 from distill.losses.features import HIDDEN_DISTANCES, attention_scores
 from distill.losses.matching import compute_layer_distances, find_increasing_map
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
+from distill.models.layer_sizes import read_layer_sizes
 
 TensorPairs = list[TensorPair]
 _States = Mapping[int, Tensor] | Sequence[Tensor]  # hidden states by layer
@@ -33,7 +35,9 @@ class LayerTerms(nn.Module):
         self.loss, self.heads = loss, student.heads
         self.layer_pairs = match_layers(loss, student, teacher)
         self.uniform_pairs = pair_layers("uniform", student.layers, teacher.layers)
-        self.matched: list[tuple[int, float]] = []  # (student layer, teacher layer) of the last step, if they change
+        self.layer_matches: list[
+            tuple[int, float]
+        ] = []  # (student layer, teacher layer) of the last step, if they change
         self.active_layer = 0  # the only student layer being trained, counted from 1; 0 trains all layers
         trained = [s for s, _ in self.layer_pairs.hidden]
         # One projection per student layer where the matched teacher layer can change, otherwise one per pair.
@@ -146,7 +150,7 @@ class LayerTerms(nn.Module):
             return [(project(student[s]), teacher[t]) for project, (s, t) in mapped if self._is_active(s)]
         projected = [project(state) for project, state in zip(self.projections, student, strict=True)]
         layers = self._match_nearest(mask, projected, [teacher[t] for t in self.layer_pairs.hidden_layers], mean)
-        self.matched = [(s, float(t)) for s, t in layers]
+        self.layer_matches = [(s, float(t)) for s, t in layers]
         return [(projected[s], teacher[t]) for s, t in layers]
 
     def _match_nearest(
@@ -167,10 +171,35 @@ class LayerTerms(nn.Module):
         layers = torch.stack([teacher[t] for t in self.layer_pairs.hidden_layers[1:]])
         weights = [logits.float().softmax(0) for logits in self.mixture_logits]
         numbers = torch.arange(1, len(layers) + 1, device=layers.device)
-        self.matched = [(s + 1, float((each.detach() * numbers).sum())) for s, each in enumerate(weights)]
+        self.layer_matches = [(s + 1, float((each.detach() * numbers).sum())) for s, each in enumerate(weights)]
         targets = [teacher[0], *(torch.tensordot(each.to(layers), layers, 1) for each in weights)]
         states = zip(self.projections, student, targets, strict=True)
         return [(project(state), target) for project, state, target in states]
+
+
+def build_layer_terms(
+    loss: LossConfig, student: PreTrainedModel, teacher_sizes: LayerSizes | None, *, is_pipeline: bool = False
+) -> LayerTerms:
+    """Returns the layer terms of a student, whose own sizes stand for the teacher's where no term reads these.
+
+    Raises:
+        InputError: A term needs the sizes of the teacher and there are none, or all layers of a student in pipeline
+            stages; and as in `LayerTerms`.
+    """
+    enabled = [name for name in LAYER_TERMS if getattr(loss, name)]
+    if (enabled or loss.uses_vectors) and is_pipeline:
+        name = enabled[0] if enabled else "embedding"
+        raise InputError(
+            f"loss.{name}: expected weight 0 with a student in pipeline stages, found {getattr(loss, name):g}: no "
+            "process has all its layers; use kl"
+        )
+    if enabled and teacher_sizes is None:
+        raise InputError(
+            f"loss.{enabled[0]}: expected the sizes of the teacher, found none: layers can't be matched; pass "
+            "teacher_sizes"
+        )
+    sizes = read_layer_sizes(student.config)
+    return LayerTerms(loss, sizes, LayerSizes(*teacher_sizes) if teacher_sizes else sizes)
 
 
 def _check_layers(name: str, layers: Sequence[int], found: Mapping[int, object] | Sequence[object]) -> None:

@@ -1,47 +1,40 @@
 """The LightningModule that trains a student on a weighted sum of objectives with signals from a teacher."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
 
-from distill.checkpoint.outputs import find_logits, logits_of
-from distill.data.batches.data_module import RowsDataModule
+from distill.checkpoint.outputs import logits_of
 from distill.data.batches.encode import IGNORED, Batch
-from distill.errors import InputError
-from distill.losses.compose import compute_gradient_shares, compute_loss_terms, scale_by_share, weighted_sum
-from distill.losses.config import LAYER_TERMS, LayerSizes, LossConfig
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LayerSizes, LossConfig
 from distill.losses.logits import label_loss
-from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
-from distill.models.attention import capture_attention_vectors
-from distill.models.inputs import build_inputs, select_inputs
-from distill.models.layer_sizes import read_layer_sizes
-from distill.models.output_head import count_vocabulary_classes, restrict_logits
+from distill.losses.teacher_signals import TeacherSignals
 from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
-from distill.tasks.logit_rows import OutputRows, facts_of, rows_of
+from distill.tasks.logit_rows import OutputRows
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.config import TrainConfig
-from distill.train.layer_terms import LayerTerms
+from distill.train.layer_terms import build_layer_terms
+from distill.train.logged_values import check_finite_loss, collect_run_values, collect_term_values, is_logging_step
 from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
-from distill.train.steps.batch_entries import find_shares, find_signals
 from distill.train.steps.fused import FusedKL
 from distill.train.steps.on_policy import OnPolicy, check_on_policy
 from distill.train.steps.pipeline import train_stages
-from distill.train.steps.progressive import stop_after_layer
-from distill.train.steps.signals import check_signals
+from distill.train.steps.plain import PlainStep, run_student
+from distill.train.steps.signals import SignalReader, find_distribution_settings, read_signals
 
 
 class DistillationModule(lightning.LightningModule):
@@ -79,7 +72,7 @@ class DistillationModule(lightning.LightningModule):
         *,
         loss: LossConfig,
         train: TrainConfig,
-        signals: Callable[[Batch], Mapping[str, object]] | None = None,
+        signals: SignalReader | None = None,
         metric: Metric | None = None,
         output_rows: OutputRows | None = None,
         teacher_sizes: LayerSizes | None = None,
@@ -99,31 +92,14 @@ class DistillationModule(lightning.LightningModule):
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
         self.on_policy, self.across, self.fused_kl = on_policy, across, FusedKL(student, loss, self.output_rows)
         self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
-        self.layer_terms = self._build_layer_terms(teacher_sizes)
+        self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
         if train.freeze_embeddings:
             freeze_embeddings(student)
 
-    def _build_layer_terms(self, teacher_sizes: LayerSizes | None) -> LayerTerms:
-        enabled = [name for name in LAYER_TERMS if getattr(self.loss, name)]
-        if (enabled or self.loss.uses_vectors) and self.stages is not None:
-            name = enabled[0] if enabled else "embedding"
-            raise InputError(
-                f"loss.{name}: expected weight 0 with a student in pipeline stages, found "
-                f"{getattr(self.loss, name):g}: no process has all its layers; use kl"
-            )
-        if enabled and teacher_sizes is None:
-            raise InputError(
-                f"loss.{enabled[0]}: expected the sizes of the teacher, found none: layers can't be matched; pass "
-                "teacher_sizes"
-            )
-        sizes = read_layer_sizes(self.student.config)
-        return LayerTerms(self.loss, sizes, LayerSizes(*teacher_sizes) if teacher_sizes else sizes)
-
-    def forward(self, batch: Batch, **settings: bool) -> Any:
+    def forward(self, batch: Batch, **settings: bool) -> ModelOutput:
         """Returns the student's output; vocabulary logits only at the requested positions, [rows, vocabulary]."""
-        with restrict_logits(self.student, batch):
-            return self.student(**build_inputs(self.student, batch), **settings)
+        return run_student(self.student, batch, **settings)
 
     def on_fit_start(self) -> None:
         """Puts the student into training mode, with the configured dropout."""
@@ -140,81 +116,19 @@ class DistillationModule(lightning.LightningModule):
             InputError: The signals of a term are missing or not finite.
         """
         if self.across is not None:
-            return self._compute_terms_across(batch, self.across)
-        signals = self._read_signals(batch)
-        with self.fused_kl.capture(batch, signals if self._may_fuse else TeacherSignals()) as head_inputs:
-            logits, hidden, vectors = self._run_student(batch)
-        device = batch["attention_mask"].device
-        tensors = {name: value.to(device) for name, value in signals.items() if isinstance(value, Tensor)}
-        outputs = cast(TeacherSignals, tensors)  # the signals without those on layers
-        mean = partial(self._average_distances, batch)
-        pairs = self.layer_terms.build_pairs(batch["attention_mask"], hidden, vectors, signals, mean)
-        if logits is not None and self.loss.uses_vectors:
-            pairs |= self.layer_terms.build_vector_pairs(logits, outputs)
-        rows, labels, teacher_rows = None, None, TeacherSignals()
-        if logits is not None and self.loss.uses_logits:
-            teacher_rows = self.output_rows.signals(batch, outputs | self._find_facts(signals))
-            if head_inputs is None:
-                rows, labels = self.output_rows.logits(batch, logits), self.output_rows.labels(batch)
-        texts = batch.get("documents", batch["attention_mask"])
-        loss = self.current_loss
-        terms = compute_loss_terms(loss, rows, labels, texts, teacher_rows, pairs)
-        if head_inputs is not None:
-            terms = {"kl": self.fused_kl.compute(head_inputs[0], teacher_rows, loss.resolved_temperature)} | terms
-        shares = find_shares(batch)
-        return terms if shares is None else scale_by_share(self.loss, terms, shares)
-
-    def _compute_terms_across(self, batch: Batch, across: CrossTokenizerKL) -> dict[str, Tensor]:
-        logits = self.student(**select_inputs(batch)).logits
-        terms = {"kl": across(logits, batch)} if self.loss.kl else {}
-        if self.loss.ce:
-            terms["ce"] = label_loss(rows_of(batch, logits, 2), rows_of(batch, batch["labels"], 1))
-        return terms
-
-    @property
-    def _may_fuse(self) -> bool:
-        return not self.layer_terms.active_layer and (self._trainer is None or self._trainer.world_size == 1)
-
-    def _average_distances(self, batch: Batch, distances: Tensor) -> Tensor:
-        if self._trainer is None or self._trainer.world_size == 1:
-            return distances
-        share = (find_shares(batch) or {"tokens": 1.0})["tokens"]
-        mean: Tensor = self._trainer.strategy.reduce(distances * share, reduce_op="mean")
-        return mean
-
-    def _run_student(self, batch: Batch) -> tuple[Tensor | None, Sequence[Tensor], Sequence[AttentionVectors]]:
-        """Returns the student's logits, hidden states and attention vectors that the terms need."""
-        pairs, active_layer = self.layer_terms.layer_pairs, self.layer_terms.active_layer
-        capture: AbstractContextManager[list[AttentionVectors]] = (
-            capture_attention_vectors(self.student) if pairs.attention_layers else nullcontext([])
-        )
-        with capture as vectors:
-            if active_layer:
-                with stop_after_layer(self.student, active_layer) as states:
-                    self(batch)
-                return None, states, vectors
-            output = self(batch, output_hidden_states=bool(pairs.hidden))
-        return find_logits(output), output.hidden_states if pairs.hidden else (), vectors
+            return self.across.compute_terms(self.student, self.loss, batch)
+        step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_kl)
+        return step.compute_terms(batch, self._read_signals(batch), self.current_loss, self._process_mean)
 
     def _read_signals(self, batch: Batch) -> TeacherSignals:
-        """Returns the teacher's signals for a batch, checked, from the batch itself or by querying `signals`."""
-        if not self.loss.needs_teacher:
-            return TeacherSignals()
-        signals = find_signals(batch)
-        if signals is None and self.signals is not None:
-            signals = cast(TeacherSignals, self.signals(batch))
-        if signals is None:
-            raise InputError(
-                "loss: expected signals for the terms that read the teacher, found none: pass signals, or batches that "
-                "contain them"
-            )
-        layers = self.layer_terms.find_needed_layers(signals)
-        check_signals(signals, batch, layers, outputs=self.loss.kl > 0 or self.loss.uses_vectors)
-        return signals
+        return read_signals(batch, self.signals, self.loss, self.layer_terms)
 
-    def _find_facts(self, signals: TeacherSignals) -> TeacherSignals:
-        """Returns the temperature of stored distributions and the teacher's number of classes, if there are any."""
-        return facts_of(signals) | count_vocabulary_classes(self.student, signals)
+    @property
+    def _process_mean(self) -> Callable[[Tensor], Tensor] | None:
+        """Averages a tensor over the processes; None in a single process."""
+        if self._trainer is None or self._trainer.world_size == 1:
+            return None
+        return partial(self._trainer.strategy.reduce, reduce_op="mean")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the weighted sum of the terms on a batch, and logs it in the steps in which Lightning logs."""
@@ -224,7 +138,7 @@ class DistillationModule(lightning.LightningModule):
             terms = self.compute_terms(self._select_batch(batch))
             self._balance_gradients(terms)
             total = weighted_sum(self.current_loss, terms)
-        if self._is_logged():
+        if is_logging_step(self._trainer):
             self._log_terms(total, terms)
         return total
 
@@ -233,16 +147,15 @@ class DistillationModule(lightning.LightningModule):
         if batch_idx % accumulated == 0:
             self.zero_grad()
         signals = self._read_signals(batch)
-        return train_stages(stages, batch, signals, self._find_facts(signals), self.current_loss, accumulated)
+        settings = find_distribution_settings(self.student, signals)
+        return train_stages(stages, batch, signals, settings, self.current_loss, accumulated)
 
     def _select_batch(self, batch: Batch) -> Batch:
         """Returns the batch of the step: the dataset's, or one of generated sequences."""
         if self.on_policy is None:
             return batch
-        if self._trainer is None:
-            return self.on_policy.build_batch(self.student, 0, batch)
-        mean = partial(self._trainer.strategy.reduce, reduce_op="mean")
-        return self.on_policy.build_batch(self.student, self._trainer.global_step, batch, mean)
+        step = 0 if self._trainer is None else self._trainer.global_step
+        return self.on_policy.build_batch(self.student, step, batch, self._process_mean or torch.clone)
 
     @property
     def current_loss(self) -> LossConfig:
@@ -279,42 +192,14 @@ class DistillationModule(lightning.LightningModule):
         if self.stages is None:
             optimizer.zero_grad()
 
-    def _is_logged(self) -> bool:
-        trainer = self._trainer
-        # Lightning passes values to its loggers only in the step before each multiple and drops all others.
-        return trainer is not None and (trainer.global_step + 1) % getattr(trainer, "log_every_n_steps", 1) == 0
-
     def _log_terms(self, total: Tensor, terms: dict[str, Tensor]) -> None:
-        if not total.isfinite():
-            raise InputError(
-                f"train: expected a finite loss, found {total.item()} in step {self.trainer.global_step}: nothing is "
-                "learnt from here on; lower the learning rate or look for extreme values in the teacher's signals"
-            )
-        learning_rate: float = self.trainer.optimizers[0].param_groups[0]["lr"]
-        values: dict[str, Tensor | float] = {"train/loss": total.detach(), "lr": learning_rate}
-        gradient_shares = self._compute_gradient_shares(terms)
-        for name, value in terms.items():
-            values[f"train/{name}"] = value.detach()
-            values[f"train/{name}_weight"] = getattr(self.current_loss, name)
-            if name in gradient_shares:
-                values[f"train/{name}_gradient_share"] = gradient_shares[name]
-        values |= {f"train/matched_{s}": t for s, t in self.layer_terms.matched if s}
-        data = getattr(self.trainer, "datamodule", None)
-        if isinstance(data, RowsDataModule):
-            values["train/wait_share"] = data.wait_share()
+        check_finite_loss(total, self.trainer.global_step)
+        values: dict[str, Tensor | float] = {"train/loss": total.detach()}
+        values |= collect_term_values(self.current_loss, terms, list(self.parameters()))
+        values |= collect_run_values(self.trainer, self.layer_terms)
         if self.on_policy is not None:
-            values["train/generation_share"] = self.on_policy.generation_time.share()
+            values["train/generation_share"] = self.on_policy.generation_time.measure_share()
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
-
-    def _compute_gradient_shares(self, terms: dict[str, Tensor]) -> dict[str, float]:
-        """Returns the terms' gradient shares; empty for sharded weights.
-
-        With these, a backward pass of a single term would reduce the gradients a second time.
-        """
-        # DeepSpeed marks sharded parameters with ds_id.
-        if not terms or any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in self.parameters()):
-            return {}
-        return compute_gradient_shares(self.current_loss, terms, self.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Logs the loss and the score of a batch of the validation split; without labels the sum of the terms."""

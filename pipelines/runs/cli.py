@@ -16,8 +16,8 @@ from compress.errors import ArtefactError, CompressError, VerificationError
 from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.console import print_error
-from pipelines.settings.command_line import CONFIG, split_words
-from pipelines.settings.values import home, settle_value
+from pipelines.settings.command_line import CONFIG, split_arguments
+from pipelines.settings.values import expand_home, settle_value
 from pipelines.settings.yaml_file import read_yaml
 
 Config = TypeVar("Config")
@@ -46,20 +46,20 @@ def parse(
         short: Short name -> full name, such as `teacher` -> `teacher.model`; also valid in YAML.
 
     Raises:
-        InputError: A config file is missing or malformed; a key or flag is unknown, is given twice or has no value; or
+        InputError: A config file is missing or malformed; a key or flag is unknown, occurs twice or has no value; or
             a value isn't allowed for its setting.
-        SystemExit: A value has the wrong type (exit code 2), or `--help` was given (exit code 0).
+        SystemExit: A value has the wrong type (exit code 2), or the arguments contain `--help` (exit code 0).
     """
     fields = list_settings(config_class)
-    words, files = split_words(argv, fields, short, prog)
+    arguments, files = split_arguments(argv, fields, short, prog)
     from_files: dict[str, object] = {}
     for file in files:
-        from_files |= read_yaml(home(f"--{CONFIG}", file), fields, short)
+        from_files |= read_yaml(expand_home(f"--{CONFIG}", file), fields, short)
     parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
     if from_files:
         checked = parser.parse_object(from_files)  # defaults are not type-checked by the parser
         parser.set_defaults({name: checked[name] for name in from_files})
-    return build_config(config_class, parser.parse_args(words))
+    return build_config(config_class, parser.parse_args(arguments))
 
 
 def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":

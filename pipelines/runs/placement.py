@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import WEIGHTS, export_huggingface
+from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.sentence_folder import write_form
 from distill.models.sentence_encoder import PooledModel
 from distill.parallel.apply import reshard
@@ -27,9 +27,6 @@ from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
 from pipelines.runs.training_checkpoint import collect_untied, is_rank_zero
 
-if TYPE_CHECKING:
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
-
 INITIAL = "initial"
 
 
@@ -38,7 +35,7 @@ def build_placed_model(
     layout: Layout,
     folder: Path,
     build: Callable[[], PreTrainedModel],
-    auto_class: "type[_BaseAutoModelClass]",
+    auto_class: AutoClass,
     *,
     offload: bool = False,
     prefetch: int = 1,
@@ -65,7 +62,7 @@ def detect_device_type() -> str:
 
 def load_in_layout(
     folder: Path,
-    auto_class: "type[_BaseAutoModelClass]",
+    auto_class: AutoClass,
     layout: Layout,
     mesh: DeviceMesh,
     *,

@@ -316,13 +316,13 @@ def split_world(everyone: World, store: "TorchStore", teachers: int) -> tuple[Wo
     """Returns this process's world, that of the students or of the teachers, and its store."""
     import torch.distributed as dist
 
-    from distill.teacher.remote import Bridge
+    from distill.teacher.remote import Bridge, PointToPointGroup
 
     students = everyone.size - teachers
     local_students = count_local_students(everyone.size, students)
     # Long timeout: teachers wait while the students validate; a dead process is detected by its connection.
     group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), everyone.rank, everyone.size, timedelta(weeks=1))
-    bridge = Bridge(group, everyone.rank, students, teachers)
+    bridge = Bridge(cast(PointToPointGroup, group), everyone.rank, students, teachers)
     if everyone.rank >= students:
         rank, size, name, local = everyone.rank - students, teachers, "teachers", teachers
     else:

@@ -187,7 +187,7 @@ class StepSeed(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Seeds PyTorch with the run's seed, the batch's number and the rank of the data."""
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        data_rank, _ = data_of(trainer).place()
+        data_rank, _ = data_of(trainer).find_rank()
         torch.manual_seed(((self.seed << 32) + number + (data_rank << 48)) % 2**63)
 
 

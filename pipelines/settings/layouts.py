@@ -2,13 +2,15 @@
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distill.parallel.layout import Layout, check_model_fits, parse_layout
 from pipelines.settings.distill_config import DistillConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from distill.checkpoint.auto_class import AutoClass
 
 SHARE = 0.5  # of a process's memory for weights, gradients and optimizer state; activations need the rest
 TRAINED_BYTES = 16  # per parameter: the fp32 weight, its gradient and AdamW's two moments
@@ -28,13 +30,13 @@ class LayoutSetting:
     """A layout as written in the settings.
 
     Args:
-        whose: Field of `Layouts`.
+        model: Field of `Layouts`.
         name: Name of the setting.
         text: Value of the setting; `auto` is resolved from sizes.
         processes: Number of processes that the layout is for.
     """
 
-    whose: str
+    model: str
     name: str
     text: str
     processes: int
@@ -52,14 +54,14 @@ class LayoutSetting:
 
 def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSetting, LayoutSetting, LayoutSetting]:
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training."""
-    own, text, others = config.teacher.ranks, config.teacher.layout, config.student.layout
-    tuned = "auto" if own else text
+    ranks, teacher, student = config.teacher.ranks, config.teacher.layout, config.student.layout
+    tuned = "auto" if ranks else teacher
     if config.machine.strategy:
-        others = tuned = "replicated"  # DeepSpeed shards the model itself
+        student = tuned = "replicated"  # DeepSpeed shards the model itself
     return (
-        LayoutSetting("teacher", "teacher.layout", text, own or processes),
-        LayoutSetting("student", "student.layout", others, processes - own),
-        LayoutSetting("tuned", "teacher.layout", tuned, processes - own),
+        LayoutSetting("teacher", "teacher.layout", teacher, ranks or processes),
+        LayoutSetting("student", "student.layout", student, processes - ranks),
+        LayoutSetting("tuned", "teacher.layout", tuned, processes - ranks),
     )
 
 
@@ -71,18 +73,19 @@ def resolve_layout(wanted: LayoutSetting, model: "PretrainedConfig") -> Layout:
     """
     layout = wanted.parsed()
     if layout is None:
-        layout = parse_layout(fitting_kind(model, wanted.processes), wanted.processes, wanted.name)
+        layout = parse_layout(choose_layout(model, wanted.processes), wanted.processes, wanted.name)
     check_model_fits(layout, model, wanted.name)
     return layout
 
 
-def fitting_kind(own: "PretrainedConfig", processes: int) -> str:
-    if parameters(own) * TRAINED_BYTES <= SHARE * memory_of_process(processes):
+def choose_layout(model: "PretrainedConfig", processes: int) -> str:
+    """Returns `replicated` if a model and its training state fit into a process's memory, otherwise `fsdp=N`."""
+    if count_parameters(model) * TRAINED_BYTES <= SHARE * process_memory(processes):
         return "replicated"
     return f"fsdp={processes}"
 
 
-def memory_of_process(processes: int) -> float:
+def process_memory(processes: int) -> float:
     """Returns the bytes of memory per process: the GPU's, or the process's share of the machine's RAM."""
     import torch
 
@@ -92,7 +95,7 @@ def memory_of_process(processes: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / here
 
 
-def parameters(config: "PretrainedConfig", auto: Any = None) -> int:
+def count_parameters(config: "PretrainedConfig", auto: "AutoClass | None" = None) -> int:
     """Returns the number of parameters of a model with this config, counted without allocating memory.
 
     `auto` is the auto class that builds the model; it is inferred from the config if omitted.
@@ -103,5 +106,5 @@ def parameters(config: "PretrainedConfig", auto: Any = None) -> int:
     from distill.checkpoint.pruned import auto_class_of
 
     with torch.device("meta"):
-        built = auto or getattr(transformers, auto_class_of(config.to_dict()))
-        return built.from_config(config).num_parameters()
+        auto_class: AutoClass = auto or getattr(transformers, auto_class_of(config.to_dict()))
+        return auto_class.from_config(config).num_parameters()

@@ -29,15 +29,15 @@ def fitted_length(length: int, task: "Task", models: "Models", *, room: int = 0)
     Raises:
         InputError: The length exceeds the number of positions of a model.
     """
-    from distill.tasks.positions import check_length, positions_of
+    from distill.tasks.positions import check_length, find_max_tokens
 
     fitted, note = length or USUAL_LENGTH, ""
     for role, (config, tokenizer) in models.items():
-        most = positions_of(config)
-        if not length and most is not None and SHORTEST <= most - room < task.longest(tokenizer, fitted):
+        most = find_max_tokens(config)
+        if not length and most is not None and SHORTEST <= most - room < task.max_row_length(tokenizer, fitted):
             fitted, note = most - room, f"; texts are cut at {most - room} tokens: the {role} has {most} positions"
         check_length(task, config, tokenizer, fitted, role)
-        if length and task.longest(tokenizer, length) < length:
+        if length and task.max_row_length(tokenizer, length) < length:
             limit = tokenizer.model_max_length
             note = f"; texts are cut at {limit} tokens, not {length}: the {role}'s tokenizer has that limit"
     return fitted, note
@@ -49,7 +49,7 @@ def check_lengths(settings: DistillConfig, configs: "Mapping[str, PretrainedConf
     Raises:
         InputError: A length exceeds the number of positions of the teacher or the student.
     """
-    from distill.tasks.positions import positions_of, too_long
+    from distill.tasks.positions import find_max_tokens, length_error
 
     lengths = {"general.length": settings.general.length} if settings.general.data else {}
     lengths |= {"budget.length": settings.budget.length} if settings.budget.requested else {}
@@ -57,7 +57,7 @@ def check_lengths(settings: DistillConfig, configs: "Mapping[str, PretrainedConf
         total = settings.on_policy.prompt_tokens + settings.on_policy.new_tokens
         lengths["on_policy.prompt_tokens and on_policy.new_tokens together"] = total
     for role, config in configs.items():
-        most = positions_of(config)
+        most = find_max_tokens(config)
         for setting, length in lengths.items():
             if most is not None and length > most:
-                raise too_long(setting, most, length, role)
+                raise length_error(setting, most, length, role)

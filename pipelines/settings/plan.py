@@ -90,7 +90,7 @@ class Target:
     name: str
     speedup: float
     latency_ms: float
-    most_bytes: int | None = None
+    max_bytes: int | None = None
 
     def milliseconds(self, teacher_ms: float) -> float:
         """Returns the latency that the target allows, if the teacher's is `teacher_ms`."""
@@ -100,8 +100,8 @@ class Target:
 def targets_of(budget: Budget) -> list[Target]:
     """Returns the budget's targets, the slowest first."""
     if budget.latency_ms:
-        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.most_bytes())]
-    return [Target(f"{speedup:g}x", speedup, 0.0, budget.most_bytes(speedup)) for speedup in budget.speedups]
+        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.find_max_bytes())]
+    return [Target(f"{speedup:g}x", speedup, 0.0, budget.find_max_bytes(speedup)) for speedup in budget.speedups]
 
 
 def round_name(target: Target, number: int) -> str:

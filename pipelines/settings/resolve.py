@@ -68,13 +68,13 @@ def resolve(settings: DistillConfig, processes: int, *, reads_weights: bool = Tr
     """
     requested, facts = settings.task, examine(settings, processes)
 
-    from distill.tasks.choose import TASKS, choose
+    from distill.tasks.choose import TASKS, choose_task
     from pipelines.settings.machine_facts import check_accelerator
 
     settings = facts.settings
     check_accelerator(settings.machine.accelerator)
     teacher = facts.teacher or open_checkpoint(settings.teacher.model, "teacher")
-    task, reason = choose(requested, teacher.config, teacher.name, settings.data)
+    task, reason = choose_task(requested, teacher.config, teacher.name, settings.data)
     settings = fill_task_defaults(settings, task)
     student = facts.student
     if student is None and not is_relative(settings.student.spec):
@@ -167,7 +167,7 @@ def complete(facts: Facts, task_reason: str) -> Plan:
     match_layers(settings.loss, student_sizes, teacher_sizes)
     models = {"teacher": teacher.config, "student": own, "tuned": teacher.config}
     layouts = Layouts(
-        **{each.whose: resolve_layout(each, models[each.whose]) for each in layout_settings(settings, facts.processes)}
+        **{each.model: resolve_layout(each, models[each.model]) for each in layout_settings(settings, facts.processes)}
     )
     sizes = teacher_sizes, student_sizes
     plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes)
@@ -185,12 +185,12 @@ def open_teachers(settings: DistillConfig, first: Checkpoint) -> tuple[Checkpoin
     """
     if not settings.teacher.also:
         return ()
-    from distill.tasks.text_classification import TextClassification, check_task
+    from distill.tasks.text_classification import TextClassification, check_classifier
     from distill.teacher.fingerprint import check_same_tokenizer
 
     found = tuple(open_checkpoint(name, "teacher") for name in settings.teacher.also)
     for each in found:
-        check_task(each.config, each.name)
+        check_classifier(each.config, each.name)
         TextClassification(()).check_weights(each.folder, "teacher", new_head=True)
         check_same_tokenizer(first.load_tokenizer(), each.load_tokenizer(), each.name, "teacher")
     return found
@@ -228,7 +228,7 @@ def check_pipeline_stages(plan: Plan) -> None:
     from distill.tasks.choose import TASKS
     from distill.tasks.logit_rows import OutputRows
 
-    if type(TASKS[plan.task].answers) is OutputRows:
+    if type(TASKS[plan.task].output_rows) is OutputRows:
         return
     for who, layout in (("student", plan.layouts.student), ("teacher", plan.layouts.tuned)):
         if layout.pp > 1 and (who == "student" or is_finetuned(plan)):

@@ -27,7 +27,7 @@ def load_checked_tokenizer(checkpoint: "Checkpoint", task: "Task") -> "PreTraine
     tokenizer = checkpoint.load_tokenizer()
     check_vocabulary(tokenizer, checkpoint.config, checkpoint.folder, checkpoint.role)
     task.check_tokenizer(tokenizer)
-    task.settle_tokenizer(tokenizer, checkpoint.folder)
+    task.configure_tokenizer(tokenizer, checkpoint.folder)
     return tokenizer
 
 
@@ -51,8 +51,8 @@ def rows_across(
         InputError: The tokenizers can't be aligned; a tokenizer has no end token or, for masked-lm, no mask token; or
             the lengths leave no room for text.
     """
-    from distill.data.alignment.encoded import encode_twice
+    from distill.data.alignment.encoded import encode_aligned
     from distill.data.masking.twice_masked import MaskedAlignedRows
 
-    rows = encode_twice(student, teacher, texts, length, settings.data.max_length)
+    rows = encode_aligned(student, teacher, texts, length, settings.data.max_length)
     return MaskedAlignedRows.build(rows, settings.masking, student, teacher) if settings.task == "masked-lm" else rows

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import cast, overload
 
 from distill.errors import InputError
 from pipelines.settings.this_machine import cores
@@ -18,11 +18,11 @@ PATHS = frozenset(
 )  # fmt: skip
 # Numbers that YAML reads in an unexpected way: 010 as 8, and 1:30 as 90.
 MISREAD = re.compile(r"[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?)")
-A_CORE = 4  # maximum threads or processes per core: more would only wait for one another
+PER_CORE = 4  # maximum threads or processes per core: more would only wait for one another
 ALWAYS = 16  # number that is accepted on any machine
 
 
-def settle_value(name: str, value: Any) -> Any:
+def settle_value(name: str, value: object) -> object:
     """Returns the value of the setting called `name`, with `~` in paths expanded.
 
     Raises:
@@ -30,14 +30,25 @@ def settle_value(name: str, value: Any) -> Any:
             than are useful on this machine.
     """
     if name in PATHS:
-        return tuple(home(name, each) for each in value) if isinstance(value, tuple) else home(name, value)
+        return (
+            tuple(expand_home(name, each) for each in value) if isinstance(value, tuple) else expand_home(name, value)
+        )
     if name.rpartition(".")[2] in ("threads", "devices"):
-        check_count(name, value)
-    check_finite(name, value)
+        _check_count(name, cast(int, value))
+    _check_finite(name, value)
     return value
 
 
-def home(name: str, path: Any) -> Any:
+@overload
+def expand_home(name: str, path: str) -> str: ...
+@overload
+def expand_home(name: str, path: object) -> object: ...
+def expand_home(name: str, path: object) -> object:
+    """Returns a path with `~` expanded; any value that isn't a string is returned unchanged.
+
+    Raises:
+        InputError: The home folder doesn't exist, or the path contains a null character.
+    """
     if not isinstance(path, str):
         return path
     if "\0" in path:
@@ -48,11 +59,11 @@ def home(name: str, path: Any) -> Any:
     return full
 
 
-def check_count(name: str, count: int) -> None:
+def _check_count(name: str, count: int) -> None:
     if count < 0:
         raise InputError(f"{name}: expected at least 0, found {count}")
     here = cores()
-    most = max(ALWAYS, A_CORE * here)
+    most = max(ALWAYS, PER_CORE * here)
     if count > most:
         raise InputError(
             f"{name}: expected at most {most} on this machine's {here} cores, found {count}: they would only wait for "
@@ -60,21 +71,21 @@ def check_count(name: str, count: int) -> None:
         )
 
 
-def check_finite(name: str, value: Any) -> None:
+def _check_finite(name: str, value: object) -> None:
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list | tuple):
         for each in value:
-            check_finite(name, each)
+            _check_finite(name, each)
     elif isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{name}: expected a number, found {value}: nothing can be computed with it")
 
 
-def check_written(where: str, kind: Any, text: str) -> None:
+def check_number_format(where: str, field_type: object, text: str) -> None:
     """Checks that YAML reads a number as the decimal number it looks like.
 
     Raises:
         InputError: YAML reads the number differently.
     """
-    if kind in (int, float, float | None) and MISREAD.fullmatch(text):
-        raise InputError(f"{where}: expected a decimal number, found {text!r}, which YAML reads as another one")
+    if field_type in (int, float, float | None) and MISREAD.fullmatch(text):
+        raise InputError(f"{where}: expected a decimal number, found {text!r}, which YAML reads as another number")

@@ -5,14 +5,14 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from distill.errors import InputError
 from pipelines.settings.recipes import recipe_file
-from pipelines.settings.values import check_written
+from pipelines.settings.values import check_number_format
 
 MOST_BYTES = 2**17
 MOST_LEVELS = 32
@@ -21,7 +21,7 @@ NULL, MERGE, TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge", "tag:ya
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSettings:
     """The settings of a command.
 
     Args:
@@ -29,23 +29,25 @@ class Known:
         short: Short name -> dotted name.
     """
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     short: Mapping[str, str]
 
     def is_group(self, name: str) -> bool:
+        """Returns whether a name is that of a group of settings."""
         return any(field.startswith(f"{name}.") for field in self.fields)
 
-    def nearest(self, name: str) -> str:
+    def find_nearest(self, name: str) -> str:
+        """Returns the setting, or its short name, whose spelling is closest to `name`."""
         return difflib.get_close_matches(name, [*self.fields, *self.short], 1, cutoff=0)[0]
 
 
-def read_yaml(file: str, fields: Mapping[str, Any], short: Mapping[str, str]) -> dict[str, Any]:
+def read_yaml(file: str, fields: Mapping[str, object], short: Mapping[str, str]) -> dict[str, object]:
     """Returns dotted name -> value of every setting in a YAML file.
 
     Scalars of string settings are taken literally: `wandb: off` is "off", not false, and `pattern: 2:4` is "2:4".
 
     Raises:
-        InputError: The file can't be read or isn't YAML; a key is unknown, is given twice (in one group, at two depths
+        InputError: The file can't be read or isn't YAML; a key is unknown, occurs twice (in one group, at two depths
             or in two spellings) or has no value; aliases are circular or expand to too many values.
     """
     where = f"config {file!r}"
@@ -55,8 +57,8 @@ def read_yaml(file: str, fields: Mapping[str, Any], short: Mapping[str, str]) ->
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, MappingNode):
-            raise InputError(f"{where}: expected settings as `name: value`, found {described(root)}")
-        reader = Reader(where, Known(fields, short), loader)
+            raise InputError(f"{where}: expected settings as `name: value`, found {_describe_node(root)}")
+        reader = Reader(where, KnownSettings(fields, short), loader)
         return {name: reader.value(name, node) for name, node in reader.settings(root, "").items()}
     except yaml.YAMLError as error:
         raise InputError(f"{where}: not well-formed YAML: {error}") from error
@@ -96,11 +98,11 @@ def check_shape(text: str, where: str) -> None:
     count = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            line = line_of(event)
+            line = _line_of(event)
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 raise InputError(
-                    f"{where}, line {line}: alias *{event.anchor} stands inside of what it stands for: its value would "
-                    "never end"
+                    f"{where}, line {line}: alias *{event.anchor} occurs inside its own anchor: its value would be "
+                    "infinite"
                 )
             count += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -108,7 +110,7 @@ def check_shape(text: str, where: str) -> None:
             count += 1
             if len(open_nodes) > MOST_LEVELS:
                 raise InputError(
-                    f"{where}, line {line_of(event)}: expected settings, at most {MOST_LEVELS} levels deep, found more"
+                    f"{where}, line {_line_of(event)}: expected settings, at most {MOST_LEVELS} levels deep, found more"
                 )
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
@@ -133,7 +135,7 @@ class Reader:
     """
 
     where: str
-    known: Known
+    known: KnownSettings
     loader: yaml.SafeLoader
 
     def settings(self, group: MappingNode, prefix: str) -> dict[str, Node]:
@@ -144,10 +146,10 @@ class Reader:
             for full, node in self.entry(name, key, value).items():
                 if full in found:
                     raise InputError(
-                        f"{self.where}: {full} is given twice, in line {lines[full]} and line {line_of(key)}: it can't "
-                        "be told which one is meant"
+                        f"{self.where}: {full} is given twice, in line {lines[full]} and line {_line_of(key)}: it is "
+                        "unclear which one is meant"
                     )
-                found[full], lines[full] = node, line_of(key)
+                found[full], lines[full] = node, _line_of(key)
         return self.merged(group, prefix) | found
 
     def entries(self, group: MappingNode, prefix: str) -> Iterator[tuple[str, ScalarNode, Node]]:
@@ -155,15 +157,17 @@ class Reader:
         seen: dict[str, int] = {}
         for key, value in group.value:
             if not isinstance(key, ScalarNode):
-                raise InputError(f"{self.where}, line {line_of(key)}: expected a name before the colon, found {key.id}")
+                raise InputError(
+                    f"{self.where}, line {_line_of(key)}: expected a name before the colon, found {key.id}"
+                )
             if key.tag == MERGE:
                 continue
             if key.value in seen:
                 raise InputError(
                     f"{self.where}: key {prefix + key.value!r} is given twice, in line {seen[key.value]} and line "
-                    f"{line_of(key)}: it can't be told which one is meant"
+                    f"{_line_of(key)}: it is unclear which one is meant"
                 )
-            seen[key.value] = line_of(key)
+            seen[key.value] = _line_of(key)
             yield f"{prefix}{key.value}", key, value
 
     def merged(self, group: MappingNode, prefix: str) -> dict[str, Node]:
@@ -177,34 +181,35 @@ class Reader:
                 continue
             for other in value.value if isinstance(value, SequenceNode) else [value]:
                 if not isinstance(other, MappingNode):
-                    raise InputError(f"{self.where}, line {line_of(key)}: expected a group to merge, found {other.id}")
+                    raise InputError(f"{self.where}, line {_line_of(key)}: expected a group to merge, found {other.id}")
                 found = self.settings(other, prefix) | found
         return found
 
     def entry(self, name: str, key: ScalarNode, value: Node) -> dict[str, Node]:
         """Returns the settings under one key: those of a group, or the setting itself."""
-        where = f"{self.where}, line {line_of(key)}"
+        where = f"{self.where}, line {_line_of(key)}"
         short, is_group = self.known.short.get(name), self.known.is_group(name)
         if isinstance(value, MappingNode) and name not in self.known.fields and is_group:
             return self.settings(value, f"{name}.")
         full = short or name
         if full not in self.known.fields:
             if is_group:
-                raise InputError(f"{where}: expected settings below {name!r}, found {described(value)}")
-            raise InputError(f"{where}: unknown key {name!r}; the nearest is {self.known.nearest(name)!r}")
+                raise InputError(f"{where}: expected settings below {name!r}, found {_describe_node(value)}")
+            raise InputError(f"{where}: unknown key {name!r}; the nearest is {self.known.find_nearest(name)!r}")
         if value.tag == NULL and not takes_none(self.known.fields[full]):
             raise InputError(f"{where}: {full} has no value: write one after the colon, or leave the key out")
         return {full: value}
 
-    def value(self, name: str, node: Node) -> Any:
+    def value(self, name: str, node: Node) -> object:
         """Returns the value of a setting's node; strings are taken literally."""
         for each in (node, *(node.value if isinstance(node, SequenceNode) else ())):
             if isinstance(each, ScalarNode) and each.tag != NULL and takes_text(self.known.fields[name]):
                 each.tag = TEXT
         if isinstance(node, ScalarNode):
-            check_written(f"{self.where}, line {line_of(node)}: {name}", self.known.fields[name], node.value)
+            check_number_format(f"{self.where}, line {_line_of(node)}: {name}", self.known.fields[name], node.value)
         check_keys(node, f"{self.where}: {name}")
-        return self.loader.construct_object(node, deep=True)
+        value: object = self.loader.construct_object(node, deep=True)
+        return value
 
 
 def check_value(name: str, text: str) -> None:
@@ -217,12 +222,12 @@ def check_value(name: str, text: str) -> None:
         check_shape(text, name)
         node = yaml.SafeLoader(text).get_single_node()
     except yaml.YAMLError as error:
-        raise InputError(f"{name}: expected a list or a mapping, found {shortened(text)}: {error}") from error
+        raise InputError(f"{name}: expected a list or a mapping, found {_shorten(text)}: {error}") from error
     if node is not None:
         check_keys(node, name)
 
 
-def shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
@@ -236,32 +241,33 @@ def check_keys(node: Node, where: str) -> None:
         keys = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise InputError(f"{where}: key {twice!r} is given twice: it can't be told which one is meant")
+            raise InputError(f"{where}: key {twice!r} is given twice: it is unclear which one is meant")
 
 
-def line_of(part: Node | yaml.Event) -> int:
+def _line_of(part: Node | yaml.Event) -> int:
     return part.start_mark.line + 1 if part.start_mark is not None else 1
 
 
-def described(node: Node | None) -> str:
+def _describe_node(node: Node | None) -> str:
     if node is None or node.tag == NULL:
         return "nothing"
     return repr(node.value) if isinstance(node, ScalarNode) else "a list"
 
 
-def takes_none(kind: Any) -> bool:
-    return kind is type(None) or any(takes_none(each) for each in union_of(kind))
+def takes_none(field_type: object) -> bool:
+    """Returns whether a setting may be None."""
+    return field_type is type(None) or any(takes_none(each) for each in _union_types(field_type))
 
 
-def takes_text(kind: Any) -> bool:
+def takes_text(field_type: object) -> bool:
     """Returns whether a setting, or each element of a setting that is a tuple, is a string."""
-    if get_origin(kind) is tuple:
-        return all(each is Ellipsis or takes_text(each) for each in get_args(kind))
-    if get_origin(kind) is Literal:
-        return all(isinstance(each, str) for each in get_args(kind))
-    kinds = union_of(kind)
-    return kind is str or (any(takes_text(each) for each in kinds) and bool not in kinds)
+    if get_origin(field_type) is tuple:
+        return all(each is Ellipsis or takes_text(each) for each in get_args(field_type))
+    if get_origin(field_type) is Literal:
+        return all(isinstance(each, str) for each in get_args(field_type))
+    members = _union_types(field_type)
+    return field_type is str or (any(takes_text(each) for each in members) and bool not in members)
 
 
-def union_of(kind: Any) -> Sequence[Any]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+def _union_types(field_type: object) -> Sequence[object]:
+    return get_args(field_type) if get_origin(field_type) in (Union, types.UnionType) else ()

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,12 @@ from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
 from compress.quantize.prepare import LayerQuantization, convert
+from distill.data.rows.tagged import Tagged
+from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
 from pipelines.runs.files import count_bytes
 from pipelines.stages.compared_texts import select_rows
-from pipelines.stages.evaluate import arrays
+from pipelines.stages.evaluate import to_arrays
 from pipelines.stages.export import HUGGINGFACE
 
 TEXTS = 64
@@ -30,7 +31,7 @@ ROUNDS = 20
 
 
 @dataclass(frozen=True)
-class Built:
+class TimedModel:
     """A model ready to be timed: its files, their runner, and its inputs."""
 
     target: Target
@@ -40,51 +41,53 @@ class Built:
 
     @property
     def bytes(self) -> int:
+        """Size of its files in bytes."""
         return count_bytes(self.folder / str(self.target))
 
 
 def target_for(budget: Budget, *, teacher: bool = False) -> Target:
     """Returns the export target of a budget; the teacher's is in fp32."""
-    form = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
-    return Target(form, "int8" if budget.precision == "int8" and not teacher else FLOAT)
+    name = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
+    return Target(name, "int8" if budget.precision == "int8" and not teacher else FLOAT)
 
 
-def build(
+def build_timed(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     target: Target,
     folder: Path,
-    texts: "Texts",
-    how: QuantizeConfig | None = None,
+    texts: "TimingTexts",
+    quantization: QuantizeConfig | None = None,
     *,
     reduced: bool = False,
-) -> Built:
-    """Exports the model into `folder` and opens the files; with `how` the weights are quantized first.
+) -> TimedModel:
+    """Exports the model into `folder` and opens the files; with `quantization` the weights are quantized first.
 
     With `reduced`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
     """
     inputs = texts.inputs(tokenizer)
-    rounding = rounded_on(model, how, inputs) if how is not None else None
+    rounding = quantize_for_timing(model, quantization, inputs) if quantization is not None else None
     write_targets(Source(model, tokenizer, rounding, reduced), [target], folder)
-    place = folder / str(target)
-    runner: Any = TorchModel.of(model) if target == HUGGINGFACE else open_export(target, place, texts.budget.threads)
-    return Built(target, folder, runner, inputs)
+    if target == HUGGINGFACE:
+        return TimedModel(target, folder, TorchModel.of(model), inputs)
+    runner = open_export(target, folder / str(target), texts.budget.threads)
+    return TimedModel(target, folder, runner, inputs)
 
 
-def rounded_on(
-    model: PreTrainedModel, how: QuantizeConfig, inputs: Sequence[Mapping[str, np.ndarray]]
+def quantize_for_timing(
+    model: PreTrainedModel, config: QuantizeConfig, inputs: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, LayerQuantization]:
     """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
     batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
-    quantize_model(model, replace(how, smooth=0, weights="nearest"), batches)
+    quantize_model(model, replace(config, smooth=0, weights="nearest"), batches)
     return convert(model)
 
 
 @dataclass(frozen=True)
-class Texts:
+class TimingTexts:
     """The texts that models are timed on, the same for every tokenizer."""
 
-    examples: Any
+    examples: Examples | Tagged
     budget: Budget
     max_length: int
     task: Task
@@ -95,30 +98,31 @@ class Texts:
         size = self.budget.batch
         rows = list(range(min(len(encoded), TEXTS * size)))
         groups = [rows[i : i + size] for i in range(0, len(rows), size)]
-        batches = [arrays(encoded.collate(group, pad)) for group in groups if len(group) == size]
-        return [self.stretched(batch) for batch in batches] if self.budget.length else batches
+        batches = [to_arrays(encoded.collate(group, pad)) for group in groups if len(group) == size]
+        return [self._stretch(batch) for batch in batches] if self.budget.length else batches
 
-    def stretched(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _stretch(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         width = self.budget.length
         times = -(-width // batch["input_ids"].shape[1])
         return {name: np.ascontiguousarray(np.tile(value, (1, times))[:, :width]) for name, value in batch.items()}
 
 
-def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Task) -> Texts:
+def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, seed: int, task: Task) -> TimingTexts:
     """Returns texts drawn from a split by the seed: enough for TEXTS calls if the split has as many."""
     rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
     texts, pairs = select_rows(examples, rows)
-    return Texts(type(examples)(texts) if pairs is None else type(examples)(texts, pairs), budget, max_length, task)
+    drawn = Tagged(texts) if isinstance(examples, Tagged) else Examples(texts, pairs)
+    return TimingTexts(drawn, budget, max_length, task)
 
 
-def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
+def time_together(models: Mapping[str, TimedModel], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
     """Times all models in turn on the same texts."""
-    calls = min(len(each.inputs) for each in built.values())  # another tokenizer may split a long text into more rows
+    calls = min(len(each.inputs) for each in models.values())  # another tokenizer may split a long text into more rows
     return measure_latency(
-        {name: each.runner for name, each in built.items()},
-        {name: each.inputs[:calls] for name, each in built.items()},
+        {name: each.runner for name, each in models.items()},
+        {name: each.inputs[:calls] for name, each in models.items()},
         rounds=rounds,
         threads=budget.threads,
     )

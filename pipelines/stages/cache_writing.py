@@ -21,7 +21,7 @@ from distill.teacher.shard import ShardedTeacher
 from pipelines.runs.console import Console
 from pipelines.runs.processes import World
 
-PROGRESS = "cache: asking the teacher"  # title of the progress bar
+PROGRESS = "cache: querying the teacher"  # title of the progress bar
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
@@ -29,16 +29,17 @@ def load_teacher(folder: Path) -> PreTrainedModel:
     return freeze(load_pruned(folder))
 
 
-def answers_of(signals: tuple[Signal, ...]) -> tuple[str, ...]:
+def list_needed_outputs(signals: tuple[Signal, ...]) -> tuple[str, ...]:
     """Returns the names of the teacher outputs that the signals need."""
     return tuple(dict.fromkeys(name for signal in signals for name in signal.needs))
 
 
-def forecast_line(expected: Forecast) -> str:
+def describe_forecast(expected: Forecast) -> str:
+    """Returns a line about the samples that are missing, and what it takes to write them."""
     return (
-        f"  cache: {expected.samples:,} samples, {expected.tokens:,} tokens to ask about: about "
+        f"  cache: {expected.samples:,} samples, {expected.tokens:,} tokens to compute: about "
         f"{expected.disk_bytes / 1e6:,.1f} MB on disk ({expected.free_bytes / 1e9:,.0f} GB free), "
-        f"{expected.seconds:,.0f} s, {expected.memory_bytes / 1e6:,.0f} MB of memory beside the teacher"
+        f"{expected.seconds:,.0f} s, {expected.memory_bytes / 1e6:,.0f} MB of memory besides the teacher"
     )
 
 
@@ -67,7 +68,7 @@ def write_with_progress(
             batch_tokens=batch_tokens,
             force=force,
             made_from=made_from,
-            on_forecast=lambda expected: console.say(forecast_line(expected)),
+            on_forecast=lambda expected: console.say(describe_forecast(expected)),
             on_progress=advance,
         )
     report_damage(console, result)
@@ -75,7 +76,8 @@ def write_with_progress(
 
 
 def report_damage(console: Console, result: WriteResult) -> None:
-    for damage in result.damaged:
+    """Prints a line for each damaged shard that was computed again."""
+    for damage in result.damaged_shards:
         console.say(f"  cache: {damage}; computed again")
 
 
@@ -99,7 +101,7 @@ def write_together(
     store, found = None, None
     if world.is_rank_zero:
         store = plan_cache(
-            folder, identity, samples, teacher, on_forecast=lambda expected: console.say(forecast_line(expected)),
+            folder, identity, samples, teacher, on_forecast=lambda expected: console.say(describe_forecast(expected)),
             **settings,
         )  # fmt: skip
         found = [asdict(fault) for fault in find_faults(store)]
@@ -110,7 +112,7 @@ def write_together(
     with console.track(PROGRESS, len(set(samples.keys))) as advance:
         result = fill_cache(
             store, samples, teacher, faults,
-            rank=world.rank, ranks=world.size, in_step=shared is not None, on_progress=advance,
+            rank=world.rank, ranks=world.size, lockstep=shared is not None, on_progress=advance,
         )  # fmt: skip
     report_damage(console, result)
     if shared is not None:

@@ -1,27 +1,30 @@
 """The texts that exported files are compared and timed on."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from distill.data.rows.conversations import Conversations
     from distill.data.rows.tagged import Tagged
-    from distill.data.splits.labelled import Examples
+    from distill.data.splits.examples import Examples
+
+Texts: TypeAlias = tuple[list[Any], list[str] | None]  # texts, or for a tagger lists of words, and their pairs
 
 
-def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
+def sample_texts(examples: "Examples | Tagged", count: int, seed: int) -> Texts:
     """Returns at most `count` texts and their pairs, drawn by the seed."""
     import numpy as np
 
     return select_rows(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
 
 
-def select_rows(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
+def select_rows(examples: "Examples | Tagged", rows: "Iterable[int]") -> Texts:
     """Returns the texts of these rows, and their pairs if there are any."""
     pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
     return [examples.texts[i] for i in rows], pairs
 
 
-def texts_hash(examples: "Examples | Tagged") -> str:
+def hash_texts(examples: "Examples | Tagged") -> str:
     """Returns a hash of all texts and labels, because quantized targets are scored on them."""
     from pipelines.runs.manifest import hash_json
 
@@ -29,6 +32,8 @@ def texts_hash(examples: "Examples | Tagged") -> str:
     return hash_json([list(examples.texts), pairs, examples.labels])
 
 
-def as_plain_texts(part: Any) -> Any:
+def as_plain_texts(part: "Examples | Tagged | Conversations") -> "Examples | Tagged":
     """Returns a split as texts; conversations become the texts of their messages."""
-    return part.message_texts() if hasattr(part, "message_texts") else part
+    from distill.data.rows.conversations import Conversations
+
+    return part.message_texts() if isinstance(part, Conversations) else part

@@ -14,22 +14,24 @@ from distill.data.config import DataConfig
 from distill.data.rows.reading_remarks import describe_reading
 from distill.data.rows.sentences import LINES
 from distill.data.sources.files import format_of
-from distill.data.sources.tables import read_splits, split_files
-from distill.data.sources.text_files import text_files
-from distill.data.splits.labelled import Splits
+from distill.data.sources.tables import find_split_files, read_splits
+from distill.data.sources.text_files import find_text_files
+from distill.data.splits.examples import Splits
 from distill.tasks.choose import TASKS
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from pipelines.runs.console import Console
 from pipelines.runs.files import hash_content
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+OTHER_STAGES = ("path", "unlabelled", "max_length", "packing")  # settings without effect on this stage
 PARTS = ("train", "validation", "test", "unlabelled")
 
 
 def data_stage(
-    run: Run, config: DataConfig, task: str = TextClassification.name, how: Mapping[str, Any] | None = None
+    run: Run, config: DataConfig, task: str = TextClassification.name, arguments: Mapping[str, Any] | None = None
 ) -> Artefact:
     """Writes a parquet file per split, the labels and the counts, in the form of the task.
 
@@ -37,18 +39,17 @@ def data_stage(
         run: The run.
         config: The data set.
         task: The task's name in TASKS.
-        how: Further settings of the task.
+        arguments: Further settings of the task.
     """
-    apart = ("path", "unlabelled", "max_length", "packing")
-    settings = {k: v for k, v in asdict(config).items() if k not in apart}
+    settings = {name: value for name, value in asdict(config).items() if name not in OTHER_STAGES}
     settings |= {"task": task} if task != TextClassification.name else {}
-    settings |= {"how": dict(how)} if how else {}
-    inputs = {"data": run.world.compute_once(lambda: source_hash(config))}
-    say_reading(run.console, config)
+    settings |= {"how": dict(arguments)} if arguments else {}
+    inputs = {"data": run.world.compute_once(lambda: hash_source(config))}
+    print_reading_remarks(run.console, config)
     if config.unlabelled is not None:
         inputs["unlabelled"] = run.content_hash(Path(config.unlabelled).expanduser())
 
-    def work(folder: Path) -> dict[str, Any]:
+    def work(folder: Path) -> JsonObject:
         splits = TASKS[task].read(config, run.seed)
         write_splits(splits, folder, settings)
         counts = {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)}
@@ -60,25 +61,25 @@ def data_stage(
     return done
 
 
-def say_reading(console: Console, config: DataConfig) -> None:
+def print_reading_remarks(console: Console, config: DataConfig) -> None:
     """Prints which parts of a data set aren't read, and which are read differently than their names suggest."""
     for line in describe_reading(config):
         console.say(f"  data: {line}")
 
 
-def source_hash(config: DataConfig) -> str:
+def hash_source(config: DataConfig) -> str:
     """Returns a hash of the data to be read: of file contents, or of the rows of a hub data set."""
-    place = Path(config.path).expanduser()
-    if place.is_file():
-        return hash_content(place)
+    path = Path(config.path).expanduser()
+    if path.is_file():
+        return hash_content(path)
     total = hashlib.sha256()
-    if place.is_dir() and (files := text_files(config.path)):
+    if path.is_dir() and (files := find_text_files(config.path)):
         for split, each in sorted(files.items()):
             total.update("".join(f"{split}:{hash_content(file)}" for file in each).encode())
-    elif (place / LINES).is_file():
-        total.update("".join(f"{file.name}:{hash_content(file)}" for file in sorted(place.iterdir())).encode())
-    elif place.is_dir():
-        for split, file in sorted(split_files(place).items()):
+    elif (path / LINES).is_file():
+        total.update("".join(f"{file.name}:{hash_content(file)}" for file in sorted(path.iterdir())).encode())
+    elif path.is_dir():
+        for split, file in sorted(find_split_files(path).items()):
             total.update(f"{split}:{format_of(file)}:{hash_content(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
@@ -86,24 +87,25 @@ def source_hash(config: DataConfig) -> str:
     return total.hexdigest()
 
 
-def write_splits(splits: Splits, folder: Path, settings: dict[str, Any]) -> None:
+def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
+    """Writes the splits, the labels and the task's settings to a stage's folder."""
     for part in PARTS:
         pa.parquet.write_table(getattr(splits, part).table(), folder / f"{part}.parquet")
-    about: dict[str, Any] = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
-    about |= {"notes": splits.notes, "remarks": list(splits.remarks)}
-    about |= {"how": settings["how"]} if "how" in settings else {}
-    (folder / "data.json").write_text(json.dumps(about, indent=1))
+    description: JsonObject = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
+    description |= {"notes": splits.notes, "remarks": list(splits.remarks)}
+    description |= {"how": settings["how"]} if "how" in settings else {}
+    (folder / "data.json").write_text(json.dumps(description, indent=1))
 
 
 def read_data(artefact: Artefact) -> Splits:
     """Reads the splits that the data stage wrote."""
-    about = json.loads((artefact.folder / "data.json").read_text())
-    form = TASKS[about["task"]].form
-    parts = {part: form.from_table(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
-    return Splits(tuple(about["labels"]), **parts, notes=about["notes"], remarks=about["remarks"])
+    description = json.loads((artefact.folder / "data.json").read_text())
+    split_class = TASKS[description["task"]].split_class
+    parts = {part: split_class.from_table(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
+    return Splits(tuple(description["labels"]), **parts, notes=description["notes"], remarks=description["remarks"])
 
 
 def read_task(artefact: Artefact) -> Task:
     """Returns the task that the data stage wrote the data for, with its labels."""
-    about = json.loads((artefact.folder / "data.json").read_text())
-    return TASKS[about["task"]].build(about["labels"], about.get("how", {}))
+    description = json.loads((artefact.folder / "data.json").read_text())
+    return TASKS[description["task"]].build(description["labels"], description.get("how", {}))

@@ -1,53 +1,45 @@
 """The distil stage: a student built or loaded, and trained on the teacher's signals."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import lightning
-import numpy as np
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.cache import CacheReader
-from distill.checkpoint.pruned import load_pruned
-from distill.data.batches.batches import Rows, Signals
+from distill.data.batches.batches import Signals
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import Batch
-from distill.data.batches.encode import encode as encode_texts
-from distill.data.splits.labelled import Splits
+from distill.data.splits.examples import Splits
 from distill.losses.teacher_signals import SignalSource
 from distill.models.generation import find_end_tokens
 from distill.models.layer_sizes import read_layer_sizes
-from distill.slicing import Shape, find_axes, prune
 from distill.student.build import build_student
-from distill.student.spec import is_relative
 from distill.tasks.task import Task
 from distill.teacher.fingerprint import check_same_tokenizer
+from distill.teacher.remote import RemoteTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.on_policy import OnPolicy
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.trainer import fit_module, validate_module
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.runs.trainer import Metrics, fit_module, validate_module
 from pipelines.settings.plan import Plan
-from pipelines.settings.tokenizers import ACROSS, is_across, rows_across
-from pipelines.stages.cache import CACHE
+from pipelines.settings.tokenizers import ACROSS, is_across
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.general import with_head
+from pipelines.stages.general import attach_head
 from pipelines.stages.online_teacher import call_teacher, load_configured_teacher
-from pipelines.stages.recovery_rate import RULE, recovering
-from pipelines.stages.sparsity import SparsityCallback, share_of_zeros
-from pipelines.stages.teacher import MODEL, training_settings
-from pipelines.stages.vocabulary import WORDS, Translated, tokenizer_of
+from pipelines.stages.pruned_start import PrunedStart
+from pipelines.stages.recovery_rate import RULE
+from pipelines.stages.sparsity import SparsityCallback, mean_zero_share
+from pipelines.stages.teacher import MODEL, open_stage_checkpoint, training_settings
+from pipelines.stages.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
+from pipelines.stages.vocabulary import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-SHAPE = "shape.json"
 
 
 def student_stage(
@@ -57,7 +49,7 @@ def student_stage(
     teacher: Artefact,
     cache: Artefact | None,
     precision: str,
-    pruned: "PrunedStart | None" = None,
+    pruned: PrunedStart | None = None,
     general: Artefact | None = None,
 ) -> Artefact:
     """Writes `model/`: the trained student.
@@ -66,256 +58,248 @@ def student_stage(
     step. A `pruned` student starts from the pruned model. After general distillation it starts from the `general`
     stage's model, with a new head.
     """
-    config, layout = plan.settings, plan.layouts.student
-    settings = {
-        "student": config.student.spec,
-        "loss": vars(config.loss),
-        "train": training_settings(config, "train"),
-        "precision": precision,
-        "max_length": config.data.max_length,
-        "signals": config.teacher.signals,
-    }
-    settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
-    settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
-    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
-    inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
-    if cache is not None:
-        inputs["cache"] = cache
-    if pruned is not None:
-        inputs |= pruned.inputs()
-        settings |= {"rate": RULE}
-    elif general is not None:
-        inputs["general"] = general
-    elif plan.student is not None:
-        inputs["student"] = run.digest(plan.student)
+    training = StudentTraining(run, plan, data, teacher, cache, precision, pruned, general)
+    name = "distill" if pruned is None else f"distill-{pruned.name}"
+    return run.stage(name, training.settings(), training.inputs(), training.work, version=VERSION, together=True)
 
-    def work(folder: Path) -> dict[str, Any]:
-        source, splits, task = teacher.folder / MODEL, read_data(data), read_task(data)
-        own = AutoConfig.from_pretrained(source)
-        taught = tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
-        if pruned is None and plan.student is not None:
-            tokenizer = plan.student.load_tokenizer()
-        task.settle_tokenizer(tokenizer, source)
-        other = is_across(config, taught, tokenizer)
-        if not other:  # the signals are of texts truncated at this length
-            tokenizer.model_max_length = tokenizer_of(source).model_max_length
 
-        def build() -> PreTrainedModel:
-            model = load_teacher(source)
-            if pruned is not None:
-                student = pruned.model()
-            elif general is not None:
-                student = with_head(
-                    run, general.folder / MODEL, task, labelled_texts(run, config, splits, tokenizer, task)
-                )
-            else:
-                student = make_student(plan, model, taught, task, run.seed, other=other)
-            if config.on_policy.share:
-                student.generation_config.eos_token_id = find_end_tokens(student, tokenizer) or None
-            run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
-            return student
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of a student and of its teacher.
 
+    Args:
+        student: The student's tokenizer.
+        teacher: The teacher's tokenizer; the same object if the student has none of its own.
+        differ: Whether the student's differs from the teacher's, so that the same text has other tokens.
+    """
+
+    student: PreTrainedTokenizerBase
+    teacher: PreTrainedTokenizerBase
+    differ: bool
+
+
+@dataclass(frozen=True)
+class StudentTraining:
+    """The inputs, the key and the work of the stage; see `student_stage`."""
+
+    run: Run
+    plan: Plan
+    data: Artefact
+    teacher: Artefact
+    cache: Artefact | None
+    precision: str
+    pruned: PrunedStart | None
+    general: Artefact | None
+
+    def inputs(self) -> dict[str, Artefact | str]:
+        """Returns the stages and checkpoints that the student depends on."""
+        inputs: dict[str, Artefact | str] = {"data": self.data, "teacher": self.teacher}
+        if self.cache is not None:
+            inputs["cache"] = self.cache
+        if self.pruned is not None:
+            inputs |= self.pruned.inputs()
+        elif self.general is not None:
+            inputs["general"] = self.general
+        elif self.plan.student is not None:
+            inputs["student"] = self.run.digest(self.plan.student)
+        return inputs
+
+    def settings(self) -> JsonObject:
+        """Returns the settings that the student depends on."""
+        config = self.plan.settings
+        settings = {
+            "student": config.student.spec,
+            "loss": vars(config.loss),
+            "train": training_settings(config, "train"),
+            "precision": self.precision,
+            "max_length": config.data.max_length,
+            "signals": config.teacher.signals,
+        }
+        settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
+        settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
+        settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
+        return settings | ({"rate": RULE} if self.pruned is not None else {})
+
+    def work(self, folder: Path) -> JsonObject:
+        """Trains the student, writes it to `folder`, and returns the metrics."""
+        run, config, plan = self.run, self.plan.settings, self.plan
+        splits, task = read_data(self.data), read_task(self.data)
+        tokenizers = self.load_tokenizers(task)
         student, mesh = build_placed_model(
-            run, layout, folder, build, task.auto, offload=config.student.offload, prefetch=config.machine.prefetch
+            run,
+            plan.layouts.student,
+            folder,
+            lambda: self.build_student(splits, task, tokenizers),
+            task.auto,
+            offload=config.student.offload,
+            prefetch=config.machine.prefetch,
         )
-        remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
-        in_step = config.loss.needs_teacher and cache is None and remote is None
-        asked = load_configured_teacher(plan, source) if in_step else None
-        train = config.train if pruned is None else pruned.training(config.train, student)
+        remote, online = self.connect_teacher()
+        train = config.train if self.pruned is None else self.pruned.adapt_training(config.train, student)
         lightning.seed_everything(run.seed, verbose=False)
-        module = DistillationModule(
+        module = self.build_module(student, task, tokenizers, train, online, mesh)
+        texts = self.build_texts(splits, task, tokenizers, remote)
+        if self.pruned is not None and self.pruned.is_unpruned(student):
+            run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
+            save_model(student, tokenizers.student, folder / MODEL)
+            metrics = validate_module(module, texts, machine=config.machine, precision=self.precision)
+            return metrics | {"params": student.num_parameters(), "epochs": 0}
+        metrics = self.fit(module, texts, folder, train, mesh)
+        if remote is not None:
+            remote.finish()
+        save_model(student, tokenizers.student, folder / MODEL)
+        notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
+        notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
+        return metrics | {"params": student.num_parameters()} | notes
+
+    @cached_property
+    def teacher_config(self) -> PretrainedConfig:
+        """The config of the teacher."""
+        return open_stage_checkpoint(self.teacher, "teacher").config
+
+    def load_tokenizers(self, task: Task) -> Tokenizers:
+        """Returns the tokenizers of student and teacher, configured for the task."""
+        source = self.teacher.folder / MODEL
+        teacher = student = tokenizer_of(self.pruned.folder if self.pruned is not None else source)
+        if self.pruned is None and self.plan.student is not None:
+            student = self.plan.student.load_tokenizer()
+        task.configure_tokenizer(student, source)
+        differ = is_across(self.plan.settings, teacher, student)
+        if not differ:  # the signals are of texts truncated at this length
+            student.model_max_length = tokenizer_of(source).model_max_length
+        return Tokenizers(student, teacher, differ)
+
+    def build_student(self, splits: Splits, task: Task, tokenizers: Tokenizers) -> PreTrainedModel:
+        """Returns the student before training, and prints its size."""
+        run, plan = self.run, self.plan
+        teacher = load_teacher(self.teacher.folder / MODEL)
+        if self.pruned is not None:
+            student = self.pruned.build_student()
+        elif self.general is not None:
+            texts = build_labelled_texts(run, plan.settings, splits, tokenizers.student, task)
+            student = attach_head(run, self.general.folder / MODEL, task, texts)
+        else:
+            student = make_student(plan, teacher, tokenizers.teacher, task, run.seed, own_tokenizer=tokenizers.differ)
+        if plan.settings.on_policy.share:
+            student.generation_config.eos_token_id = find_end_tokens(student, tokenizers.student) or None
+        run.console.say(f"  student: {describe_size(student)}, teacher: {describe_size(teacher)}")
+        return student
+
+    def connect_teacher(self) -> tuple[RemoteTeacher | None, SignalSource | None]:
+        """Returns the teacher on its own processes and the one on these, which is queried in each step; None if unused.
+
+        Both are None if the signals are cached, or if no loss term needs the teacher.
+        """
+        plan, source = self.plan, self.teacher.folder / MODEL
+        config = plan.settings
+        if not config.loss.needs_teacher:
+            return None, None
+        if config.teacher.ranks:
+            return call_teacher(self.run.world, source), None
+        return None, load_configured_teacher(plan, source) if self.cache is None else None
+
+    def build_module(
+        self,
+        student: PreTrainedModel,
+        task: Task,
+        tokenizers: Tokenizers,
+        train: TrainConfig,
+        online: SignalSource | None,
+        mesh: DeviceMesh | None,
+    ) -> DistillationModule:
+        """Returns the Lightning module; a teacher with another tokenizer is queried by the cross-tokenizer term."""
+        config, layout = self.plan.settings, self.plan.layouts.student
+        across = None
+        if online is not None and tokenizers.differ:
+            across = CrossTokenizerKL.from_tokenizers(online, config.across, tokenizers.student, tokenizers.teacher)
+        on_policy = None
+        if config.on_policy.share:
+            on_policy = OnPolicy(config.on_policy, self.run.seed, self.teacher_config)
+        return DistillationModule(
             student,
             loss=config.loss,
             train=train,
             metric=task.scorer(),
-            output_rows=task.answers,
-            teacher_sizes=read_layer_sizes(own),
+            output_rows=task.output_rows,
+            teacher_sizes=read_layer_sizes(self.teacher_config),
             shard_optimizer=layout.zero == 1,
             stages=build_pipeline_trainer(student, layout, mesh),
-            signals=asked if in_step and not other else None,
-            across=CrossTokenizerKL.from_tokenizers(asked, config.across, tokenizer, taught)
-            if asked is not None and other
-            else None,
-            on_policy=OnPolicy(config.on_policy, run.seed, own) if config.on_policy.share else None,
+            signals=online if across is None else None,
+            across=across,
+            on_policy=on_policy,
         )
-        signals = cached_signals(cache, pruned) if cache is not None else remote
-        training = texts_module(run, config, splits, tokenizer, signals, task, taught if other else None)
-        for part, notes in training.notes.items():
-            run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
-        if pruned is not None and pruned.is_whole(student):
-            run.console.say("  student: nothing had to be cut, so it keeps the teacher's weights as they are")
-            save_model(student, tokenizer, folder / MODEL)
-            found = validate_module(module, training, machine=config.machine, precision=precision)
-            return found | {"params": student.num_parameters(), "epochs": 0}
-        metrics = fit_module(
+
+    def build_texts(
+        self, splits: Splits, task: Task, tokenizers: Tokenizers, remote: RemoteTeacher | None
+    ) -> TextDataModule:
+        """Returns the texts with the teacher's signals, and prints what was counted while they were encoded."""
+        signals: Signals | None = remote
+        if self.cache is not None:
+            signals = open_cached_signals(self.cache, self.pruned)
+        teacher_tokenizer = tokenizers.teacher if tokenizers.differ else None
+        texts = build_training_texts(
+            self.run, self.plan.settings, splits, tokenizers.student, signals, task, teacher_tokenizer
+        )
+        for part, notes in texts.notes.items():
+            self.run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
+        return texts
+
+    def fit(
+        self,
+        module: DistillationModule,
+        texts: TextDataModule,
+        folder: Path,
+        train: TrainConfig,
+        mesh: DeviceMesh | None,
+    ) -> Metrics:
+        """Trains the student and returns its validation metrics."""
+        run, config = self.run, self.plan.settings
+        return fit_module(
             module,
-            training,
+            texts,
             folder,
             label="student: distilling",
             train=train,
             machine=config.machine,
-            layout=layout,
+            layout=self.plan.layouts.student,
             mesh=mesh,
-            precision=precision,
+            precision=self.precision,
             seed=run.seed,
             console=run.console,
             world=run.world,
             wandb_folder=run.output / "wandb",
             callbacks=[SparsityCallback(config.sparsity)] if config.sparsity.requested else [],
         )
-        if remote is not None:
-            remote.finish()
-        save_model(student, tokenizer, folder / MODEL)
-        noted: dict[str, Any] = {"notes": training.notes} if training.notes else {}
-        noted |= {"zeros": share_of_zeros(student)} if config.sparsity.requested else {}
-        return metrics | {"params": student.num_parameters()} | noted
-
-    name = "distill" if pruned is None else f"distill-{pruned.name}"
-    return run.stage(name, settings, inputs, work, version=VERSION, together=True)
-
-
-@dataclass(frozen=True)
-class PrunedStart:
-    """The starting point of a pruned student.
-
-    Args:
-        name: Name of the target.
-        begun: The stage with the model before it is pruned.
-        shape: The stage that chose the units to keep; None if `begun` is pruned already.
-        words: The stage that stores the tokens that are kept; None if all are.
-    """
-
-    name: str
-    begun: Artefact
-    shape: Artefact | None
-    words: Artefact | None
-
-    @property
-    def start(self) -> Path:
-        return self.begun.folder / MODEL
-
-    def inputs(self) -> dict[str, Artefact]:
-        given = {"begun": self.begun, "words": self.words, "shape": self.shape}
-        return {name: stage for name, stage in given.items() if stage is not None}
-
-    @property
-    def untrained(self) -> bool:
-        """Whether the model to prune is untrained: built from layers of the teacher, or with factorised embeddings."""
-        about = (self.words or self.begun).manifest["config"]
-        return bool(about["embedding_rank"]) or (about["student"] != "teacher" and is_relative(about["student"]))
-
-    def is_whole(self, student: PreTrainedModel) -> bool:
-        """Returns whether nothing but tokens was removed from a trained model.
-
-        This is the case if quantization alone makes it fast enough.
-        """
-        return not self.untrained and student.num_parameters() == self.whole.num_parameters()
-
-    @cached_property
-    def whole(self) -> PreTrainedModel:
-        """The model to prune, after removal of tokens."""
-        return load_pruned((self.words or self.begun).folder / MODEL)
-
-    def training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
-        """Returns the training settings, with a learning rate that depends on the share of weights pruned."""
-        return train if self.untrained else recovering(train, student, self.whole)
-
-    def model(self) -> PreTrainedModel:
-        """Returns the student before it is trained."""
-        model = load_pruned(self.start)
-        return model if self.shape is None else prune(model, find_axes(model), read_shape(self.shape))
-
-
-def texts_module(
-    run: Run,
-    config: DistillConfig,
-    splits: Splits,
-    tokenizer: PreTrainedTokenizerBase,
-    signals: Signals | None = None,
-    task: Task | None = None,
-    taught: PreTrainedTokenizerBase | None = None,
-) -> TextDataModule:
-    """Returns the texts that the student trains on, including unlabelled ones if the loss needs the teacher.
-
-    The teacher may have a tokenizer of its own (`taught`).
-    """
-
-    def twice(tokenizer: PreTrainedTokenizerBase, part: Any, length: int) -> Rows:
-        assert taught is not None
-        return rows_across(config, tokenizer, taught, part.texts, length)
-
-    encode_train = twice if taught is not None else task.encode_train if task else None
-    return TextDataModule(
-        splits,
-        tokenizer,
-        encode=task.encode if task else encode_texts,
-        encode_train=encode_train,
-        batch_size=config.train.batch_size,
-        max_length=config.data.max_length,
-        seed=run.seed,
-        unlabelled=config.loss.needs_teacher,
-        signals=signals,
-    )
-
-
-def labelled_texts(
-    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase, task: Task
-) -> TextDataModule:
-    length = config.data.max_length
-    return TextDataModule(splits, tokenizer, encode=task.encode, max_length=length, seed=run.seed, unlabelled=False)
-
-
-def drawn_batches(texts: TextDataModule, count: int, seed: int, size: int) -> Iterator[Batch]:
-    """Yields batches of `size` texts from at most `count` training texts, drawn by the seed."""
-    rows = np.random.default_rng(seed).permutation(len(texts.train))[:count]
-    for start in range(0, len(rows), size):
-        yield texts.train.collate(rows[start : start + size], texts.pad_id)
-
-
-@lru_cache(maxsize=1)
-def open_reader(folder: Path) -> CacheReader:
-    """Opens a finished cache; the stages of a run share the reader, so that the index is read once."""
-    return CacheReader(folder)
-
-
-def cached_signals(cache: Artefact, pruned: PrunedStart | None = None) -> SignalSource:
-    """Returns the cached signals; a student with fewer tokens queries them with its own tokenizer's ids."""
-    reader = open_reader(cache.folder / CACHE)
-    if pruned is None or pruned.words is None:
-        return reader
-    return Translated(reader, np.load(pruned.words.folder / WORDS))
-
-
-def read_shape(shape: Artefact) -> Shape:
-    """Reads the shape that a shape stage chose."""
-    return Shape.from_dict(json.loads((shape.folder / SHAPE).read_text())["shape"])
 
 
 def make_student(
     plan: Plan,
     teacher: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
     task: Task,
     seed: int,
     *,
-    other: bool = False,
+    own_tokenizer: bool = False,
 ) -> PreTrainedModel:
     """Returns the student before training: built from the teacher, or a checkpoint.
 
-    A checkpoint must have the teacher's tokenizer, unless `other` is set.
+    Raises:
+        InputError: The checkpoint was trained for another task, or its tokenizer differs from the teacher's and
+            `own_tokenizer` isn't set.
     """
     if plan.student is None:
         return build_student(teacher, plan.settings.student.spec, seed)
-    if not other:
-        check_same_tokenizer(tokenizer, plan.student.load_tokenizer(), plan.student.name)
+    if not own_tokenizer:
+        check_same_tokenizer(teacher_tokenizer, plan.student.load_tokenizer(), plan.student.name)
     task.check(plan.student.config, plan.student.name)
     rows, folder = task.head_rows(plan.student.config), str(plan.student.folder)
-    return task.load(folder, seed) if rows is None else task.load_headed(folder, rows)
+    return task.load(folder, seed) if rows is None else task.load_with_head(folder, rows)
 
 
-def sizes(model: PreTrainedModel) -> str:
-    own = model.config
+def describe_size(model: PreTrainedModel) -> str:
+    """Returns a model's layers, width, heads and number of parameters as text."""
+    config = model.config
     return (
-        f"{own.num_hidden_layers} layers x {own.hidden_size}, {own.num_attention_heads} heads, "
+        f"{config.num_hidden_layers} layers x {config.hidden_size}, {config.num_attention_heads} heads, "
         f"{model.num_parameters() / 1e6:.1f}M parameters"
     )

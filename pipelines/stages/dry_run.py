@@ -11,10 +11,10 @@ from distill.tasks.choose import TASKS
 from distill.tasks.language import Language
 from distill.tasks.task import Task
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.layouts import parameters
+from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import Plan
-from pipelines.stages.cache import kept_of
-from pipelines.stages.cached_signals import make_signal
+from pipelines.stages.cache import choose_signals
+from pipelines.stages.cache_signals import make_signal
 from pipelines.stages.compared_texts import as_plain_texts
 
 CHARACTERS = 4  # approximate number per token
@@ -22,39 +22,43 @@ CHARACTERS = 4  # approximate number per token
 
 def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
     """Returns (label, value) rows with the sizes of the data, models, cache and training of a run."""
-    config, task, kind = plan.settings, plan.task, TASKS[plan.task]
-    splits = kind.read(config.data, config.seed)
+    config, task, task_class = plan.settings, plan.task, TASKS[plan.task]
+    splits = task_class.read(config.data, config.seed)
     teacher, student = copy.deepcopy(plan.teacher.config), copy.deepcopy(plan.student_config)
     for each in (teacher, student):
         if splits.labels:
             each.num_labels = len(splits.labels)
-    big, small = (parameters(each, kind(()).auto) for each in (teacher, student))
-    rows, what = len(splits.train) + len(splits.unlabelled), "texts"
-    if issubclass(kind, Language):
-        characters, what = sum(map(len, as_plain_texts(splits.train).texts)), "documents"
+    teacher_params, student_params = (count_parameters(each, task_class(()).auto) for each in (teacher, student))
+    rows, noun = len(splits.train) + len(splits.unlabelled), "texts"
+    if issubclass(task_class, Language):
+        characters, noun = sum(map(len, as_plain_texts(splits.train).texts)), "documents"
         rows = -(-characters // (CHARACTERS * config.data.max_length))
     general = config.general
-    prose = f"{general.blocks:,} blocks" if general.blocks else "all"
-    cached = config.loss.needs_teacher and config.teacher.signals == "cached"
+    blocks = f"{general.blocks:,} blocks" if general.blocks else "all"
+    is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"
+    bytes_per_text = count_cached_bytes(config, teacher, student, task_class) if is_cached else 0
     steps = config.train.epochs * -(-rows // (config.train.batch_size * config.train.accumulate))
     return [
-        ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} {what}"),
-        *([("unlabelled", f"{len(splits.unlabelled)} texts")] if what == "texts" else []),
-        *([("plain text", f"{prose} of {general.data}, {general.train.epochs} epochs")] if general.data else []),
+        ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} {noun}"),
+        *([("unlabelled", f"{len(splits.unlabelled)} texts")] if noun == "texts" else []),
+        *([("plain text", f"{blocks} of {general.data}, {general.train.epochs} epochs")] if general.data else []),
         ("task", f"{task}, {len(splits.labels)} label{'s' * (len(splits.labels) > 1)}" if splits.labels else task),
-        ("teacher", f"{big / 1e6:.1f}M parameters, {4 * big / 1e6:.0f} MB"),
-        ("student", f"{small / 1e6:.1f}M parameters, {4 * small / 1e6:.0f} MB"),
-        *([("cache", f"at most {rows * cached_bytes(config, teacher, student, kind) / 1e6:.1f} MB")] if cached else []),
+        ("teacher", f"{teacher_params / 1e6:.1f}M parameters, {4 * teacher_params / 1e6:.0f} MB"),
+        ("student", f"{student_params / 1e6:.1f}M parameters, {4 * student_params / 1e6:.0f} MB"),
+        *([("cache", f"at most {rows * bytes_per_text / 1e6:.1f} MB")] if is_cached else []),
         ("student training", f"{config.train.epochs} epochs, {steps} steps"),
     ]
 
 
-def cached_bytes(
+def count_cached_bytes(
     config: DistillConfig, teacher: PretrainedConfig, student: PretrainedConfig, task: type[Task]
 ) -> float:
     """Returns the maximum number of bytes that a text takes in the cache."""
-    keep = kept_of(config, task, read_layer_sizes(teacher), read_layer_sizes(student))
+    keep = choose_signals(config, task, read_layer_sizes(teacher), read_layer_sizes(student))
     signals = [make_signal(name, task.name, keep, teacher, 0) for name in keep.signals.split(",")]
-    once = [isinstance(s, Dense) and s.each == "sample" for s in signals]
-    each = sum(s.nominal_bytes() * (1 if o else config.data.max_length) for s, o in zip(signals, once, strict=True))
-    return each + ROW_BYTES + len(signals) * SIGNAL_BYTES
+    length = config.data.max_length
+    content = sum(
+        signal.nominal_bytes() * (1 if isinstance(signal, Dense) and signal.each == "sample" else length)
+        for signal in signals
+    )
+    return content + ROW_BYTES + len(signals) * SIGNAL_BYTES

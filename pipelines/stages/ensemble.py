@@ -1,10 +1,10 @@
 """Teacher ensembles: each teacher has a stage, and one checkpoint outputs the mixture of their predictions."""
 
 from pathlib import Path
-from typing import Any
 
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.teacher.ensemble import Ensemble, register_ensemble
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
 from pipelines.stages.cache_writing import load_teacher
@@ -21,28 +21,28 @@ def ensemble_stage(run: Run, plan: Plan, data: Artefact, first: Artefact, precis
     for number, checkpoint in enumerate(plan.also, 2):
         name = f"teacher-{number}"
         members[name] = teacher_stage(run, plan, checkpoint, data, precision, name=name)
-    config, own = plan.settings, plan.settings.teacher
+    config, mixture = plan.settings, plan.settings.teacher
     settings = {
-        "weights": list(own.weights) or [1.0] * len(members),
-        "mix": own.mix,
-        "sharpness": own.sharpness,
+        "weights": list(mixture.weights) or [1.0] * len(members),
+        "mix": mixture.mix,
+        "sharpness": mixture.sharpness,
         "mix_temperature": config.loss.resolved_temperature,
     }
 
-    def work(folder: Path) -> dict[str, Any]:
+    def work(folder: Path) -> JsonObject:
         models = [load_teacher(each.folder / MODEL) for each in members.values()]
         tokenizer, splits = load_tokenizer(first.folder / MODEL), read_data(data)
-        whole = Ensemble.from_models(models, **settings)
-        whole.save_pretrained(folder / MODEL)
+        ensemble = Ensemble.from_models(models, **settings)
+        ensemble.save_pretrained(folder / MODEL)
         tokenizer.save_pretrained(folder / MODEL)
         task, pad_id = read_task(data), int(tokenizer.pad_token_id or 0)
         texts = task.encode(tokenizer, splits.validation, config.data.max_length)
         scores = {
             name: compute_outputs(model, texts, pad_id, task).score
-            for name, model in zip((*members, "together"), (*models, whole), strict=True)
+            for name, model in zip((*members, "together"), (*models, ensemble), strict=True)
         }
-        told = ", ".join(f"{name} {score:.2%}" for name, score in scores.items())
-        run.console.say(f"  ensemble: on the validation split {told}")
+        listing = ", ".join(f"{name} {score:.2%}" for name, score in scores.items())
+        run.console.say(f"  ensemble: validation scores: {listing}")
         return {f"val/{name}": score for name, score in scores.items()}
 
     register_ensemble()

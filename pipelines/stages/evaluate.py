@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from compress.export.common.targets import Target, target_of
 from compress.export.runtimes import open_export
 from pipelines.runs.files import count_bytes
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import MeasureConfig
 from pipelines.settings.this_machine import describe
@@ -19,16 +20,16 @@ from pipelines.stages.export import HUGGINGFACE
 if TYPE_CHECKING:
     import numpy as np
 
+    from compress.measure.latency import Runner
     from distill.data.batches.batches import Rows
-    from distill.data.splits.labelled import Splits
+    from distill.data.batches.encode import Batch
+    from distill.data.splits.examples import Splits
     from distill.tasks.scorer import Scorer
     from distill.tasks.task import Task
 
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-
-
-Runner = Callable[[dict[str, Any]], Any]
+Key: TypeAlias = tuple[str, str, str]  # name, runtime, precision
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Candidate:
         proven = [target_of(proof["target"]) for proof in self.export.metrics["parity"]]
         return [target for target in proven if target.measured]
 
-    def place(self, target: Target) -> Path:
+    def path(self, target: Target) -> Path:
+        """Returns the folder of an exported target."""
         return self.export.folder / str(target)
 
 
@@ -67,18 +69,18 @@ def evaluate_stage(
     The baseline is the score reached without a model; it is omitted for tasks where it is meaningless.
     """
     # The result is a measurement on this machine, so the machine is part of the stage's key.
-    settings: dict[str, Any] = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
+    settings: JsonObject = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
     judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
     settings |= {"judged": judged} if judged else {}
-    inputs = {"data": data} | {c.name: c.export for c in candidates}
+    inputs = {"data": data} | {each.name: each.export for each in candidates}
 
-    def work(folder: Path) -> dict[str, Any]:
+    def work(folder: Path) -> JsonObject:
         entries = evaluate(run, candidates, splits, measure, max_length, task)
         (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
         encoded = encode_part(candidates[0], splits.test, max_length, task)
         if baseline := baseline_scores(task, splits, encoded):
             (folder / BASELINE).write_text(json.dumps(baseline, indent=1))
-        return {"_".join(key_of(e)): e["score"] for e in entries}
+        return {"_".join(key_of(entry)): entry["score"] for entry in entries}
 
     return run.stage("evaluate", settings, inputs, work, version=VERSION)
 
@@ -90,7 +92,7 @@ def evaluate(
     measure: MeasureConfig,
     max_length: int,
     task: "Task",
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Scores every model on the whole test split, then times all of them in turn."""
     entries, predicted, tests = [], {}, {}
     for candidate in candidates:
@@ -106,18 +108,16 @@ def evaluate(
     return entries
 
 
-Key = tuple[str, str, str]  # name, runtime, precision
-
-
-def key_of(entry: Mapping[str, Any]) -> Key:
+def key_of(entry: JsonObject) -> Key:
+    """Returns the model, runtime and precision of an entry."""
     return entry["name"], entry["runtime"], entry["precision"]
 
 
-def encode_part(candidate: Candidate, part: Any, max_length: int, task: "Task") -> tuple["Rows", int]:
+def encode_part(candidate: Candidate, part: object, max_length: int, task: "Task") -> tuple["Rows", int]:
     """Returns a split encoded by the candidate's own tokenizer, and its pad id."""
     from pipelines.stages.vocabulary import tokenizer_of
 
-    tokenizer = tokenizer_of(candidate.place(HUGGINGFACE))
+    tokenizer = tokenizer_of(candidate.path(HUGGINGFACE))
     return task.encode(tokenizer, part, max_length), int(tokenizer.pad_token_id or 0)
 
 
@@ -129,15 +129,15 @@ def validation_score(candidate: Candidate, target: Target, splits: "Splits", max
     import torch
 
     encoded = encode_part(candidate, splits.validation, max_length, task)
-    runner = open_export(target, candidate.place(target), torch.get_num_threads())
-    return float(next(iter(scored(runner, task, encoded, 1).scores().values())))
+    runner = open_export(target, candidate.path(target), torch.get_num_threads())
+    return float(next(iter(score_rows(runner, task, encoded, 1).scores().values())))
 
 
-def scored(
+def score_rows(
     runner: Runner,
     task: "Task",
     encoded: tuple["Rows", int],
-    at_once: int,
+    batch_size: int,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> "Scorer":
     """Returns the task's scorer after all rows; `on_rows` is called with the number of rows of each batch."""
@@ -146,50 +146,51 @@ def scored(
     from distill.data.batches.batches import EvalBatches
 
     rows, pad_id = encoded
-    batches, scorer = EvalBatches(rows, at_once, pad_id), task.scorer(rows)
+    batches, scorer = EvalBatches(rows, batch_size, pad_id), task.scorer(rows)
     for numbers, batch in zip(batches.order, batches, strict=True):
-        scorer.record(numbers, batch, torch.from_numpy(runner(arrays(batch))))
+        scorer.record(numbers, batch, torch.from_numpy(runner(to_arrays(batch))))
         on_rows(len(numbers))
     return scorer
 
 
 def score(
     run: Run, candidate: Candidate, target: Target, task: "Task", encoded: tuple["Rows", int]
-) -> tuple[dict[str, Any], "np.ndarray"]:
+) -> tuple[JsonObject, "np.ndarray"]:
     """Returns an entry without latencies, and the model's decisions on the test split."""
     import torch
 
     (test, _), (runtime, precision) = encoded, target.where
-    folder = candidate.place(target)
+    folder = candidate.path(target)
     runner = open_export(target, folder, torch.get_num_threads())
     with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
-        scorer = scored(runner, task, encoded, task.at_once, advance)
-    found = scorer.scores()
-    proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == str(target))
+        scorer = score_rows(runner, task, encoded, task.eval_batch_size, advance)
+    scores = scorer.scores()
+    proof = next(each for each in candidate.export.metrics["parity"] if each["target"] == str(target))
     entry = {
         "name": candidate.name,
         "stage": candidate.stage,
         "path": str(folder),
         "runtime": runtime,
         "precision": precision,
-        "score": next(iter(found.values())),
-        "scores": found,
-        "params": parameters(candidate.place(HUGGINGFACE)),
+        "score": next(iter(scores.values())),
+        "scores": scores,
+        "params": count_stored_parameters(candidate.path(HUGGINGFACE)),
         "bytes": count_bytes(folder),
-        "parity": {k: v for k, v in proof.items() if k not in ("target", "bytes")},
+        "parity": {name: value for name, value in proof.items() if name not in ("target", "bytes")},
     }
     return entry, scorer.decisions()
 
 
-def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
+def to_arrays(batch: "Batch") -> dict[str, "np.ndarray"]:
+    """Returns the model inputs of a batch as arrays, with token types, which are 0 if the batch has none."""
     from distill.models.inputs import select_inputs
 
-    given = select_inputs(batch)
-    given.setdefault("token_type_ids", batch["input_ids"] * 0)  # zeros, the models' own default for single texts
-    return {name: value.numpy() for name, value in given.items()}
+    inputs = select_inputs(batch)
+    inputs.setdefault("token_type_ids", batch["input_ids"] * 0)  # the models' own default for single texts
+    return {name: value.numpy() for name, value in inputs.items()}
 
 
-def parameters(folder: Path) -> int:
+def count_stored_parameters(folder: Path) -> int:
     """Returns the number of parameters of a checkpoint, read from the headers of its weight files."""
     from math import prod
 
@@ -207,7 +208,7 @@ def parameters(folder: Path) -> int:
 def time_all(
     run: Run,
     candidates: Sequence[Candidate],
-    entries: list[dict[str, Any]],
+    entries: list[JsonObject],
     tests: Mapping[str, tuple["Rows", int]],
     measure: MeasureConfig,
 ) -> None:
@@ -217,7 +218,7 @@ def time_all(
     from compress.measure.latency import measure_latency
 
     runners = {
-        (c.name, *target.where): open_export(target, c.place(target), measure.threads)
+        (c.name, *target.where): open_export(target, c.path(target), measure.threads)
         for c in candidates
         for target in c.targets
     }
@@ -228,11 +229,11 @@ def time_all(
     groups = [group for group in groups if len(group) == size]
     for key, chosen in (("latency", rows[: measure.texts, None]), ("latency_batched", groups)):
         batches = {
-            name: [arrays(test.collate(group, pad_id)) for group in chosen] for name, (test, pad_id) in tests.items()
+            name: [to_arrays(test.collate(group, pad_id)) for group in chosen] for name, (test, pad_id) in tests.items()
         }
         total = len(chosen) * (measure.rounds + 1) * len(runners)
         with run.console.track(f"evaluate: timing batches of {len(chosen[0])}", total, "calls") as advance:
-            found = measure_latency(
+            latencies = measure_latency(
                 runners,
                 {runner: batches[runner[0]] for runner in runners},
                 rounds=measure.rounds,
@@ -240,10 +241,10 @@ def time_all(
                 on_call=lambda: advance(1),
             )
         for entry in entries:
-            entry[key] = asdict(found[key_of(entry)])
+            entry[key] = asdict(latencies[key_of(entry)])
 
 
-def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, "np.ndarray"]) -> None:
+def compare_with_teacher(entries: list[JsonObject], predicted: Mapping[Key, "np.ndarray"]) -> None:
     """Adds speed-ups over the teacher in fp32 and the agreement with its decisions.
 
     Both are None without a teacher, or where there is no file of it to compare with.
@@ -265,7 +266,7 @@ def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, 
             entry["agreement_with_teacher"] = float((own == others).mean()) if own.shape == others.shape else None
 
 
-def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["Rows", int]) -> dict[str, Any] | None:
+def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["Rows", int]) -> JsonObject | None:
     """Returns name, answer and test scores of the constant answer suggested by the training split.
 
     Returns None for tasks without a baseline. Undefined scores, such as a correlation with a constant, are None.
@@ -273,6 +274,6 @@ def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["Rows", int])
     baseline = task.baseline(splits.train)
     if baseline is None:
         return None
-    scorer = scored(lambda given: baseline.logits(*given["input_ids"].shape), task, encoded, task.at_once)
+    scorer = score_rows(lambda inputs: baseline.logits(*inputs["input_ids"].shape), task, encoded, task.eval_batch_size)
     scores = {name: score if math.isfinite(score) else None for name, score in scorer.scores().items()}
     return {"name": baseline.name, "answer": baseline.answer, "scores": scores}

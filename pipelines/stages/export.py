@@ -3,29 +3,25 @@
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compress.errors import ArtefactError
 from compress.export.common.targets import Target, check_float, formats_of, with_sources
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
-from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.export_config import ExportConfig
-from pipelines.stages.compared_texts import as_plain_texts, sample, texts_hash
+from pipelines.stages.compared_texts import as_plain_texts, hash_texts, sample_texts
 
 if TYPE_CHECKING:
     from distill.data.rows.tagged import Tagged
-    from distill.data.splits.labelled import Examples
+    from distill.data.splits.examples import Examples
 
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-
-
 HUGGINGFACE = Target("huggingface")
-
-
 ALWAYS = (HUGGINGFACE, Target("onnx"), Target("onnxruntime"))
 
 
@@ -49,7 +45,8 @@ def export_stage(
         model: The checkpoint's stage or content hash, for the stage's key.
         checkpoint: Folder of the trained model.
         examples: Real texts; float targets are compared on `parity` of them, quantized targets on all.
-        parity, max_length: See `ExportConfig`.
+        parity: See `ExportConfig`.
+        max_length: See `ExportConfig`.
         targets: Targets to export.
         reduced: Whether weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
 
@@ -57,29 +54,31 @@ def export_stage(
         ArtefactError: No target matches the model.
         VerificationError: A comparing process was killed; nothing is recorded, and the next run repeats the stage.
     """
-    settings: dict[str, Any] = {"targets": [str(t) for t in targets], "parity": parity, "max_length": max_length}
+    settings: JsonObject = {"targets": [str(each) for each in targets], "parity": parity, "max_length": max_length}
     settings |= {"reduced": True} if reduced else {}
 
-    def work(folder: Path) -> dict[str, Any]:
-        from pipelines.stages.export_proof import Proof, proof_text, source_of
+    def work(folder: Path) -> JsonObject:
+        from pipelines.stages.export_proof import ExportVerifier, describe_proof, load_source
 
         remove_results(folder)
-        drawn = sample(examples, parity, run.seed)
-        proof = Proof(source_of(checkpoint, reduced=reduced), folder, examples, drawn, max_length)
-        wanted = with_sources(targets)
-        with run.console.track(f"{name}: writing and reloading", len(wanted), "files") as advance:
-            for target in wanted:
+        drawn = sample_texts(examples, parity, run.seed)
+        verifier = ExportVerifier(load_source(checkpoint, reduced=reduced), folder, examples, drawn, max_length)
+        all_targets = with_sources(targets)
+        with run.console.track(f"{name}: writing and reloading", len(all_targets), "files") as advance:
+            for target in all_targets:
                 advance(1, str(target))
-                proof.prove(target)
-        for each in proof.proven:
-            run.console.say(f"  {proof_text(each)}")
-        for each in proof.refused:
-            run.console.say(f"  {each['target']}: refused, kept in {each['where']}: {each['reason']}")
-        if not proof.proven:
-            raise ArtefactError(f"{name}: no target is the model: {proof.refused[0]['reason']}")
-        return {"parity": proof.proven} | ({"refused": proof.refused} if proof.refused else {})
+                verifier.export(target)
+        for proof in verifier.proven:
+            run.console.say(f"  {describe_proof(proof)}")
+        for refusal in verifier.refused:
+            run.console.say(f"  {refusal['target']}: refused, moved to {refusal['where']}: {refusal['reason']}")
+        if not verifier.proven:
+            raise ArtefactError(
+                f"{name}: expected a target that reproduces the model, found none: {verifier.refused[0]['reason']}"
+            )
+        return {"parity": verifier.proven} | ({"refused": verifier.refused} if verifier.refused else {})
 
-    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples)}, work, version=VERSION)
+    return run.stage(name, settings, {"model": model, "texts": hash_texts(examples)}, work, version=VERSION)
 
 
 def remove_results(folder: Path) -> None:
@@ -91,17 +90,17 @@ def remove_results(folder: Path) -> None:
 
 def is_labelled(config: ExportConfig, checkpoint: Checkpoint) -> bool:
     """Returns whether the model classifies whole texts and the data has labels."""
-    from distill.data.sources.columns import LABEL, first_of
+    from distill.data.sources.columns import LABEL, find_column
     from distill.data.sources.tables import read_splits
-    from distill.data.splits.labelled import Examples
-    from distill.tasks.choose import TASKS, by_head
+    from distill.data.splits.examples import Examples
+    from distill.tasks.choose import TASKS, find_task_of_head
     from distill.tasks.text_classification import TextClassification
 
-    name = by_head(checkpoint.config, checkpoint.name)
-    if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].form is not Examples:
+    name = find_task_of_head(checkpoint.config, checkpoint.name)
+    if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].split_class is not Examples:
         return False
     splits = read_splits(config.data)
-    return first_of(splits.get("test", splits["train"]), LABEL) is not None
+    return find_column(splits.get("test", splits["train"]), LABEL) is not None
 
 
 def check_model(config: ExportConfig, checkpoint: Checkpoint, console: Console) -> int:
@@ -110,40 +109,41 @@ def check_model(config: ExportConfig, checkpoint: Checkpoint, console: Console) 
     Raises:
         InputError: The weights or the tokenizer don't belong to the model.
     """
-    from distill.tasks.choose import TASKS, by_head, language_of
+    from distill.tasks.choose import TASKS, find_language_task, find_task_of_head
     from distill.tasks.sentence_embedding import SentenceEmbedding
     from pipelines.settings.lengths import fitted_length
     from pipelines.settings.tokenizers import load_checked_tokenizer
 
-    about = checkpoint.config
-    task = TASKS.get(by_head(about, checkpoint.name) or language_of(about), SentenceEmbedding)(())
+    model_config = checkpoint.config
+    name = find_task_of_head(model_config, checkpoint.name) or find_language_task(model_config)
+    task = TASKS.get(name, SentenceEmbedding)(())
     task.check_weights(checkpoint.folder, checkpoint.role)
-    models = {checkpoint.role: (about, load_checked_tokenizer(checkpoint, task))}
+    models = {checkpoint.role: (model_config, load_checked_tokenizer(checkpoint, task))}
     length, note = fitted_length(config.max_length, task, models)
     if note:
         console.say(f"  model{note}")
     return length
 
 
-def examples_for(config: ExportConfig, checkpoint: Checkpoint) -> "Examples | Tagged":
+def load_examples(config: ExportConfig, checkpoint: Checkpoint) -> "Examples | Tagged":
     """Returns texts in the form that the model takes: lists of words for a tagger, contexts as pairs for questions."""
     from distill.data.config import DataConfig
     from distill.data.sources.columns import find_columns
     from distill.data.sources.tables import read_splits
-    from distill.data.splits.labelled import Examples, strings
-    from distill.tasks.choose import TASKS, by_head, language_of
+    from distill.data.splits.cleaning import read_strings
+    from distill.data.splits.examples import Examples
+    from distill.tasks.choose import TASKS, find_language_task, find_task_of_head
     from distill.tasks.text_classification import TextClassification
 
-    wanted = DataConfig(path=config.data, text=config.text)
-    about = checkpoint.config
-    task = TASKS.get(by_head(about, checkpoint.name) or language_of(about))
+    data, model_config = DataConfig(path=config.data, text=config.text), checkpoint.config
+    task = TASKS.get(find_task_of_head(model_config, checkpoint.name) or find_language_task(model_config))
     if task is not None and not issubclass(task, TextClassification):
-        return as_plain_texts(task.read_unlabelled(wanted))
+        return as_plain_texts(task.read_unlabelled(data))
     splits = read_splits(config.data)
     table = splits.get("test", splits["train"])
-    columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
-    pairs = strings(table, columns.text_pair) if columns.text_pair else None
-    return Examples(strings(table, columns.text), pairs)
+    columns = find_columns(table, data, f"data {config.data!r}", labelled=False)
+    pairs = read_strings(table, columns.text_pair) if columns.text_pair else None
+    return Examples(read_strings(table, columns.text), pairs)
 
 
 def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
@@ -167,8 +167,9 @@ def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:
     return [Target(name, precision) for name in formats if Target(name).kind.rounded]
 
 
-def difference_text(proof: dict[str, Any]) -> str:
-    return f"{proof['layers']:.1e} a layer" if "layers" in proof else f"{proof['max_difference']:.1e} of logits"
+def describe_difference(proof: JsonObject) -> str:
+    """Returns the largest difference of a layer's products, or else of the logits."""
+    return f"{proof['layers']:.1e} per layer" if "layers" in proof else f"{proof['max_difference']:.1e} of logits"
 
 
 def check_refused(exports: Sequence[Artefact]) -> None:
@@ -177,9 +178,13 @@ def check_refused(exports: Sequence[Artefact]) -> None:
     Raises:
         InputError: A target was refused; the other targets were exported.
     """
-    refused = [f"{e.name} {each['target']}: {each['reason']}" for e in exports for each in e.metrics.get("refused", [])]
+    refused = [
+        f"{export.name} {refusal['target']}: {refusal['reason']}"
+        for export in exports
+        for refusal in export.metrics.get("refused", [])
+    ]
     if refused:
         raise InputError(
-            f"{refused[0]}{f' (and {len(refused) - 1} more)' if len(refused) > 1 else ''}. It lies aside in refused/ "
-            "of the stage's folder, with the reason; the others were proven"
+            f"{refused[0]}{f' (and {len(refused) - 1} more)' if len(refused) > 1 else ''}. It was moved to refused/ in "
+            "the stage's folder, with the reason; the other files were verified"
         )

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from compress.errors import ArtefactError
 from compress.export.common.decisions import kind_of
@@ -21,27 +22,27 @@ from compress.export.write import check_layers, write_target
 from compress.quantize.store import is_quantized, load_quantization
 from distill.checkpoint.pruned import load_pruned
 from pipelines.runs.files import count_bytes
-from pipelines.stages.compared_texts import select_rows
+from pipelines.runs.manifest import JsonObject
+from pipelines.stages.compared_texts import Texts, select_rows
 from pipelines.stages.vocabulary import tokenizer_of
 
 if TYPE_CHECKING:
     from distill.data.rows.tagged import Tagged
-    from distill.data.splits.labelled import Examples
+    from distill.data.splits.examples import Examples
 
 REFUSED = "refused"
-LOST = 0.001  # maximum difference in accuracy between the trained model with rounding and its file
+MAX_ACCURACY_CHANGE = 0.001  # maximum difference in accuracy between the trained model with rounding and its file
 BATCH = 16
-BEGUN, WRITTEN = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
-Texts = tuple[list[Any], list[str] | None]  # a text is a string or a list of words
+PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
 
 
-def source_of(checkpoint: Path, *, reduced: bool = False) -> Source:
+def load_source(checkpoint: Path, *, reduced: bool = False) -> Source:
     """Loads the checkpoint and its rounding parameters, if it is quantized; for `reduced` see `Source`."""
     rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
     return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding, reduced)
 
 
-class Proof:
+class ExportVerifier:
     """Exports targets and compares them with the model; the results are appended to `proven` and `refused`.
 
     Args:
@@ -56,31 +57,32 @@ class Proof:
         self.source, self.folder, self.examples = source, folder, examples
         self.max_length = min(max_length, source.tokenizer.model_max_length)
         self.drawn = drawn
-        self.proven: list[dict[str, Any]] = []
-        self.refused: list[dict[str, Any]] = []
+        self.proven: list[JsonObject] = []
+        self.refused: list[JsonObject] = []
 
-    def prove(self, target: Target) -> None:
+    def export(self, target: Target) -> None:
         """Writes the target, reloads it in a fresh process and compares it with the model, or sets it aside."""
-        made_from = target.made_from
-        if made_from is not None and str(made_from) in [each["target"] for each in self.refused]:
-            self.put_aside(target, f"it is made from {made_from}, which was refused")
+        source = target.made_from
+        if source is not None and str(source) in [each["target"] for each in self.refused]:
+            self.set_aside(target, f"it is made from {source}, which was refused")
             return
         try:
             write_target(self.source, target, self.folder)
-            proof = self.rounded_proof(target) if self.rounds(target) else self.float_proof(target)
+            proof = self.verify_quantized(target) if self.has_rounding(target) else self.verify_float(target)
         except ArtefactError as error:
-            self.put_aside(target, str(error))
+            self.set_aside(target, str(error))
         else:
             bits = {"weight_bits": 7} if target.rounded and self.source.has_reduced_range else {}
             self.proven.append(proof | bits | {"bytes": count_bytes(self.folder / str(target))})
 
-    def rounds(self, target: Target) -> bool:
+    def has_rounding(self, target: Target) -> bool:
         """Returns whether the target has the rounding parameters that the model was trained with."""
         return target.rounded and self.source.rounding is not None
 
-    def float_proof(self, target: Target) -> dict[str, Any]:
+    def verify_float(self, target: Target) -> JsonObject:
+        """Compares the logits of the drawn texts with those of the model."""
         if target.format == "onnx-decoder":
-            return self.written_proof(target)
+            return self.verify_generation(target)
         place, expected = self.folder / str(target), self.logits
         if target.rounded:  # dynamic int8 differs from the float model: compare with the file's own logits
             expected = reference_logits(
@@ -89,18 +91,16 @@ class Proof:
         parity, _ = verify(str(target), place, *self.drawn, self.max_length, expected)
         return asdict(parity)
 
-    def written_proof(self, target: Target) -> dict[str, Any]:
+    def verify_generation(self, target: Target) -> JsonObject:
         """Compares a decoder's generated continuations of the drawn texts' prefixes, and its logits of their tokens."""
         tokenizer, most = self.source.tokenizer, min(self.max_length, self.source.longest)
         blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
-        prompts = [block[:BEGUN].tolist() for block in blocks[:BATCH]]
-        room = self.source.longest - BEGUN
-        parity = verify_decoder(
-            self.source.model, self.folder / str(target), prompts, blocks, new_tokens=min(WRITTEN, room)
-        )
+        prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:BATCH]]
+        new_tokens = min(NEW_TOKENS, self.source.longest - PROMPT_TOKENS)
+        parity = verify_decoder(self.source.model, self.folder / str(target), prompts, blocks, new_tokens=new_tokens)
         return {"target": str(target), "texts": len(blocks)} | asdict(parity)
 
-    def rounded_proof(self, target: Target) -> dict[str, Any]:
+    def verify_quantized(self, target: Target) -> JsonObject:
         """Compares each layer with the quantized model, then the predictions on all texts and the score."""
         layers = check_layers(self.source, target, self.folder, self.batch)
         texts, pairs = select_rows(self.examples, range(len(self.examples)))
@@ -110,28 +110,28 @@ class Proof:
             texts,
             pairs,
             self.max_length,
-            self.trained,
+            self.quantized_logits,
             rounds=True,
             kind=kind_of(self.source.model),
         )
         proof = asdict(parity) | {"layers": layers}
-        if self.of_classes:
+        if self.has_classes:
             labels = np.asarray(self.examples.labels)
-            found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.trained))
-            if abs(found - trained) > LOST:
+            found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.quantized_logits))
+            if abs(found - trained) > MAX_ACCURACY_CHANGE:
                 raise ArtefactError(
                     f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
-                    f"to within {LOST:.1%}"
+                    f"to within {MAX_ACCURACY_CHANGE:.1%}"
                 )
             proof |= {"score": found, "trained_score": trained}
         return proof
 
     @property
-    def of_classes(self) -> bool:
+    def has_classes(self) -> bool:
         """Whether each text has a class; other tasks are scored in the evaluation."""
         return bool(self.examples.labels) and isinstance(self.examples.labels[0], int)
 
-    def put_aside(self, target: Target, reason: str) -> None:
+    def set_aside(self, target: Target, reason: str) -> None:
         """Moves the target to the refused targets, together with the reason."""
         place = self.folder / REFUSED / str(target)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ class Proof:
         return reference_logits(model, self.source.tokenizer, *self.drawn, self.max_length)
 
     @cached_property
-    def trained(self) -> np.ndarray:
+    def quantized_logits(self) -> np.ndarray:
         """Logits of the model with rounding, as it was trained, for all texts."""
         texts, pairs = select_rows(self.examples, range(len(self.examples)))
         return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
@@ -157,25 +157,26 @@ class Proof:
     def batch(self) -> dict[str, np.ndarray]:
         """A padded batch of the drawn texts."""
         texts, pairs = self.drawn
-        return tokenized(self.source.tokenizer, texts[:BATCH], pairs[:BATCH] if pairs else None, self.max_length)
+        return tokenize(self.source.tokenizer, texts[:BATCH], pairs[:BATCH] if pairs else None, self.max_length)
 
 
-def proof_text(proof: dict[str, Any]) -> str:
-    told = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
+def describe_proof(proof: JsonObject) -> str:
+    """Returns what was compared for a target, and how much it differs."""
+    line = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
     if "layers" in proof:
-        told += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} answers alike"
+        line += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} decisions equal"
         if "score" in proof:
-            told += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
+            line += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
     else:
-        told += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} "
-        told += f"texts, the same {proof['tokens']} tokens written" if "tokens" in proof else "answers"
-    return f"{told}, {proof['bytes'] / 1e6:.1f} MB"
+        line += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} "
+        line += f"texts, the same {proof['tokens']} tokens generated" if "tokens" in proof else "texts"
+    return f"{line}, {proof['bytes'] / 1e6:.1f} MB"
 
 
 def reference_logits(
     model: TorchModel | OnnxModel,
-    tokenizer: Any,
-    texts: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] | Sequence[list[str]],
     pairs: Sequence[str] | None,
     max_length: int,
 ) -> np.ndarray:
@@ -186,13 +187,16 @@ def reference_logits(
     parts = []
     for start in range(0, len(texts), BATCH):
         rows = slice(start, start + BATCH)
-        batch = tokenized(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
+        batch = tokenize(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
         parts.append(flatten_tokens(model(batch), batch["attention_mask"]))
     return np.concatenate(parts)
 
 
-def tokenized(
-    tokenizer: Any, texts: Sequence[Any], pairs: Sequence[str] | None, max_length: int
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] | Sequence[list[str]],
+    pairs: Sequence[str] | None,
+    max_length: int,
 ) -> dict[str, np.ndarray]:
     """Returns a padded batch of ids, mask and types, each [batch, length] int64; texts may be lists of words."""
     batch = tokenizer(

@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from compress.prune.importance.gates import LAYERS, Gates
-from compress.prune.importance.learned_masks import Cost, LearnedMasks, Movement, Open
-from compress.prune.schedule import cubic
-from compress.prune.search.candidates import best
-from compress.prune.search.cost import CostModel, Outline, parts
+from compress.prune.importance.learned_masks import Cost, LearnedMasks, MovementScores, Openness
+from compress.prune.schedule import interpolate_cubic
+from compress.prune.search.candidates import find_highest
+from compress.prune.search.cost import CostModel, Outline, list_cost_factors
 from distill.slicing import Axis, Kept, Shape
+from pipelines.runs.manifest import JsonObject
 
-EVERY, CHOICES = 20, 10  # for movement pruning: steps between two selections, and the minimum number of selections
+SELECT_EVERY, MIN_SELECTIONS = 20, 10  # for movement pruning: steps between two selections, and their minimum number
 WARMUP = 0.5  # share of the steps over which the target cost of learned masks is ramped
 OPEN = 0.95  # initial open probability of learned masks
 
@@ -49,56 +50,66 @@ class Closing(Callback):
         goal: Sizes at the end.
     """
 
-    masks: Movement | LearnedMasks
+    masks: MovementScores | LearnedMasks
 
     def __init__(self, gates: Gates, goal: Goal):
         self.gates, self.goal = gates, goal
         self.steps, self.finished = 0, False
-        self.kept: Kept = {name: torch.arange(gates.size(name)) for name in goal.units}
+        self.kept: Kept = {name: torch.arange(gates.get_size(name)) for name in goal.units}
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reads the number of steps."""
         self.steps = int(trainer.estimated_stepping_batches)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Sets the gates of the step."""
         step = int(trainer.global_step)
         self.gates.set(self.training_gates(step) | self.layer_gates(step, pl_module.device))
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Chooses the remaining units after the last step."""
         if trainer.global_step >= self.steps:
-            self.kept, self.finished = self.choose(self.steps), True
-            self.gates.set(self.gates.kept(self.kept) | self.layer_gates(self.steps, pl_module.device))
+            self.kept, self.finished = self.choose_open(self.steps), True
+            self.gates.set(self.gates.make_mask(self.kept) | self.layer_gates(self.steps, pl_module.device))
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sets deterministic gates for the validation."""
         if not self.finished:
-            self.gates.set(self.steady_gates() | self.layer_gates(int(trainer.global_step), pl_module.device))
+            self.gates.set(self.validation_gates() | self.layer_gates(int(trainer.global_step), pl_module.device))
 
     def training_gates(self, step: int) -> dict[str, Tensor]:
         """Returns the gates of a training batch."""
         raise NotImplementedError
 
-    def steady_gates(self) -> dict[str, Tensor]:
+    def validation_gates(self) -> dict[str, Tensor]:
         """Returns deterministic gates without gradients."""
         raise NotImplementedError
 
-    def ranking(self) -> dict[str, Tensor]:
+    def rank_units(self) -> dict[str, Tensor]:
         """Returns axis name -> importance of each unit, [units]."""
         raise NotImplementedError
 
     def layer_gates(self, step: int, device: torch.device) -> dict[str, Tensor]:
         """Returns the gates of whole layers at a step; empty if every layer is kept."""
-        if len(self.goal.layers) == self.gates.size(LAYERS):
+        if len(self.goal.layers) == self.gates.get_size(LAYERS):
             return {}
-        gate = torch.full((self.gates.size(LAYERS),), 1 - cubic(step, 0, self.steps, 0.0, 1.0), device=device)
+        openness = 1 - interpolate_cubic(step, 0, self.steps, 0.0, 1.0)
+        gate = torch.full((self.gates.get_size(LAYERS),), openness, device=device)
         gate[list(self.goal.layers)] = 1.0
         return {LAYERS: gate}
 
-    def closed(self, name: str, step: int) -> int:
+    def count_closed(self, name: str, step: int) -> int:
         """Returns the number of units of an axis that are closed at a step."""
-        return round(cubic(step, 0, self.steps, 0.0, self.gates.size(name) - self.goal.units[name]))
+        return round(interpolate_cubic(step, 0, self.steps, 0.0, self.gates.get_size(name) - self.goal.units[name]))
 
-    def choose(self, step: int) -> dict[str, Tensor]:
+    def choose_open(self, step: int) -> dict[str, Tensor]:
         """Returns the highest-ranked units of each axis, the same number as are open at a step."""
-        return {name: best(rank, len(rank) - self.closed(name, step)) for name, rank in self.ranking().items()}
+        return {
+            name: find_highest(rank, len(rank) - self.count_closed(name, step))
+            for name, rank in self.rank_units().items()
+        }
 
     def shape(self) -> Shape:
         """Returns the remaining units and layers as the argument of `prune`."""
@@ -114,25 +125,30 @@ class MovementClosing(Closing):
 
     def __init__(self, gates: Gates, goal: Goal):
         super().__init__(gates, goal)
-        self.scores = self.masks = Movement({name: gates.size(name) for name in goal.units})
-        self.chosen_at, self.every = -1, EVERY
+        self.scores = self.masks = MovementScores({name: gates.get_size(name) for name in goal.units})
+        self.selected_at, self.every = -1, SELECT_EVERY
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reads the number of steps and derives the interval of selections."""
         super().on_train_start(trainer, pl_module)
-        self.every = max(1, min(EVERY, self.steps // CHOICES))
+        self.every = max(1, min(SELECT_EVERY, self.steps // MIN_SELECTIONS))
 
     def training_gates(self, step: int) -> dict[str, Tensor]:
-        if step % self.every == 0 and step != self.chosen_at:  # accumulated batches share a step
-            self.kept, self.chosen_at = self.choose(step), step
-        return self.scores.gates(self.kept)
+        """Returns gates that are open for the selected units and pass gradients to the scores."""
+        if step % self.every == 0 and step != self.selected_at:  # accumulated batches share a step
+            self.kept, self.selected_at = self.choose_open(step), step
+        return self.scores.make_gates(self.kept)
 
-    def steady_gates(self) -> dict[str, Tensor]:
-        return self.gates.kept(self.kept)
+    def validation_gates(self) -> dict[str, Tensor]:
+        """Returns gates that are open for the selected units."""
+        return self.gates.make_mask(self.kept)
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the gates' gradients to the scores."""
         self.scores.accumulate()
 
-    def ranking(self) -> dict[str, Tensor]:
+    def rank_units(self) -> dict[str, Tensor]:
+        """Returns the scores; those of closed hidden coordinates are -inf."""
         scores = dict(self.scores.scores())
         if "hidden" in scores:
             gone = torch.ones_like(scores["hidden"], dtype=torch.bool)
@@ -141,11 +157,13 @@ class MovementClosing(Closing):
         return scores
 
     # The scores are saved with the module, but by now they would select other units than the last selection.
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
+        """Returns the last selection."""
         return {"kept": {name: units.cpu() for name, units in self.kept.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.kept = state["kept"]
+    def load_state_dict(self, state_dict: JsonObject) -> None:
+        """Restores the last selection."""
+        self.kept = state_dict["kept"]
 
 
 class LearnedMaskClosing(Closing):
@@ -158,18 +176,22 @@ class LearnedMaskClosing(Closing):
         super().__init__(gates, goal)
         self.learned = self.masks = masks
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reads the number of steps and sets the warm-up of the masks' target."""
         super().on_train_start(trainer, pl_module)
         self.learned.warmup = round(WARMUP * self.steps)
 
     def training_gates(self, step: int) -> dict[str, Tensor]:
+        """Returns gates sampled from the masks."""
         return self.learned.sample()
 
-    def steady_gates(self) -> dict[str, Tensor]:
-        return self.learned.expected()
+    def validation_gates(self) -> dict[str, Tensor]:
+        """Returns the masks' mean gates."""
+        return self.learned.compute_mean_gates()
 
-    def ranking(self) -> dict[str, Tensor]:
-        return {name: log_alpha.detach() for name, log_alpha in self.learned.items()}
+    def rank_units(self) -> dict[str, Tensor]:
+        """Returns the log-odds that each unit is open."""
+        return {name: log_alpha.detach() for name, log_alpha in self.learned.get_log_alphas()}
 
 
 def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], whole: Outline) -> Cost:
@@ -181,7 +203,7 @@ def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], w
     sizes = {axis.name: axis.units for axis in axes}
     total = costs.predict(whole)
 
-    def share(open_units: Open) -> Tensor:
+    def share(open_units: Openness) -> Tensor:
         like = next(iter(open_units.values()))
 
         def units(name: str, otherwise: int) -> Tensor:
@@ -190,13 +212,16 @@ def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], w
         hidden = units("hidden", whole.hidden)
         # A layer with a single unit of a kind has no axis.
         heads, ffn = (torch.stack([units(f"layers.{i}.{kind}", 1) for i in layers]).sum() for kind in ("heads", "ffn"))
-        found = parts(hidden, len(layers), heads, ffn)
-        return sum((c * part for c, part in zip(costs.coefficients, found, strict=True)), like.new_zeros(())) / total
+        cost = like.new_zeros(())
+        factors = list_cost_factors(hidden, len(layers), heads, ffn)
+        for coefficient, factor in zip(costs.coefficients, factors, strict=True):
+            cost = cost + coefficient * factor
+        return cost / total
 
     return share
 
 
-def learned_masks(sizes: Mapping[str, int], cost: Cost, target: float) -> LearnedMasks:
+def build_learned_masks(sizes: Mapping[str, int], cost: Cost, target: float) -> LearnedMasks:
     """Returns masks trained towards a target cost, or to just below their initial cost if that is lower."""
-    begin = float(cost({name: torch.full((size,), OPEN) for name, size in sizes.items()}))
-    return LearnedMasks(sizes, cost, target=min(target, 0.999 * begin), warmup=0, start=OPEN)
+    initial = float(cost({name: torch.full((size,), OPEN) for name, size in sizes.items()}))
+    return LearnedMasks(sizes, cost, target=min(target, 0.999 * initial), warmup=0, start=OPEN)

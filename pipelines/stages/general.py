@@ -1,13 +1,14 @@
 """The general stage: task-agnostic distillation on plain text from the teacher as it was published."""
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import lightning
 import numpy as np
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.weights import load_model
 from distill.data.batches.batches import EvalBatches, Rows
 from distill.data.batches.data_module import RowsDataModule, TextDataModule
@@ -24,19 +25,20 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.module import DistillationModule
 from distill.train.steps.progressive import LayerByLayer
 from pipelines.runs.files import hash_content
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies import choose_device
 from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import GeneralConfig
 from pipelines.settings.plan import Plan
-from pipelines.stages.data import say_reading, source_hash
-from pipelines.stages.teacher import MODEL, deciding
+from pipelines.stages.data import hash_source, print_reading_remarks
+from pipelines.stages.teacher import MODEL, select_key_settings
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
-DRAW = 7  # random stream for the order of the texts
-WORDS, FEATURES = "AutoModelForMaskedLM", "AutoModel"
+ORDER_STREAM = 7  # random stream for the order of the texts
+MASKED_LM_CLASS, BODY_CLASS = "AutoModelForMaskedLM", "AutoModel"
 
 
 def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
@@ -45,7 +47,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
     settings = {
         "student": config.student.spec,
         "loss": vars(general.loss),
-        "train": deciding(general.train) | {"compress": config.machine.compress},
+        "train": select_key_settings(general.train) | {"compress": config.machine.compress},
         "masking": vars(general.masking) if general.loss.uses_outputs else {},
         "progressive": general.progressive,
         "text": general.text,
@@ -53,34 +55,34 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
         "blocks": general.blocks,
         "precision": precision,
     }
-    place, data = Path(general.data).expanduser(), DataConfig(path=general.data)
-    hashed = run.world.compute_once(lambda: hash_content(place) if place.exists() else source_hash(data))
-    inputs = {"data": hashed, "teacher": run.digest(plan.teacher)}
-    say_reading(run.console, data)
+    path, data = Path(general.data).expanduser(), DataConfig(path=general.data)
+    digest = run.world.compute_once(lambda: hash_content(path) if path.exists() else hash_source(data))
+    inputs = {"data": digest, "teacher": run.digest(plan.teacher)}
+    print_reading_remarks(run.console, data)
     if plan.student is not None:
         inputs["student"] = run.digest(plan.student)
 
-    def work(folder: Path) -> dict[str, Any]:
+    def work(folder: Path) -> JsonObject:
         tokenizer = plan.teacher.load_tokenizer()
         teacher = freeze(load_body(plan.teacher.folder, general))
         layout = plan.layouts.student
-        auto = getattr(transformers, head_of(general))
+        auto = find_auto_class(general)
 
         def build() -> PreTrainedModel:
-            return start_of(plan, teacher, tokenizer, run.seed)
+            return make_general_student(plan, teacher, tokenizer, run.seed)
 
         student, mesh = build_placed_model(run, layout, folder, build, auto, prefetch=config.machine.prefetch)
         run.console.say(f"  general: {type(student).__name__}, {student.num_parameters() / 1e6:.1f}M parameters")
-        train, held_out = blocks_of(general, tokenizer, run.seed)
+        train, held_out = read_blocks(general, tokenizer, run.seed)
         run.console.say(f"  general: {len(train):,} blocks of up to {general.length} tokens, {len(held_out)} held out")
         device = choose_device("auto")
-        asked = OnlineTeacher(teacher.to(device), general.loss.teacher_outputs, device=device)  # type: ignore[arg-type]
+        online = OnlineTeacher(teacher.to(device), general.loss.teacher_outputs, device=device)  # type: ignore[arg-type]
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
             student,
             loss=general.loss,
             train=general.train,
-            signals=asked,
+            signals=online,
             teacher_sizes=plan.teacher_sizes,
             shard_optimizer=layout.zero == 1,
         )
@@ -108,16 +110,21 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
     return run.stage("general", settings, inputs, work, version=VERSION, together=True)
 
 
-def head_of(general: GeneralConfig) -> str:
-    return WORDS if general.loss.uses_outputs else FEATURES
+def find_auto_class(general: GeneralConfig) -> AutoClass:
+    """Returns the auto class of both models: with a masked-language-modelling head if a term uses its outputs."""
+    name = MASKED_LM_CLASS if general.loss.uses_outputs else BODY_CLASS
+    return cast(AutoClass, getattr(transformers, name))
 
 
 def load_body(folder: Path, general: GeneralConfig) -> PreTrainedModel:
-    auto = head_of(general)
-    return load_model(getattr(transformers, auto), folder, new_head=auto == FEATURES)
+    """Loads a checkpoint with the head that the loss terms need, or without one."""
+    model: PreTrainedModel = load_model(find_auto_class(general), folder, new_head=not general.loss.uses_outputs)
+    return model
 
 
-def start_of(plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+def make_general_student(
+    plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
     """Returns the student before general distillation, built from the teacher or loaded from a checkpoint."""
     if plan.student is None:
         return build_student(teacher, plan.settings.student.spec, seed)
@@ -125,7 +132,7 @@ def start_of(plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenize
     return load_body(plan.student.folder, plan.settings.general)
 
 
-def blocks_of(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> tuple[Rows, Rows]:
+def read_blocks(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> tuple[Rows, Rows]:
     """Returns training and held-out blocks of tokens.
 
     Held-out blocks come from the validation split if there is one, otherwise from the end of the shuffled texts.
@@ -134,25 +141,27 @@ def blocks_of(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: 
         InputError: The text doesn't fill more than one block.
     """
     texts = read_texts(general.data, general.text)
-    drawn = [texts[i] for i in np.random.default_rng([seed, DRAW]).permutation(len(texts))]
+    shuffled = [texts[i] for i in np.random.default_rng([seed, ORDER_STREAM]).permutation(len(texts))]
     if "validation" in split_names(general.data):
-        others = read_texts(general.data, general.text, split="validation")
-        apart = token_blocks(tokenizer, others, general.length, limit=HELD_OUT)
-        blocks = token_blocks(tokenizer, drawn, general.length, limit=general.blocks)
+        validation = read_texts(general.data, general.text, split="validation")
+        held_out = token_blocks(tokenizer, validation, general.length, limit=HELD_OUT)
+        blocks = token_blocks(tokenizer, shuffled, general.length, limit=general.blocks)
     else:
         count = min(HELD_OUT, max(1, general.blocks // 10))
-        blocks = token_blocks(tokenizer, drawn, general.length, limit=general.blocks and general.blocks + count)
+        blocks = token_blocks(tokenizer, shuffled, general.length, limit=general.blocks and general.blocks + count)
         count = min(HELD_OUT, max(1, len(blocks) // 11))
-        blocks, apart = blocks[:-count], blocks[-count:]
+        blocks, held_out = blocks[:-count], blocks[-count:]
     if not blocks:
-        raise InputError(f"general.data {general.data!r}: expected more than one block of {general.length} tokens")
-    rows = [LanguageBlocks(each) for each in (blocks, apart)]
+        raise InputError(
+            f"general.data {general.data!r}: expected more than one block of {general.length} tokens, found fewer"
+        )
+    rows = [LanguageBlocks(each) for each in (blocks, held_out)]
     if general.loss.uses_outputs:
         return tuple(MaskedBlocks.build(each, general.masking, tokenizer) for each in rows)  # type: ignore[return-value]
     return rows[0], rows[1]
 
 
-def with_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreTrainedModel:
+def attach_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreTrainedModel:
     """Returns a task model with the body of a generally distilled student.
 
     If the task has labels, the new head is fitted to them on the body's features.
@@ -161,5 +170,7 @@ def with_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreT
     if not task.labels:
         return student.requires_grad_(True)
     with run.console.track("student: fitting the new head", len(texts.train)) as advance:
-        probe_head(student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), task.answers, advance)
+        probe_head(
+            student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), task.output_rows, advance
+        )
     return student.requires_grad_(True)

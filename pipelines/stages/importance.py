@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -11,20 +11,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.prune.config import PruneConfig
-from compress.prune.importance.estimate import activation, layer_losses, magnitude, measure_scores
+from compress.prune.importance.estimate import (
+    Batch,
+    measure_layer_losses,
+    score_by_activation,
+    score_by_gradients,
+    score_by_magnitude,
+)
 from compress.prune.importance.scores import Scores
 from distill.checkpoint.outputs import find_logits
 from distill.checkpoint.pruned import load_pruned
-from distill.data.batches.encode import Batch
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.inputs import build_inputs
 from distill.slicing import Axis
-from distill.tasks.logit_rows import OutputRows, facts_of
+from distill.tasks.logit_rows import OutputRows, select_distribution_settings
+from pipelines.runs.console import Advance
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.distill import PrunedStart, cached_signals, drawn_batches, texts_module
 from pipelines.stages.prune_inputs import axes_of
+from pipelines.stages.pruned_start import PrunedStart
+from pipelines.stages.training_inputs import build_training_texts, draw_batches, open_cached_signals
 from pipelines.stages.vocabulary import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -41,18 +49,19 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         "max_length": config.data.max_length,
     }
 
-    def work(folder: Path) -> dict[str, Any]:
-        model, task = load_pruned(start.start), read_task(data)
-        texts = texts_module(run, config, read_data(data), tokenizer_of(start.start), task=task)
-        signals, distance = cached_signals(cache, start), Distance(task.answers, config.loss.resolved_temperature)
-        drawn = drawn_batches(texts, config.prune.samples, run.seed, task.at_once)
-        seeded = torch.Generator().manual_seed(run.seed)
-        batches = [distance.drawn({**batch, "signals": signals(batch)}, seeded) for batch in drawn]
-        total = passes(config.prune) * sum(len(batch["input_ids"]) for batch in batches)
+    def work(folder: Path) -> JsonObject:
+        model, task = load_pruned(start.folder), read_task(data)
+        texts = build_training_texts(run, config, read_data(data), tokenizer_of(start.folder), task=task)
+        signals = open_cached_signals(cache, start)
+        distance = Distance(task.output_rows, config.loss.resolved_temperature)
+        drawn = draw_batches(texts, config.prune.samples, run.seed, task.eval_batch_size)
+        generator = torch.Generator().manual_seed(run.seed)
+        batches = [distance.draw_targets({**batch, "signals": signals(batch)}, generator) for batch in drawn]
+        total = count_passes(config.prune) * sum(len(batch["input_ids"]) for batch in batches)
         with run.console.track(f"scores: {config.prune.scores}", total) as advance:
-            found = score(model, axes_of(model, task), Watched(batches, advance), config.prune, distance)
-        found.save(folder / SCORES)
-        return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
+            scores = score_units(model, axes_of(model, task), CountedBatches(batches, advance), config.prune, distance)
+        scores.save(folder / SCORES)
+        return {"method": scores.method, "samples": scores.samples, "layers": scores.layers.tolist()}
 
     name = "scores" if start.name == "start" else f"scores-{start.name}"
     return run.stage(name, settings, {"data": data, "cache": cache} | start.inputs(), work, version=VERSION)
@@ -62,79 +71,85 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
 class Distance:
     """The distance between student and teacher: a number per sample, summed over the sample's rows.
 
+    Batches contain the teacher's `signals`, and those of `surprise` the `drawn` targets.
+
     Args:
-        answers: Defines the rows of a batch.
+        output_rows: Defines the rows of a batch.
         temperature: The temperature of the loss.
     """
 
-    answers: OutputRows
+    output_rows: OutputRows
     temperature: float
 
-    def divergence(self, student: PreTrainedModel, batch: Any) -> Tensor:
+    def divergence(self, student: PreTrainedModel, batch: Batch) -> Tensor:
         """Returns [samples]: the distance by `OutputRows.distance`, summed over rows."""
-        counts = self.answers.counts(batch)
-        own, labels = (each.split(counts) for each in (self.rows(student, batch), self.answers.labels(batch)))
-        given = by_sample(self.answers.signals(batch, batch["signals"]), counts)
-        each = zip(own, given, labels, strict=True)
-        sums = [self.answers.distance(o, g, y, self.temperature) * len(o) if len(o) else o.sum() for o, g, y in each]
+        rows = self.output_rows
+        counts = rows.counts(batch)
+        logits, labels = (each.split(counts) for each in (self.compute_rows(student, batch), rows.labels(batch)))
+        signals = split_by_sample(rows.signals(batch, batch["signals"]), counts)
+        sums = [
+            rows.distance(own, teacher, label, self.temperature) * len(own) if len(own) else own.sum()
+            for own, teacher, label in zip(logits, signals, labels, strict=True)
+        ]
         return torch.stack(sums)
 
-    def surprise(self, student: PreTrainedModel, batch: Any) -> Tensor:
-        """Returns [samples]: -log likelihood of the drawn values, scaled like the divergence's curvature."""
-        own, drawn = self.rows(student, batch), batch["drawn"]
+    def surprise(self, student: PreTrainedModel, batch: Batch) -> Tensor:
+        """Returns [samples]: -log likelihood of the drawn targets, scaled like the divergence's curvature."""
+        logits, drawn = self.compute_rows(student, batch), batch["drawn"]
         if drawn.is_floating_point():
-            rows = (self.answers.point(own) - drawn).square().sum(-1)
+            rows = (self.output_rows.to_comparable(logits) - drawn).square().sum(-1)
         else:
-            rows = F.cross_entropy(own / self.temperature, drawn, reduction="none") * self.temperature
-        return torch.stack([each.sum() for each in rows.split(self.answers.counts(batch))])
+            rows = F.cross_entropy(logits / self.temperature, drawn, reduction="none") * self.temperature
+        return torch.stack([each.sum() for each in rows.split(self.output_rows.counts(batch))])
 
-    def rows(self, student: PreTrainedModel, batch: Any) -> Tensor:
+    def compute_rows(self, student: PreTrainedModel, batch: Batch) -> Tensor:
         """Returns the student's logits, row by row."""
-        said = find_logits(student(**build_inputs(student, batch)))
-        assert said is not None
-        return self.answers.logits(batch, said).float()
+        logits = find_logits(student(**build_inputs(student, batch)))
+        assert logits is not None
+        return self.output_rows.logits(batch, logits).float()
 
-    def drawn(self, batch: Any, seeded: torch.Generator) -> Batch:
+    def draw_targets(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Returns the batch with a class, or a number, drawn for each row from the teacher's distribution."""
-        given = self.answers.signals(batch, batch["signals"])
-        if self.answers.labels(batch).is_floating_point():
-            point = self.answers.point(given["logits"]).float()
-            return batch | {"drawn": point + NOISE * torch.randn(point.shape, generator=seeded)}
-        if "logits" in given:
-            likely = F.softmax(given["logits"].float() / self.temperature, -1)
+        signals = self.output_rows.signals(batch, batch["signals"])
+        if self.output_rows.labels(batch).is_floating_point():
+            mean = self.output_rows.to_comparable(signals["logits"]).float()
+            return batch | {"drawn": mean + NOISE * torch.randn(mean.shape, generator=generator)}
+        if "logits" in signals:
+            probabilities = F.softmax(signals["logits"].float() / self.temperature, -1)
         else:
-            likely = given["weights"] if "weights" in given else given["log_probs"].exp()
-        places = torch.multinomial(likely.float(), 1, generator=seeded)
-        words = places if "logits" in given else given["ids"].long().gather(1, places)
-        return batch | {"drawn": words.squeeze(1)}
+            probabilities = signals["weights"] if "weights" in signals else signals["log_probs"].exp()
+        positions = torch.multinomial(probabilities.float(), 1, generator=generator)
+        classes = positions if "logits" in signals else signals["ids"].long().gather(1, positions)
+        return batch | {"drawn": classes.squeeze(1)}
 
 
-def by_sample(given: TeacherSignals, counts: Sequence[int]) -> list[TeacherSignals]:
+def split_by_sample(signals: TeacherSignals, counts: Sequence[int]) -> list[TeacherSignals]:
     """Splits row-wise signals by sample."""
-    tensors = {name: value.split(counts) for name, value in given.items() if isinstance(value, Tensor)}
+    tensors = {name: value.split(counts) for name, value in signals.items() if isinstance(value, Tensor)}
     parts = [{name: each[i] for name, each in tensors.items()} for i in range(len(counts))]
-    return [cast(TeacherSignals, part) | facts_of(given) for part in parts]
+    return [cast(TeacherSignals, part) | select_distribution_settings(signals) for part in parts]
 
 
-class Watched:
+class CountedBatches:
     """Batches that report every sample to `advance`, in every pass."""
 
-    def __init__(self, batches: Sequence[Batch], advance: Any):
+    def __init__(self, batches: Sequence[Batch], advance: Advance):
         self.batches, self.advance = batches, advance
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches, and counts each after it was used."""
         for batch in self.batches:
             yield batch
             self.advance(len(batch["input_ids"]))
 
 
-def passes(how: PruneConfig) -> int:
-    """Returns how often `score` iterates over the batches: once for layer losses, and once more unless by magnitude."""
-    return 1 if how.scores == "magnitude" else 2
+def count_passes(config: PruneConfig) -> int:
+    """Returns how often `score_units` iterates over the batches: for layer losses, and again unless by magnitude."""
+    return 1 if config.scores == "magnitude" else 2
 
 
-def score(
-    model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], how: PruneConfig, distance: Distance
+def score_units(
+    model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], config: PruneConfig, distance: Distance
 ) -> Scores:
     """Scores units by the configured method, and layers by the increase of the loss when a layer is skipped.
 
@@ -142,10 +157,10 @@ def score(
     therefore computed from the likelihood of classes drawn from the teacher's softened distribution: the mean of its
     squared gradients is the curvature of that divergence.
     """
-    if how.scores == "magnitude":
-        found = magnitude(model, axes)
-    elif how.scores == "activation":
-        found = activation(model, axes, (build_inputs(model, batch) for batch in batches))
+    if config.scores == "magnitude":
+        scores = score_by_magnitude(model, axes)
+    elif config.scores == "activation":
+        scores = score_by_activation(model, axes, (build_inputs(model, batch) for batch in batches))
     else:
-        found = measure_scores(model, axes, batches, distance.surprise, (how.scores,))[how.scores]
-    return replace(found, layers=layer_losses(model, axes, batches, distance.divergence))
+        scores = score_by_gradients(model, axes, batches, distance.surprise, (config.scores,))[config.scores]
+    return replace(scores, layers=measure_layer_losses(model, axes, batches, distance.divergence))

@@ -1,10 +1,10 @@
 """Stages for checkpoints that are already trained: their labels are reordered to match the data's."""
 
 from pathlib import Path
-from typing import Any
 
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.stages.data import read_task
 from pipelines.stages.teacher import MODEL
@@ -24,20 +24,20 @@ def by_label_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artefact
         return run.plan_stage(stage)
     from compress.export.common.huggingface import export_huggingface
 
-    task, own = read_task(data), checkpoint.config
-    task.check(own, str(folder))
-    rows = task.head_rows(own)
+    task = read_task(data)
+    task.check(checkpoint.config, str(folder))
+    rows = task.head_rows(checkpoint.config)
     missing = task.missing_head(folder) if rows is not None else ""
     if rows is None or missing:
         raise InputError(
-            f"{name} {str(folder)!r}: has no head for the data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …){f': {missing}' if missing else ''}: there is nothing to score"
+            f"{name} {str(folder)!r}: expected a head for the data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …), found none{f': {missing}' if missing else ''}: it can't be scored"
         )
 
-    def work(place: Path) -> dict[str, Any]:
+    def work(output: Path) -> JsonObject:
         tokenizer = checkpoint.load_tokenizer()
-        task.settle_tokenizer(tokenizer, folder)
-        export_huggingface(task.load_headed(str(folder), rows), tokenizer, place / MODEL)
+        task.configure_tokenizer(tokenizer, folder)
+        export_huggingface(task.load_with_head(str(folder), rows), tokenizer, output / MODEL)
         return {}
 
     settings = {"task": task.name, "labels": list(task.labels)}

@@ -12,12 +12,12 @@ from pipelines.settings.plan import Plan
 if TYPE_CHECKING:
     from compress.export.common.targets import Target
     from pipelines.runs.stage import Artefact, Run
-    from pipelines.stages.students import Trained
+    from pipelines.stages.students import TrainedStudent
 
 BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 
 
-def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Trained"]]:
+def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["TrainedStudent"]]:
     """Runs all stages in order up to the evaluation, or to the last one requested.
 
     Returns:
@@ -63,7 +63,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
 
 
 def export_and_evaluate(
-    run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
+    run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["TrainedStudent"]
 ) -> dict[str, "Artefact"]:
     from distill.tasks.language import Language
     from pipelines.settings.schemes import is_dynamic_reduced
@@ -73,7 +73,7 @@ def export_and_evaluate(
     from pipelines.stages.export import export_stage
     from pipelines.stages.teacher import MODEL
 
-    waiting = next((each.made for each in students if each.made.digest is None), None)
+    waiting = next((each.stage for each in students if each.stage.digest is None), None)
     if waiting is not None:
         for name in ("export-teacher", *(f"export{each.suffix}" for each in students), "evaluate", "report"):
             run.plan_stage(name)
@@ -85,7 +85,7 @@ def export_and_evaluate(
         (
             f"export{each.suffix}",
             each.name,
-            each.made,
+            each.stage,
             student_targets(config, each.scheme),
             scored_target(config, each),
         )
@@ -141,13 +141,13 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
     return [*(each for each in floats if each.format not in others), *taken]
 
 
-def finish(run: "Run", plan: Plan) -> None:
+def run_to_report(run: "Run", plan: Plan) -> None:
     """Runs all stages, then writes the report and prints where the results are."""
     from pipelines.runs.publication import check_publishable
     from pipelines.runs.stage import write_json
     from pipelines.stages.data import read_task
     from pipelines.stages.export import check_refused
-    from pipelines.stages.report import REPORT, STUDENT, publish, report_stage, show
+    from pipelines.stages.report import REPORT, STUDENT, print_results, publish, report_stage
 
     settings = plan.settings
     if run.world.is_rank_zero:
@@ -156,18 +156,18 @@ def finish(run: "Run", plan: Plan) -> None:
     made, students = run_stages(run, plan)
     if settings.until != "report":
         rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
-        run.console.table("Made", ("stage", "seconds", "where"), rows)
+        run.console.table("Stages", ("stage", "seconds", "folder"), rows)
         return
     report = report_stage(run, reported_settings(settings), read_task(made["data"]), made["evaluate"])
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
     if run.world.is_rank_zero:
         places = publish(run, report, exports)
-        show(run.console, json.loads((report.folder / REPORT).read_text()), places)
+        print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(settings, made["evaluate"])
     check_refused(list(exports.values()))
 
 
-def scored_target(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
+def scored_target(config: DistillConfig, student: "TrainedStudent | None" = None) -> "Target | None":
     """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
     from pipelines.stages.budget_timing import target_for
 

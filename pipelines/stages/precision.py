@@ -18,7 +18,7 @@ from compress.measure.precision_modes import MODES, check_mode, find_unsupported
 from compress.measure.precision_speed import choose_fastest_mode, measure_modes, measure_peak_flops
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import Rows, TrainBatches
-from distill.data.batches.packing import padding_id
+from distill.data.batches.packing import find_padding_id
 from distill.errors import InputError
 from distill.models.inputs import build_inputs
 from distill.tasks.task import Task
@@ -103,16 +103,16 @@ def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTraine
     config, source = plan.settings, plan.teacher.folder
     task, taught = read_task(data), plan.teacher.load_tokenizer()
     own = taught if plan.student is None else plan.student.load_tokenizer()
-    task.settle_tokenizer(own, source)
+    task.configure_tokenizer(own, source)
     other = is_across(config, taught, own)
     if not other:  # as in the student stage
         own.model_max_length = taught.model_max_length
     head = task.head_rows(plan.teacher.config)
-    teacher = task.load(str(source), run.seed) if head is None else task.load_headed(str(source), head)
-    student = make_student(plan, teacher, taught, task, run.seed, other=other)
+    teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
+    student = make_student(plan, teacher, taught, task, run.seed, own_tokenizer=other)
     rows = drawn_rows(config, read_data(data).train, task, own, taught if other else None, run.seed)
     size, ranks = config.train.batch_size, plan.layouts.student.data_parallel
-    batches = TrainBatches(rows, size, padding_id(own), seed=run.seed, ranks=ranks)
+    batches = TrainBatches(rows, size, find_padding_id(own), seed=run.seed, ranks=ranks)
     return student.float(), list(islice(batches, BATCHES))
 
 

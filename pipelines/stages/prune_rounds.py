@@ -3,25 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from compress.prune.schedule import cubic
-from compress.prune.search.candidates import Candidate, Space, candidates, outline_of
+from compress.prune.schedule import interpolate_cubic
+from compress.prune.search.candidates import Candidate, SearchSpace, get_outline, list_candidates
 from distill.checkpoint.pruned import load_pruned
 from distill.slicing import Shape
 from pipelines.runs.files import write_json
+from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Target, round_name
-from pipelines.stages.distill import SHAPE
 from pipelines.stages.prune_inputs import axes_of
-from pipelines.stages.shape import Inputs, Search
+from pipelines.stages.pruned_start import SHAPE
+from pipelines.stages.shape import ShapeInputs, ShapeSearch
 from pipelines.stages.teacher import MODEL
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
-def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, number: int) -> Artefact:
+def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Target, number: int) -> Artefact:
     """Writes `shape.json`: the units that are kept after round `number`.
 
     The latency budget of the round follows the cubic schedule from the start model's predicted cost to the target. No
@@ -31,27 +31,28 @@ def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, 
     rounds = config.prune.rounds
     settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
 
-    def work(folder: Path) -> dict[str, Any]:
-        search = Search(run, config, given, target, folder)
-        space, whole = search.space, outline_of(axes_of(load_pruned(given.words.folder / MODEL), search.task))
+    def work(folder: Path) -> JsonObject:
+        search = ShapeSearch(run, config, inputs, target, folder)
+        space, whole = search.space, get_outline(axes_of(load_pruned(inputs.tokens.folder / MODEL), search.task))
         begin, end = space.costs.predict(whole), target.milliseconds(search.teacher_ms)
-        milliseconds = cubic(number, 0, rounds, begin, end)
-        chosen = least_lost(space, candidates(space, milliseconds))
+        milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
+        chosen = choose_candidate(space, list_candidates(space, milliseconds))
         shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape
-        outline = outline_of(space.axes) if chosen is None else chosen.outline
-        said = {"milliseconds": milliseconds, "predicted_ms": space.costs.predict(outline), "outline": asdict(outline)}
-        write_json(folder / SHAPE, {"shape": shape.to_dict()} | said)
+        outline = get_outline(space.axes) if chosen is None else chosen.outline
+        predicted_ms = space.costs.predict(outline)
+        metrics = {"milliseconds": milliseconds, "predicted_ms": predicted_ms, "outline": asdict(outline)}
+        write_json(folder / SHAPE, {"shape": shape.to_dict()} | metrics)
         run.console.say(
             f"  shape-{round_name(target, number)}: {milliseconds:.3f} of {begin:.3f} ms left, "
-            f"{'nothing to cut' if chosen is None else chosen.label}"
+            f"{'nothing to prune' if chosen is None else chosen.label}"
         )
-        return said
+        return metrics
 
-    return run.stage(f"shape-{round_name(target, number)}", settings, given.named(), work, version=VERSION)
+    return run.stage(f"shape-{round_name(target, number)}", settings, inputs.by_name(), work, version=VERSION)
 
 
-def least_lost(space: Space, found: Sequence[Candidate]) -> Candidate | None:
+def choose_candidate(space: SearchSpace, candidates: Sequence[Candidate]) -> Candidate | None:
     """Returns the candidate with the least estimated loss; None if there is no usable candidate."""
     # A layer with one unit of every kind has no axis left, so later rounds couldn't predict its cost.
-    usable = [each for each in found if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
+    usable = [each for each in candidates if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
     return min(usable, key=lambda each: each.loss, default=None)

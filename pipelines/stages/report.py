@@ -143,7 +143,7 @@ def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> 
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
 
 
-def show(console: Console, report: Report, places: Mapping[str, Path]) -> None:
+def print_results(console: Console, report: Report, places: Mapping[str, Path]) -> None:
     """Prints the result tables and the paths of the published files."""
     console.table("Result", *build_summary(report))
     if scores := build_scores(report):

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import EvalBatches, Rows
 from distill.data.batches.encode import Batch
-from distill.data.rows.questions import Windows
+from distill.data.rows.windows import Windows
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
-from distill.tasks.logit_rows import by_row
+from distill.tasks.logit_rows import split_by_row
 from distill.tasks.task import Task
 
 TOP_K = 64  # number of logits stored of a vocabulary; all of them would take gigabytes
@@ -31,7 +31,7 @@ class SplitOutputs:
         samples: Signals of each sample by name, in the form that caches have: [1, ...] or [queried positions, ...].
         score: Score by the task's training metric; higher is better.
         places: Identity of each sample, see `places_of`.
-        temperature: Temperature that softened the distributions before they were truncated to KEPT tokens; None for
+        temperature: Temperature that softened the distributions before they were truncated to TOP_K tokens; None for
             complete distributions.
     """
 
@@ -40,11 +40,11 @@ class SplitOutputs:
     places: list[Hashable]
     temperature: float | None = None
 
-    def of(self, rows: list[int]) -> TeacherSignals:
+    def select(self, rows: list[int]) -> TeacherSignals:
         """Returns the concatenated signals of some samples."""
-        facts = TeacherSignals(temperature=self.temperature) if self.temperature else TeacherSignals()
+        settings = TeacherSignals(temperature=self.temperature) if self.temperature else TeacherSignals()
         tensors = {name: torch.cat([self.samples[i][name] for i in rows]) for name in self.samples[rows[0]]}
-        return cast(TeacherSignals, tensors) | facts
+        return cast(TeacherSignals, tensors) | settings
 
 
 @torch.no_grad()
@@ -53,15 +53,16 @@ def compute_outputs(
 ) -> SplitOutputs:
     """Computes the model's outputs on a split; the model is left in eval mode."""
     model.eval()
-    batches, metric = EvalBatches(split, 2 * task.at_once, pad_id), task.scorer()
-    words = task.kept == "sampled"
+    batches, metric = EvalBatches(split, 2 * task.eval_batch_size, pad_id), task.scorer()
+    is_language_model = task.cached_signal == "sampled"
     samples: list[dict[str, Tensor]] = [{} for _ in range(len(split))]
     for rows, batch in zip(batches.order, batches, strict=True):
-        said = compute_logits(model, batch)
-        metric.update(task.answers.logits(batch, said), task.answers.labels(batch))
-        for row, own in zip(rows, by_row(batch, {"logits": said})["logits"], strict=True):
-            samples[row] = top_log_probs(own / temperature) if words else {"logits": own}
-    return SplitOutputs(samples, float(metric.compute()), places_of(split), temperature if words else None)
+        logits = compute_logits(model, batch)
+        metric.update(task.output_rows.logits(batch, logits), task.output_rows.labels(batch))
+        for row, own in zip(rows, split_by_row(batch, {"logits": logits})["logits"], strict=True):
+            samples[row] = top_log_probs(own / temperature) if is_language_model else {"logits": own}
+    score = float(metric.compute())
+    return SplitOutputs(samples, score, places_of(split), temperature if is_language_model else None)
 
 
 def places_of(split: Rows) -> list[Hashable]:
@@ -79,16 +80,16 @@ def places_of(split: Rows) -> list[Hashable]:
 def compute_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Returns the logits for a batch; of a language model those at the queried positions, [rows, tokens]."""
     with restrict_logits(model, batch):
-        said = find_logits(model(**build_inputs(model, batch)))
-    assert said is not None
-    return said
+        logits = find_logits(model(**build_inputs(model, batch)))
+    assert logits is not None
+    return logits
 
 
 def top_log_probs(logits: Tensor) -> dict[str, Tensor]:
-    """Returns `ids` and `log_probs` [rows, KEPT] of the likeliest tokens, and the `tail` [rows], the others' total."""
-    found = torch.log_softmax(logits.float(), -1).topk(min(TOP_K, logits.shape[-1]))
-    tail = (1 - found.values.exp().sum(-1)).clamp(min=0)
-    return {"ids": found.indices, "log_probs": found.values, "tail": tail}
+    """Returns `ids` and `log_probs` [rows, TOP_K] of the likeliest tokens, and the `tail` [rows], the others' total."""
+    top = torch.log_softmax(logits.float(), -1).topk(min(TOP_K, logits.shape[-1]))
+    tail = (1 - top.values.exp().sum(-1)).clamp(min=0)
+    return {"ids": top.indices, "log_probs": top.values, "tail": tail}
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,14 @@ class Judge:
         task: Defines the rows of a batch.
         split: The split, encoded for the students.
         pad_id: The students' padding id.
-        said: The teacher's outputs on the same split, in its order.
+        teacher: The teacher's outputs on the same split, in its order.
         temperature: The temperature of the loss.
     """
 
     task: Task
     split: Rows
     pad_id: int
-    said: SplitOutputs
+    teacher: SplitOutputs
     temperature: float = 1.0
 
     @torch.no_grad()
@@ -122,37 +123,38 @@ class Judge:
         """
         training = student.training
         student.eval()
-        batches, total, count = EvalBatches(self.split, 2 * self.task.at_once, self.pad_id), 0.0, 0
+        batches, total, count = EvalBatches(self.split, 2 * self.task.eval_batch_size, self.pad_id), 0.0, 0
         for rows, batch in zip(batches.order, batches, strict=True):
-            own = by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
-            alike = [i for i, row in enumerate(rows) if len(own[i]) == self.length(row)]
-            if alike:
-                part = {name: value[alike] for name, value in batch.items()}
-                distance, size = self.compared(
-                    part, torch.cat([own[i] for i in alike]), [self.taught[rows[i]] for i in alike]
+            own = split_by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
+            comparable = [i for i, row in enumerate(rows) if len(own[i]) == self.count_rows(row)]
+            if comparable:
+                part = {name: value[comparable] for name, value in batch.items()}
+                distance, size = self.compare(
+                    part, torch.cat([own[i] for i in comparable]), [self.teacher_samples[rows[i]] for i in comparable]
                 )
                 total, count = total + distance * size, count + size
         student.train(training)
         if not count:
             raise InputError(
-                f"validation: expected samples that the student reads as its teacher does, found none of "
-                f"{len(self.split)}: students can't be compared; leave all words with --prune.vocabulary false"
+                f"validation: expected samples that student and teacher tokenize into the same rows, found none of "
+                f"{len(self.split)}: students can't be compared; keep all tokens with --prune.vocabulary false"
             )
         return total / count
 
     @cached_property
-    def taught(self) -> dict[int, int]:
+    def teacher_samples(self) -> dict[int, int]:
         """Index of the teacher's sample for each of the student's samples that the teacher was evaluated on too."""
-        numbers = {place: number for number, place in enumerate(self.said.places)}
+        numbers = {place: number for number, place in enumerate(self.teacher.places)}
         return {row: numbers[place] for row, place in enumerate(places_of(self.split)) if place in numbers}
 
-    def length(self, row: int) -> int:
+    def count_rows(self, row: int) -> int:
         """Returns the number of rows in the teacher's outputs for a sample; 0 if there are none."""
-        number = self.taught.get(row)
-        return 0 if number is None else len(next(iter(self.said.samples[number].values())))
+        number = self.teacher_samples.get(row)
+        return 0 if number is None else len(next(iter(self.teacher.samples[number].values())))
 
-    def compared(self, batch: Batch, own: Tensor, rows: list[int]) -> tuple[float, int]:
+    def compare(self, batch: Batch, logits: Tensor, teacher_rows: list[int]) -> tuple[float, int]:
         """Returns (mean distance, number of rows) of samples."""
-        answers = self.task.answers
-        mine, given = answers.logits(batch, own), answers.signals(batch, self.said.of(rows))
-        return float(answers.distance(mine, given, answers.labels(batch), self.temperature)), len(mine)
+        output_rows = self.task.output_rows
+        student = output_rows.logits(batch, logits)
+        teacher = output_rows.signals(batch, self.teacher.select(teacher_rows))
+        return float(output_rows.distance(student, teacher, output_rows.labels(batch), self.temperature)), len(student)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,149 +14,176 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.prune.budget import TOLERANCE, Budget
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Limit
-from compress.prune.search.candidates import Candidate, Space, candidates, reallocated, smallest
+from compress.prune.search.candidates import (
+    Candidate,
+    SearchSpace,
+    list_candidates,
+    make_smallest_candidate,
+    reallocate,
+)
 from distill.checkpoint.pruned import head_width, load_pruned
 from distill.data.batches.data_module import TextDataModule
-from distill.data.splits.labelled import Splits
+from distill.data.splits.examples import Splits
 from distill.errors import InputError
 from distill.slicing import Axis, prune
 from distill.tasks.task import Task
 from pipelines.reports.pruning_summary import read_costs
 from pipelines.runs.files import write_json
-from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Target
 from pipelines.settings.schemes import is_dynamic_reduced
-from pipelines.stages.budget_timing import Built, Texts, build, target_for, texts_of, time_together
+from pipelines.stages.budget_timing import (
+    TimedModel,
+    TimingTexts,
+    build_timed,
+    draw_texts,
+    target_for,
+    time_together,
+)
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.distill import SHAPE, PrunedStart, cached_signals, texts_module
 from pipelines.stages.importance import SCORES
 from pipelines.stages.prune_inputs import axes_of, read_sizes, rounding_key, timing_quantization
+from pipelines.stages.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.recovery_rate import RULE
 from pipelines.stages.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.teacher import MODEL
+from pipelines.stages.training_inputs import build_training_texts, open_cached_signals
 from pipelines.stages.trials import Trial, eliminate
 from pipelines.stages.vocabulary import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
+MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
+TRIAL_SETTINGS = (
+    "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
+)  # fmt: skip
 ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ShapeInputs:
     """The stages that a shape search takes as input."""
 
     data: Artefact
     teacher: Artefact
     cache: Artefact
-    words: Artefact
+    tokens: Artefact
     start: Artefact
     scores: Artefact
     costs: Artefact
 
-    def named(self) -> dict[str, Artefact]:
-        return dict(vars(self))
+    def by_name(self) -> dict[str, Artefact]:
+        """Returns the stages by their names in stage keys, which mustn't change: finished runs would be rebuilt."""
+        return {"words" if name == "tokens" else name: stage for name, stage in vars(self).items()}
 
 
-def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) -> Artefact:
+def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Target) -> Artefact:
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
     settings = {
         "target": asdict(target),
         "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
         "trials": config.prune.trials,
-        "train": {name: getattr(config.train, name) for name in TRAINED} | {"rate": RULE},
+        "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
         "max_length": config.data.max_length,
         "scheme": rounding_key(config),
     }
 
-    def work(folder: Path) -> dict[str, Any]:
-        search = Search(run, config, given, target, folder)
-        found = search.choose()
-        write_json(folder / SHAPE, found)
-        return {name: found[name] for name in (*FINAL, "outline", "teacher_score")}
+    def work(folder: Path) -> JsonObject:
+        search = ShapeSearch(run, config, inputs, target, folder)
+        result = search.choose()
+        write_json(folder / SHAPE, result)
+        return {name: result[name] for name in (*MEASURED, "outline", "teacher_score")}
 
-    return run.stage(f"shape-{target.name}", settings, given.named(), work, version=VERSION)
-
-
-FINAL = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
-TRAINED = ("learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings")
+    return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
 
 
-class Search:
+class TimedCandidate(NamedTuple):
+    """A candidate and its files as they will be deployed."""
+
+    candidate: Candidate
+    model: TimedModel
+
+
+class ShapeSearch:
     """The search for the shape of a single target; data, texts and teacher are loaded on first use."""
 
-    def __init__(self, run: Run, config: DistillConfig, given: Inputs, target: Target, folder: Path):
-        self.run, self.config, self.given, self.target = run, config, given, target
+    def __init__(self, run: Run, config: DistillConfig, inputs: ShapeInputs, target: Target, folder: Path):
+        self.run, self.config, self.inputs, self.target = run, config, inputs, target
         self.budget: Budget = config.budget
         self.scratch = folder / SCRATCH / "exports"
-        self.model: PreTrainedModel = load_pruned(given.start.folder / MODEL)
-        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(given.start.folder / MODEL)
+        self.model: PreTrainedModel = load_pruned(inputs.start.folder / MODEL)
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(inputs.start.folder / MODEL)
         self.axes: Sequence[Axis] = axes_of(self.model, self.task)
-        costs, self.teacher_ms = read_costs(given.costs)
-        scores = Scores.load(given.scores.folder / SCORES, self.model)
-        size = Limit(read_sizes(given.costs), target.most_bytes) if target.most_bytes else None
-        self.space = Space(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform, size)
+        costs, self.teacher_ms = read_costs(inputs.costs)
+        scores = Scores.load(inputs.scores.folder / SCORES, self.model)
+        size = Limit(read_sizes(inputs.costs), target.max_bytes) if target.max_bytes else None
+        self.space = SearchSpace(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform, size)
 
     @cached_property
     def splits(self) -> Splits:
-        return read_data(self.given.data)
+        """The data's splits."""
+        return read_data(self.inputs.data)
 
     @cached_property
     def task(self) -> Task:
-        return read_task(self.given.data)
+        """The task, with its labels."""
+        return read_task(self.inputs.data)
 
     @cached_property
     def data(self) -> TextDataModule:
-        return texts_module(self.run, self.config, self.splits, self.tokenizer, task=self.task)
+        """The texts that trials train on."""
+        return build_training_texts(self.run, self.config, self.splits, self.tokenizer, task=self.task)
 
     @cached_property
-    def texts(self) -> Texts:
+    def texts(self) -> TimingTexts:
+        """The texts that models are timed on."""
         length = self.config.data.max_length
-        return texts_of(self.splits.validation, self.budget, length, self.run.seed, self.task)
+        return draw_texts(self.splits.validation, self.budget, length, self.run.seed, self.task)
 
     @cached_property
-    def teacher(self) -> Built:
-        """Builds the teacher's files for timing; every candidate is measured beside the same files."""
-        source = self.given.teacher.folder / MODEL
+    def teacher(self) -> TimedModel:
+        """The teacher's files; every candidate is measured beside the same files."""
+        source = self.inputs.teacher.folder / MODEL
         reference = target_for(self.budget, teacher=True)
-        return build(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
+        return build_timed(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
 
-    def choose(self) -> dict[str, Any]:
+    def choose(self) -> JsonObject:
         """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents."""
-        wanted = self.target.milliseconds(self.teacher_ms) / AIM
-        found = candidates(self.space, wanted)
-        if not found:
-            self.refuse(wanted)
-        winner, trials = self.run_trials(found)
-        chosen, measured = self.correct_latency(found[winner])
-        said: dict[str, Any] = {
+        milliseconds = self.target.milliseconds(self.teacher_ms) / AIM
+        candidates = list_candidates(self.space, milliseconds)
+        if not candidates:
+            self.refuse_target(milliseconds)
+        winner, divergences = self.run_trials(candidates)
+        chosen, measurements = self.correct_latency(candidates[winner])
+        pairs = zip(candidates, divergences, strict=True)
+        result: JsonObject = {
             "shape": chosen.shape.to_dict(),
             "outline": asdict(chosen.outline),
             "label": chosen.label,
-            "trials": [{"label": c.label, "divergences": t} for c, t in zip(found, trials, strict=True)],
-            "measurements": measured,
+            "trials": [{"label": each.label, "divergences": values} for each, values in pairs],
+            "measurements": measurements,
         }
-        said["teacher_score"] = self.teacher_outputs.score
-        return said | {name: measured[-1][name] for name in FINAL}
+        result["teacher_score"] = self.teacher_outputs.score
+        return result | {name: measurements[-1][name] for name in MEASURED}
 
-    def run_trials(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
+    def run_trials(self, candidates: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
         """Returns the index of the candidate that learns best from the teacher, and the divergences of all trials."""
-        if len(found) == 1 or not self.config.prune.trials:
-            best = min(range(len(found)), key=lambda number: found[number].loss)
-            return best, [[] for _ in found]
-        start = PrunedStart(self.target.name, self.given.start, None, self.given.words)
-        signals = cached_signals(self.given.cache, start)
+        if len(candidates) == 1 or not self.config.prune.trials:
+            best = min(range(len(candidates)), key=lambda number: candidates[number].loss)
+            return best, [[] for _ in candidates]
+        start = PrunedStart(self.target.name, self.inputs.start, None, self.inputs.tokens)
+        signals = open_cached_signals(self.inputs.cache, start)
         trials = []
-        for each in found:
+        for each in candidates:
             torch.manual_seed(self.run.seed)
             student = prune(self.model, self.axes, each.shape)
-            train = start.training(self.config.train, student)
-            trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.answers))
+            train = start.adapt_training(self.config.train, student)
+            trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.output_rows))
         judge = Judge(
             self.task,
             self.data.validation,
@@ -166,122 +193,128 @@ class Search:
         )
         winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
-            f"  shape-{self.target.name}: {len(found)} candidates tried, {found[winner].label} learns best "
+            f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
             f"(KL {divergences[winner][-1]:.3f})"
         )
         return winner, divergences
 
     @cached_property
     def teacher_outputs(self) -> SplitOutputs:
-        """Computes the teacher's outputs on the validation split."""
-        source = self.given.teacher.folder / MODEL
+        """The teacher's outputs on the validation split."""
+        source = self.inputs.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
-        own = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
+        rows = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
         return compute_outputs(
-            model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.resolved_temperature
+            model, rows, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.resolved_temperature
         )
 
-    def build_candidate(self, chosen: Candidate) -> Built:
+    def build_candidate(self, candidate: Candidate) -> TimedModel:
         """Returns the candidate's files as they will be deployed."""
-        place = self.scratch / "candidate"
-        shutil.rmtree(place, ignore_errors=True)
-        model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
-        how, reduced = timing_quantization(self.config), is_dynamic_reduced(self.config)
-        return build(model, self.tokenizer, target_for(self.budget), place, self.texts, how, reduced=reduced)
+        folder = self.scratch / "candidate"
+        shutil.rmtree(folder, ignore_errors=True)
+        model = prune(self.model, self.axes, candidate.shape, uniform=self.budget.uniform)
+        quantization, reduced = timing_quantization(self.config), is_dynamic_reduced(self.config)
+        target = target_for(self.budget)
+        return build_timed(model, self.tokenizer, target, folder, self.texts, quantization, reduced=reduced)
 
-    def within(self, chosen: Candidate) -> tuple[Candidate, Built]:
+    def fit_bytes(self, candidate: Candidate) -> TimedCandidate:
         """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""
-        built, most = self.build_candidate(chosen), self.target.most_bytes
-        while most is not None and built.bytes > most and self.space.size is not None:
+        model, most = self.build_candidate(candidate), self.target.max_bytes
+        while most is not None and model.bytes > most and self.space.size is not None:
             costs = self.space.size.costs
-            limit = Limit(costs, costs.predict(chosen.outline) - (built.bytes - most))
+            limit = Limit(costs, costs.predict(candidate.outline) - (model.bytes - most))
             self.space = replace(self.space, size=limit)
-            smaller = reallocated(self.space, chosen, chosen.choice.milliseconds)
+            smaller = reallocate(self.space, candidate, candidate.allocation.milliseconds)
             if smaller is None:
                 break
-            chosen, built = smaller, self.build_candidate(smaller)
-        return chosen, built
+            candidate, model = smaller, self.build_candidate(smaller)
+        return TimedCandidate(candidate, model)
 
-    def measured(self, chosen: Candidate, built: Built) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, model: TimedModel) -> JsonObject:
         """Times the candidate alternately with the teacher."""
-        times = time_together({"teacher": self.teacher, "student": built}, self.budget, ROUNDS)
+        times = time_together({"teacher": self.teacher, "student": model}, self.budget, ROUNDS)
         teacher, student = times["teacher"].best_ms, times["student"].best_ms
         return {
-            "label": chosen.label,
+            "label": candidate.label,
             "teacher_ms": teacher,
             "best_ms": student,
             "speedup": teacher / student,
-            "bytes": built.bytes,
+            "bytes": model.bytes,
         }
 
-    def correct_latency(self, chosen: Candidate) -> tuple[Candidate, list[dict[str, Any]]]:
+    def correct_latency(self, candidate: Candidate) -> tuple[Candidate, list[JsonObject]]:
         """Measures the candidate and adjusts the solver's latency budget until the requested speed is met.
 
         A single measurement on a shared machine is off by a few percent. Shapes as similar as these deviate from the
         solver's prediction by the same factor, so each measurement yields an estimate of the correct budget, and the
         mean of the estimates is used.
         """
-        found: list[dict[str, Any]] = []
-        right: list[float] = []  # milliseconds to request of the solver, estimated from each measurement
-        (chosen, built), (least, most) = self.within(chosen), MEASUREMENTS
+        measurements: list[JsonObject] = []
+        estimates: list[float] = []  # milliseconds to request of the solver, one from each measurement
+        (candidate, model), (least, most) = self.fit_bytes(candidate), MEASUREMENTS
         while True:
-            result = self.measured(chosen, built)
-            expected = chosen.choice.milliseconds
-            right.append(expected * self.reached(result))
-            wanted = statistics.geometric_mean(right)
-            ratio = wanted / expected
-            found.append(result | {"by_all": result["speedup"] * ratio / self.reached(result)})
-            self.run.console.say(
-                f"  shape-{self.target.name}: {chosen.label}: {result['best_ms']:.3f} ms, {result['speedup']:.2f}x; "
-                f"{found[-1]['by_all']:.2f}x by all measurements"
-            )
-            if len(found) == most or (len(found) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
+            measured = self.measure(candidate, model)
+            predicted = candidate.allocation.milliseconds
+            estimates.append(predicted * self.relative_speed(measured))
+            corrected = statistics.geometric_mean(estimates)
+            ratio = corrected / predicted
+            measured["by_all"] = measured["speedup"] * ratio / self.relative_speed(measured)
+            measurements.append(measured)
+            self.report_measurement(candidate, measured)
+            if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
                 break
-            better = reallocated(self.space, chosen, wanted / AIM)
-            if better is None or (better.outline == chosen.outline and len(found) >= least):
+            better = reallocate(self.space, candidate, corrected / AIM)
+            if better is None or (better.outline == candidate.outline and len(measurements) >= least):
                 break
-            if better.outline != chosen.outline:
-                chosen, built = self.within(better)
-        self.check_bytes(found[-1])
+            if better.outline != candidate.outline:
+                candidate, model = self.fit_bytes(better)
+        self.check_bytes(measurements[-1])
         if ratio < 1 - TOLERANCE:
             self.run.console.say(
-                f"  shape-{self.target.name}: the target was missed: {found[-1]['by_all']:.2f}x, {ratio:.0%} of what "
-                "was asked for; a busy machine makes measurements uncertain"
+                f"  shape-{self.target.name}: the target was missed: {measurements[-1]['by_all']:.2f}x, {ratio:.0%} of "
+                "the requested speed; measurements on a busy machine are unreliable"
             )
-        return chosen, found
+        return candidate, measurements
 
-    def reached(self, result: dict[str, Any]) -> float:
+    def report_measurement(self, candidate: Candidate, measured: JsonObject) -> None:
+        """Prints a measurement, and the speed by all measurements so far."""
+        self.run.console.say(
+            f"  shape-{self.target.name}: {candidate.label}: {measured['best_ms']:.3f} ms, {measured['speedup']:.2f}x; "
+            f"{measured['by_all']:.2f}x by all measurements"
+        )
+
+    def relative_speed(self, measured: JsonObject) -> float:
         """Returns the measured speed relative to the requested speed."""
         if self.target.latency_ms:
-            return self.target.latency_ms / result["best_ms"]
-        return result["speedup"] / self.target.speedup
+            return self.target.latency_ms / float(measured["best_ms"])
+        return float(measured["speedup"]) / self.target.speedup
 
-    def check_bytes(self, result: dict[str, Any]) -> None:
+    def check_bytes(self, measured: JsonObject) -> None:
         """Checks the size of the measured files.
 
         Raises:
             InputError: The files are larger than the budget allows.
         """
-        most = self.target.most_bytes
-        if most is not None and result["bytes"] > most:
+        most = self.target.max_bytes
+        if most is not None and measured["bytes"] > most:
             raise InputError(
-                f"budget.max_bytes {most / 1e6:g}MB: the best point reached, {result['label']}, takes "
-                f"{result['bytes'] / 1e6:.1f} MB at {result['speedup']:.1f}x; --budget.precision int8, "
-                "--prune.unseen 1 (fewer words) and --prune.embedding_rank (a narrower word table) make it smaller"
+                f"budget.max_bytes: expected at most {most / 1e6:g} MB, found {measured['bytes'] / 1e6:.1f} MB for the "
+                f"best shape, {measured['label']}, at {measured['speedup']:.1f}x; --budget.precision int8, "
+                "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"
             )
 
-    def refuse(self, wanted: float) -> None:
+    def refuse_target(self, milliseconds: float) -> None:
         """Measures the smallest possible shape and reports the target as unreachable.
 
         Raises:
             InputError: Always.
         """
-        least = smallest(self.space)
-        result = self.measured(least, self.build_candidate(least))
-        self.check_bytes(result)
+        smallest = make_smallest_candidate(self.space)
+        measured = self.measure(smallest, self.build_candidate(smallest))
+        self.check_bytes(measured)
         raise InputError(
-            f"budget {self.target.name}: not reached on {self.budget.runtime} {self.budget.precision}; it would take "
-            f"{wanted * AIM:.3f} ms a call. The best point reached: {least.label} at {result['speedup']:.1f}x, "
-            f"{result['best_ms']:.3f} ms; ask for at most that"
-            + ("" if self.budget.precision == "int8" else ", or for int8 on onnxruntime (--budget.precision int8)")
+            f"budget {self.target.name}: expected a shape that takes {milliseconds * AIM:.3f} ms per call on "
+            f"{self.budget.runtime} {self.budget.precision}, found none: the smallest, {smallest.label}, reaches "
+            f"{measured['speedup']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
+            + ("" if self.budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
         )

@@ -1,12 +1,17 @@
 """Sparsity that is introduced while a student trains, and preserved while it trains further."""
 
-from typing import Any, cast
+from typing import cast
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 from compress.sparsity.config import SparsityConfig
 from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_layers
 from compress.sparsity.training import SparseState, SparseTraining, convert, prepare
+from distill.train.module import DistillationModule
+from pipelines.runs.manifest import JsonObject
 
 
 class SparsityCallback(Callback):
@@ -14,40 +19,46 @@ class SparsityCallback(Callback):
 
     Args:
         config: Pattern and schedule.
-        held: The student is sparse already; its zeros are preserved.
+        is_sparse: The student is sparse already; its zeros are preserved.
     """
 
     training: SparseTraining
 
-    def __init__(self, config: SparsityConfig, *, held: bool = False):
-        self.config, self.held = config, held
-        self.state: dict[str, Any] = {}
+    def __init__(self, config: SparsityConfig, *, is_sparse: bool = False):
+        self.config, self.is_sparse = config, is_sparse
+        self.state: JsonObject = {}
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        student, steps = pl_module.student, int(trainer.estimated_stepping_batches)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prepares the masks, or restores those of a resumed run."""
+        student = cast(DistillationModule, pl_module).student
+        steps = int(trainer.estimated_stepping_batches)
         masks = None
-        if self.held:
+        if self.is_sparse:
             masks = {f"{name}.weight": layer.weight != 0 for name, layer in find_sparsifiable_layers(student).items()}
         self.training = prepare(student, self.config.build_schedule(steps), masks=masks)
         if self.state:
             self.training.load_state_dict(cast(SparseState, self.state))
         self.training.attach(trainer.optimizers[0])
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Updates the masks after the backward pass."""
         self.training.after_backward()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sets the masked weights to zero for good, unless the training was interrupted."""
         if not trainer.interrupted:
             convert(self.training)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
+        """Returns the masks and scores for the checkpoint."""
         return dict(self.training.state_dict())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
+    def load_state_dict(self, state_dict: JsonObject) -> None:
+        """Stores what `state_dict` returned; `on_train_start` restores it."""
+        self.state = state_dict
 
 
-def share_of_zeros(model: Any) -> float:
+def mean_zero_share(model: PreTrainedModel) -> float:
     """Returns the mean share of zeros in the weights of the layers that can be sparse."""
     shares = list(compute_zero_shares(model).values())
     return sum(shares) / len(shares)

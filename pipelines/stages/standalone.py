@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from distill.tasks.choose import TASKS, choose
+from distill.tasks.choose import TASKS, choose_task
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.evaluate_config import EvaluateConfig
@@ -20,24 +20,24 @@ from pipelines.stages.label_order import by_label_stage
 from pipelines.stages.teacher import MODEL
 
 
-def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
+def evaluate_standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
     """Exports and evaluates the configured checkpoints.
 
     Returns:
-        (run, what was measured, data, evaluation)
+        (run, candidates, data, evaluation)
 
     Raises:
         InputError: A checkpoint, a data set or a format is invalid, or they don't fit together.
     """
-    named = [("student" if config.teacher else "model", config.model)]
+    models = [("student" if config.teacher else "model", config.model)]
     if config.teacher:
-        named.insert(0, ("teacher", config.teacher))
-    checkpoints = [open_checkpoint(name, role) for role, name in named]
+        models.insert(0, ("teacher", config.teacher))
+    checkpoints = [open_checkpoint(name, role) for role, name in models]
     run = Run(Path(config.output), config.seed, console)
-    name, why = choose(config.task, checkpoints[0].config, checkpoints[0].name, config.data)
-    config, shorter = check_models(config, name, checkpoints)
-    console.say(f"  task: {name} ({why}{shorter})")
-    data = data_stage(run, config.data, name)
+    task_name, reason = choose_task(config.task, checkpoints[0].config, checkpoints[0].name, config.data)
+    config, note = check_models(config, task_name, checkpoints)
+    console.say(f"  task: {task_name} ({reason}{note})")
+    data = data_stage(run, config.data, task_name)
     splits, task = read_data(data), read_task(data)
     candidates = []
     for checkpoint in checkpoints:
@@ -59,15 +59,17 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     return run, candidates, data, done
 
 
-def check_models(config: EvaluateConfig, task: str, checkpoints: Sequence[Checkpoint]) -> tuple[EvaluateConfig, str]:
+def check_models(
+    config: EvaluateConfig, task_name: str, checkpoints: Sequence[Checkpoint]
+) -> tuple[EvaluateConfig, str]:
     """Returns the configuration with its text length, and a note if that is shorter than usual; see `fitted_length`.
 
     Raises:
         InputError: A checkpoint is incomplete, or a tokenizer doesn't belong to its model.
     """
-    kind = TASKS[task](())
+    task = TASKS[task_name](())
     for each in checkpoints:
-        kind.check_weights(each.folder, each.role)
-    models = {each.role: (each.config, load_checked_tokenizer(each, kind)) for each in checkpoints}
-    length, note = fitted_length(config.data.max_length, kind, models)
+        task.check_weights(each.folder, each.role)
+    models = {each.role: (each.config, load_checked_tokenizer(each, task)) for each in checkpoints}
+    length, note = fitted_length(config.data.max_length, task, models)
     return replace(config, data=replace(config.data, max_length=length)), note

@@ -2,15 +2,14 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import lightning
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from compress.export.common.huggingface import export_huggingface
-from distill.checkpoint.checkpoint import Checkpoint
-from distill.checkpoint.sentence_folder import described
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from distill.checkpoint.sentence_folder import describe_vectors
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
 from distill.errors import InputError
@@ -22,10 +21,10 @@ from distill.teacher.head import probe_head
 from distill.train.config import VERSION as TRAINING
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.trainer import fit_module
+from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.data import read_data, read_task
@@ -47,13 +46,13 @@ def teacher_stage(
         "max_length": config.data.max_length,
     }
 
-    def work(folder: Path) -> dict[str, Any]:
+    def work(folder: Path) -> JsonObject:
         splits, tokenizer, task = read_data(data), checkpoint.load_tokenizer(), read_task(data)
-        task.settle_tokenizer(tokenizer, source)
-        rows = usable_head(run, config, checkpoint, task)
+        task.configure_tokenizer(tokenizer, source)
+        rows = find_usable_head(run, config, checkpoint, task)
         if rows is not None:
             if run.world.is_rank_zero:
-                export_huggingface(task.load_headed(str(source), rows), tokenizer, folder / MODEL)
+                export_huggingface(task.load_with_head(str(source), rows), tokenizer, folder / MODEL)
             return {"trained": False}
         texts = TextDataModule(
             splits,
@@ -69,7 +68,7 @@ def teacher_stage(
             run,
             layout,
             folder,
-            lambda: fresh_teacher(run, config, source, task, texts, folder),
+            lambda: build_untrained_teacher(run, config, source, task, texts, folder),
             task.auto,
             offload=config.teacher.offload,
             prefetch=config.machine.prefetch,
@@ -83,53 +82,59 @@ def teacher_stage(
     )
 
 
-def fresh_teacher(
+def open_stage_checkpoint(stage: Artefact, role: str) -> Checkpoint:
+    """Opens the model that a stage wrote."""
+    return open_checkpoint(str(stage.folder / MODEL), role)
+
+
+def build_untrained_teacher(
     run: Run, config: DistillConfig, source: Path, task: Task, data: TextDataModule, folder: Path
 ) -> PreTrainedModel:
     """Returns the checkpoint's body with a new head, fitted to the body's features if `teacher.probe` is set."""
     model = task.load(str(source), run.seed)
     if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
         with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
-            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.answers, advance)
+            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.output_rows, advance)
     return model
 
 
-def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
+def training_settings(config: DistillConfig, name: str) -> JsonObject:
     """Returns the settings that determine the trained weights; the layout doesn't affect them."""
-    return deciding(getattr(config, name)) | {"compress": config.machine.compress}
+    return select_key_settings(getattr(config, name)) | {"compress": config.machine.compress}
 
 
-def deciding(train: TrainConfig) -> dict[str, Any]:
+def select_key_settings(train: TrainConfig) -> JsonObject:
     """Returns all training settings but the checkpoint interval, together with the algorithm's version."""
     settings = {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
     return settings | {"version": TRAINING}
 
 
-def usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, task: Task) -> list[int] | None:
+def find_usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, task: Task) -> list[int] | None:
     """Returns the head's row for each label, or None if the teacher has to be fine-tuned; prints the decision and why.
 
     Raises:
         InputError: The checkpoint's head lacks the data's labels or its weights, and `teacher.finetune` is `never`.
     """
-    own, source = checkpoint.config, checkpoint.folder
-    task.check(own, str(source))
-    rows = task.head_rows(own)
+    source = checkpoint.folder
+    task.check(checkpoint.config, str(source))
+    rows = task.head_rows(checkpoint.config)
     missing = task.missing_head(source) if rows is not None else ""
-    rows, why = (None, missing) if missing else (rows, "no head for these labels in it")
+    rows, reason = (None, missing) if missing else (rows, "it has no head for these labels")
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
-            f"teacher {str(source)!r}: has no head for this data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …){f': {missing}' if missing else ''}, and --teacher.finetune is never"
+            f"teacher {str(source)!r}: expected a head for the data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …), found none{f': {missing}' if missing else ''}; and "
+            "--teacher.finetune never rules out training one"
         )
     if rows is None or config.teacher.finetune == "always":
-        why = why if rows is None else "asked for, though it has a head for these labels"
-        run.console.say(f"  teacher: fine-tuned first ({why}): {source}")
+        reason = reason if rows is None else "teacher.finetune is always; it has a head for these labels"
+        run.console.say(f"  teacher: will be fine-tuned first ({reason}): {source}")
         return None
-    moved = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
-    having = f"its head has these {len(rows)} labels, {moved}" if rows else f"it is one for {task.name}"
+    order = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
+    description = f"its head has these {len(rows)} labels, {order}" if rows else f"its head is for {task.name}"
     if isinstance(task, SentenceEmbedding):
-        having = described(source)
-    run.console.say(f"  teacher: {having}: it is used as it is")
+        description = describe_vectors(source)
+    run.console.say(f"  teacher: {description}: it is used unchanged")
     return rows
 
 
@@ -143,7 +148,8 @@ def finetune(
     precision: str,
     layout: Layout,
     mesh: DeviceMesh | None,
-) -> dict[str, Any]:
+) -> Metrics:
+    """Fine-tunes the teacher on the data's labels and returns its validation metrics."""
     train = config.teacher_train
     lightning.seed_everything(run.seed, verbose=False)
     module = DistillationModule(
@@ -151,7 +157,7 @@ def finetune(
         loss=LossConfig(kl=0, ce=1),
         train=train,
         metric=task.scorer(),
-        output_rows=task.answers,
+        output_rows=task.output_rows,
         shard_optimizer=layout.zero == 1,
         stages=build_pipeline_trainer(model, layout, mesh),
     )

@@ -18,7 +18,7 @@ from pipelines.runs.console import Console
 from pipelines.stages.scoring import Judge
 
 WARMUP = 20  # steps
-PART = 3  # one in this many trials continues
+REDUCTION = 3  # one in this many trials continues
 
 
 class Trial:
@@ -31,31 +31,32 @@ class Trial:
         signals: SignalSource,
         loss: LossConfig,
         train: TrainConfig,
-        answers: OutputRows,
+        output_rows: OutputRows,
     ):
         # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
         self.module = DistillationModule(
-            student, loss=loss.without_layer_terms, train=train, signals=signals, output_rows=answers
+            student, loss=loss.without_layer_terms, train=train, signals=signals, output_rows=output_rows
         )
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.batches, self.steps, self.limit = endless(data), 0, train.max_grad_norm
+        self.batches, self.steps, self.max_grad_norm = repeat_batches(data), 0, train.max_grad_norm
 
     def run(self, steps: int) -> None:
+        """Trains for a number of further steps."""
         for _ in range(steps):
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * min(1.0, (self.steps + 1) / WARMUP)
             loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            if self.limit:
-                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.limit)
+            if self.max_grad_norm:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
             self.optimizer.step()
             self.steps += 1
 
 
-def endless(data: TextDataModule) -> Iterator[Batch]:
+def repeat_batches(data: TextDataModule) -> Iterator[Batch]:
     """Yields training batches in the seed's order, epoch after epoch."""
     batches = data.train_dataloader()
     while True:
@@ -71,22 +72,23 @@ def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Consol
     Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943), with thirds instead of halves as in
     Hyperband (Li et al. 2018, arXiv 1603.06560).
     """
-    left, found = list(range(len(trials))), [[] for _ in trials]  # type: list[int], list[list[float]]
-    plan = rounds(len(trials), steps)
+    remaining = list(range(len(trials)))
+    divergences: list[list[float]] = [[] for _ in trials]
+    plan = plan_rounds(len(trials), steps)
     with console.track("shape: trials", sum(count * each for count, each in plan), "steps") as advance:
         for count, each in plan:
-            left = sorted(left, key=lambda number: found[number][-1:])[:count]
-            for number in left:
+            remaining = sorted(remaining, key=lambda number: divergences[number][-1:])[:count]
+            for number in remaining:
                 trials[number].run(each)
-                found[number].append(judge.divergence(trials[number].module.student))
+                divergences[number].append(judge.divergence(trials[number].module.student))
                 advance(each, f"{count} candidates")
-    return min(left, key=lambda number: found[number][-1]), found
+    return min(remaining, key=lambda number: divergences[number][-1]), divergences
 
 
-def rounds(trials: int, steps: int) -> list[tuple[int, int]]:
+def plan_rounds(trials: int, steps: int) -> list[tuple[int, int]]:
     """Returns (number of trials, steps per trial) of each round."""
     counts = [trials]
-    while counts[-1] > PART:
-        counts.append(-(-counts[-1] // PART))
+    while counts[-1] > REDUCTION:
+        counts.append(-(-counts[-1] // REDUCTION))
     last = len(counts) - 1
-    return [(count, max(1, steps // PART ** (last - number))) for number, count in enumerate(counts)]
+    return [(count, max(1, steps // REDUCTION ** (last - number))) for number, count in enumerate(counts)]

@@ -12,7 +12,7 @@ from distill.checkpoint.pruned import register_pruned
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 
-WORDS = "words.npy"
+TOKENS_FILE = "words.npy"  # ids of the teacher's tokens that the start stage retained
 
 
 def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
@@ -21,18 +21,19 @@ def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase
     return load_tokenizer(folder, role)
 
 
-class Translated:
-    """Signals for batches in the student's token ids: id i of the student is id `words[i]` of the teacher.
+class TranslatedSignals:
+    """Signals for batches in the student's token ids: id i of the student is id `teacher_ids[i]` of the teacher.
 
-    Valid for texts whose tokens were all kept, which includes every text that the cache was written for.
+    Valid for texts whose tokens were all retained, which includes every text that the cache was written for.
 
     Args:
         signals: Source of the signals, queried with the teacher's ids.
-        words: The teacher's ids that were kept, ascending [tokens].
+        teacher_ids: The teacher's ids of the retained tokens, ascending [tokens].
     """
 
-    def __init__(self, signals: SignalSource, words: np.ndarray):
-        self.signals, self.words = signals, torch.from_numpy(words)
+    def __init__(self, signals: SignalSource, teacher_ids: np.ndarray):
+        self.signals, self.teacher_ids = signals, torch.from_numpy(teacher_ids)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
-        return self.signals({**batch, "input_ids": self.words[batch["input_ids"]]})
+        """Returns the signals for a batch of the student."""
+        return self.signals({**batch, "input_ids": self.teacher_ids[batch["input_ids"]]})

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.folder import locate_checkpoint
 from real.documents import DOCUMENTS, ROOT, commands_of
 from real.execution import Done, execute
 
@@ -100,7 +100,13 @@ class Checkout:
         return self.done[line]
 
     def provide(self, line: str) -> None:
-        """Copies the trained decoders to the names that the documents use for the reader's own."""
+        """Creates the models that a command reads under the names that the documents use for the reader's own.
+
+        Decoders are copies of the trained ones.
+        """
+        for name, create in ENCODERS.items():
+            if name in line and not (self.place / name).exists():
+                create(self.place / name)
         for name, source in (("my_llama", "small-lm"), ("my-llama", "small-lm"), ("other-llama", "other-lm")):
             target = self.place / name
             if name in line and not target.exists():
@@ -159,10 +165,9 @@ def create_inputs(place: Path) -> None:
     for folder in ("examples/data/banking77", "my_texts"):
         cut_banking(place / folder)
     cut_wnut(place / "examples" / "data" / "wnut17")
-    minilm = checkpoint_folder(MINILM)
+    minilm = locate_checkpoint(MINILM)
     for name in ("bert-base-uncased", "my_encoder", "my_sentence_encoder", "my_other_teacher"):
         (place / name).symlink_to(minilm)
-    headed(minilm, place)
     texts = [text for text, _ in rows_of("train", 1200)]
     for name in ("books", "my_prose"):
         (place / name).mkdir()
@@ -172,8 +177,6 @@ def create_inputs(place: Path) -> None:
     for name, part in (("train", texts[:1000]), ("dev", texts[1000:])):
         pa.parquet.write_table(pa.table({"text": [" ".join(part)]}), place / "my_novels" / f"{name}.parquet")
     write_tagged(place)
-    train_on_tags(place / "my_tagger")
-    shutil.copytree(place / "my_tagger", place / "my-tagger")
     write_pairs(place / "my_pairs")
     write_chats(place / "my_chats")
     write_harness_data(place)
@@ -209,17 +212,11 @@ def cut_wnut(folder: Path) -> None:
         (folder / f"{split}.conll").write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
 
 
-def headed(minilm: Path, place: Path) -> None:
-    """Saves MiniLM with a new token-classification head, and with a new masked-language-modelling head."""
-    tokenizer = AutoTokenizer.from_pretrained(minilm)
-    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}
-    tagger = AutoModelForTokenClassification.from_pretrained(minilm, **names)
-    for name, model in (
-        ("my_tagger", tagger),
-        ("my-bert", AutoModelForMaskedLM.from_pretrained(minilm)),
-    ):
-        model.save_pretrained(place / name)
-        tokenizer.save_pretrained(place / name)
+def create_masked_model(folder: Path) -> None:
+    """Saves MiniLM with a new masked-language-modelling head."""
+    minilm = locate_checkpoint(MINILM)
+    AutoModelForMaskedLM.from_pretrained(minilm).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(minilm).save_pretrained(folder)
 
 
 def write_tagged(place: Path) -> None:
@@ -233,20 +230,31 @@ def write_tagged(place: Path) -> None:
         (place / "conll" / f"{split}.conll").write_text("\n\n".join(lines) + "\n")
 
 
-def train_on_tags(folder: Path, epochs: int = 6, rows: int = 16) -> None:
-    """Trains a tagger to clear decisions, like a user's own model: near ties would be decided by rounding."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForTokenClassification.from_pretrained(folder)
+def create_tagger(folder: Path, epochs: int = 6, rows: int = 16) -> None:
+    """Trains MiniLM as a tagger to clear decisions, like a user's own model: near ties would be decided by rounding."""
+    minilm = locate_checkpoint(MINILM)
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    model = AutoModelForTokenClassification.from_pretrained(minilm, **names)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     texts = [text.split() for text, _ in rows_of("train", 160)] * epochs
-    for words in (texts[start : start + rows] for start in range(0, len(texts), rows)):
-        batch = tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
-        tags = [[TAGS.index(TAGGED.get(word.lower().strip("?.,"), "O")) for word in row] for row in words]
-        places = [batch.word_ids(number) for number in range(len(words))]
-        labels = [[-100 if at is None else row[at] for at in line] for row, line in zip(tags, places, strict=True)]
+    for sentences in (texts[start : start + rows] for start in range(0, len(texts), rows)):
+        batch = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="pt")
+        tags = [[tag_id(word) for word in sentence] for sentence in sentences]
+        word_ids = [batch.word_ids(number) for number in range(len(sentences))]
+        labels = [[-100 if i is None else row[i] for i in ids] for row, ids in zip(tags, word_ids, strict=True)]
         model(**batch, labels=torch.tensor(labels)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def tag_id(word: str) -> int:
+    return TAGS.index(TAGGED.get(word.lower().strip("?.,"), "O"))
+
+
+ENCODERS = {"my_tagger": create_tagger, "my-tagger": create_tagger, "my-bert": create_masked_model}
 
 
 def write_pairs(folder: Path) -> None:

@@ -16,7 +16,6 @@ RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 OWN = {"demo": DEMO, "small-lm": SMALL_LM, "tagger": TAGGER}
 QUICK = (
     DEMO,
-    "python -m pipelines.distill --config configs/demo.yaml --output runs/plan --dry-run",
     "python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated",
     "python -m pipelines.report --run runs/demo",
 )

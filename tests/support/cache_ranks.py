@@ -8,7 +8,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from distill.cache import Dense, Hidden, Identity, Sampled, plan
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.parallel.layout import parse_layout
 from distill.parallel.mesh import build_mesh
@@ -47,7 +47,7 @@ def write(rank: int, processes: int, teacher: Path, cache: Path, layout: str, wo
         World(rank, processes, dist.FileStore(f"{cache}.world", processes) if processes > 1 else None),
         cache,
         Identity(name, "test", kinds),
-        samples_of(LanguageBlocks(rows(150, vocabulary)), 0),
+        build_samples(LanguageBlocks(rows(150, vocabulary)), 0),
         ask,
         mesh if own.sharded else None,
         batch_tokens=BATCH_TOKENS,

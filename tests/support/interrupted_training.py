@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from distill.data.batches.data_module import TextDataModule
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification

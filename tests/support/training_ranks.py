@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.losses.config import LossConfig
-from distill.parallel.apply import gather_state_dict
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.mesh import build_mesh
 from distill.student.spec import StudentConfig
@@ -147,4 +147,5 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     if remote is not None:
         remote.finish()
     save_model(student, tokenizer, job.place / "model")
-    return {"weights": gather_state_dict(student), "metrics": metrics}
+    weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
+    return {"weights": weights, "metrics": metrics}

@@ -14,22 +14,23 @@ from distill.checkpoint.layers import find_layer_stack
 from distill.slicing import Axis
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of the hard-concrete distribution (Louizos et al. 2018, section 4)
-CUT = TEMPERATURE * math.log(-LOW / HIGH)  # a gate is closed (exactly 0) if logit(noise) + log_alpha is below it
+# A gate is exactly 0 if logit(noise) + log_alpha is below this.
+CLOSED_LOGIT = TEMPERATURE * math.log(-LOW / HIGH)
 
-Open = Mapping[str, Tensor]  # axis name, or `layers` -> openness of each unit, 0 to 1, [units]
-Cost = Callable[[Open], Tensor]  # openness of units -> cost of the model, a scalar in the target's unit
+Openness = Mapping[str, Tensor]  # axis name, or `layers` -> openness of each unit, 0 to 1, [units]
+Cost = Callable[[Openness], Tensor]  # openness of units -> cost of the model, a scalar in the target's unit
 
 
 class LearnedMasks(nn.Module):
     """Hard-concrete gates, and the penalty that drives their expected cost to a target.
 
-    Train the parameters beside the weights with one minimising optimizer (the multipliers' gradients are reversed, so
-    they ascend) in groups without weight decay, which would pull gates open or shut; add `penalty(step)` to the loss;
-    pass each step's `sample()` to `Gates.set`.
+    Train the parameters beside the weights with one minimizing optimizer (the multipliers' gradients are reversed, so
+    they ascend) in groups without weight decay, which would pull gates open or shut. Add `compute_penalty(step)` to the
+    loss, and pass each step's `sample()` to `Gates.set`.
 
     Args:
-        units: Axis name, or `layers` -> number of units: `Gates.sizes`, or a subset of its entries.
-        cost: Expected cost as a function of the probabilities of being open, such as `parameter_share`.
+        units: Axis name, or `layers` -> number of units: `Gates.sizes`, or some of its entries.
+        cost: Expected cost as a function of the probabilities of being open, such as `make_parameter_cost`.
         target: Cost to reach.
         warmup: Steps in which the target falls linearly from the initial cost.
         start: Initial probability of being open.
@@ -45,72 +46,78 @@ class LearnedMasks(nn.Module):
 
     def __init__(self, units: Mapping[str, int], cost: Cost, *, target: float, warmup: int, start: float = 0.95):
         super().__init__()
-        self.names = {name: name.replace(".", "-") for name in units}  # parameter names must not contain dots
-        log_alpha = math.log(start / (1 - start)) + CUT
-        filled = {self.names[name]: nn.Parameter(torch.full((size,), log_alpha)) for name, size in units.items()}
-        self.log_alpha = nn.ParameterDict(filled)
+        self._keys = {name: name.replace(".", "-") for name in units}  # parameter names must not contain dots
+        log_alpha = math.log(start / (1 - start)) + CLOSED_LOGIT
+        initial = {self._keys[name]: torch.full((size,), log_alpha) for name, size in units.items()}
+        self.log_alpha = nn.ParameterDict({key: nn.Parameter(value) for key, value in initial.items()})
         self.multipliers = nn.Parameter(torch.zeros(2))
         self.cost, self.target, self.warmup = cost, target, warmup
         with torch.no_grad():
-            self.register_buffer("begin", cost(self.open_probability()).detach().float().clone())
+            self.register_buffer("begin", cost(self.compute_open_probability()).detach().float().clone())
         if not 0 < target <= float(self.begin):
             raise CompressError(
-                f"target {target}: expected more than 0 and at most the cost at the start, {float(self.begin):.4g}: "
-                "masks would be learned for nothing"
+                f"target: expected more than 0 and at most the initial cost of {float(self.begin):.4g}, found "
+                f"{target}: no unit would have to be closed"
             )
 
     def sample(self) -> dict[str, Tensor]:
         """Samples gates [units] with torch's generator: exactly 0 or 1 with some probability, otherwise in between."""
-        return {name: hard_concrete(logistic_noise(log_alpha) + log_alpha) for name, log_alpha in self.items()}
+        return {
+            name: compute_hard_concrete(sample_logistic_noise(log_alpha) + log_alpha)
+            for name, log_alpha in self.get_log_alphas()
+        }
 
-    def expected(self) -> dict[str, Tensor]:
+    def compute_mean_gates(self) -> dict[str, Tensor]:
         """Returns the mean of `sample()` [units]: gates for a deterministic forward pass."""
-        return {name: mean_gate(log_alpha) for name, log_alpha in self.items()}
+        return {name: compute_mean_gate(log_alpha) for name, log_alpha in self.get_log_alphas()}
 
-    def open_probability(self) -> dict[str, Tensor]:
+    def compute_open_probability(self) -> dict[str, Tensor]:
         """Returns the probability that a sampled gate isn't 0, [units]."""
-        return {name: torch.sigmoid(log_alpha - CUT) for name, log_alpha in self.items()}
+        return {name: torch.sigmoid(log_alpha - CLOSED_LOGIT) for name, log_alpha in self.get_log_alphas()}
 
-    def penalty(self, step: int) -> Tensor:
+    def compute_penalty(self, step: int) -> Tensor:
         """Returns l1 (c - t) + l2 (c - t)^2 of the expected cost c and the step's target t; multipliers l ascend."""
-        excess = self.cost(self.open_probability()) - self.target_at(step)
-        climbing = 2 * self.multipliers.detach() - self.multipliers  # the multipliers' value with the gradient negated
-        return climbing[0] * excess + climbing[1] * excess.square()
+        excess = self.cost(self.compute_open_probability()) - self.get_target(step)
+        ascending = 2 * self.multipliers.detach() - self.multipliers  # the same value with a negated gradient
+        return ascending[0] * excess + ascending[1] * excess.square()
 
-    def target_at(self, step: int) -> float:
-        done = min(1.0, step / self.warmup) if self.warmup else 1.0
-        return float(self.begin) + (self.target - float(self.begin)) * done
+    def get_target(self, step: int) -> float:
+        """Returns the target cost at a step, which falls linearly during the warm-up."""
+        progress = min(1.0, step / self.warmup) if self.warmup else 1.0
+        return float(self.begin) + (self.target - float(self.begin)) * progress
 
-    def decide(self, least: int = 1) -> dict[str, Tensor]:
-        """Returns the kept units, as `keep_best` selects them by their probability of being open."""
+    def choose_units(self, min_units: int = 1) -> dict[str, Tensor]:
+        """Returns the kept units, as `choose_units` selects them by their probability of being open."""
         with torch.no_grad():
-            return keep_best(self.open_probability(), self.cost, self.target, least)
+            return choose_units(self.compute_open_probability(), self.cost, self.target, min_units)
 
-    def items(self) -> list[tuple[str, Tensor]]:
-        return [(name, self.log_alpha[key]) for name, key in self.names.items()]
-
-
-def logistic_noise(like: Tensor) -> Tensor:
-    """Returns logit(u) of uniform u, in the shape of `like`."""
-    eps = torch.finfo(like.dtype).eps
-    return torch.rand_like(like).clamp(eps, 1 - eps).logit()
+    def get_log_alphas(self) -> list[tuple[str, Tensor]]:
+        """Returns (name, log alpha of each gate [units]) of every axis."""
+        return [(name, self.log_alpha[key]) for name, key in self._keys.items()]
 
 
-def hard_concrete(logits: Tensor) -> Tensor:
+def sample_logistic_noise(template: Tensor) -> Tensor:
+    """Returns logit(u) of uniform u, in the shape and dtype of `template`."""
+    eps = torch.finfo(template.dtype).eps
+    return torch.rand_like(template).clamp(eps, 1 - eps).logit()
+
+
+def compute_hard_concrete(logits: Tensor) -> Tensor:
+    """Returns the gates, 0 to 1, of logits that include the noise: a stretched sigmoid, clamped."""
     return (torch.sigmoid(logits / TEMPERATURE) * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
-def mean_gate(log_alpha: Tensor) -> Tensor:
+def compute_mean_gate(log_alpha: Tensor) -> Tensor:
     """Returns E[gate] [units], the integral of P(gate > t) for t from 0 to 1, by 32-point Gauss-Legendre quadrature."""
-    points, weights = (torch.from_numpy(part).to(log_alpha) for part in np.polynomial.legendre.leggauss(32))
-    cuts = TEMPERATURE * (((points + 1) / 2 - LOW) / (HIGH - LOW)).logit()
-    return (torch.sigmoid(log_alpha[:, None] - cuts) * weights / 2).sum(dim=-1)
+    points, weights = (torch.from_numpy(array).to(log_alpha) for array in np.polynomial.legendre.leggauss(32))
+    thresholds = TEMPERATURE * (((points + 1) / 2 - LOW) / (HIGH - LOW)).logit()
+    return (torch.sigmoid(log_alpha[:, None] - thresholds) * weights / 2).sum(dim=-1)
 
 
-class Movement(nn.Module):
+class MovementScores(nn.Module):
     """Movement scores of units: how much training pushes each gate up, summed over the steps.
 
-    Pass `gates()` to `Gates.set`, and call `accumulate()` after each backward pass. A closed unit's gate gets a
+    Pass `make_gates()` to `Gates.set`, and call `accumulate()` after each backward pass. A closed unit's gate gets a
     gradient too, so a unit can be reopened.
 
     Args:
@@ -122,45 +129,45 @@ class Movement(nn.Module):
 
     def __init__(self, units: Mapping[str, int]):
         super().__init__()
-        self.names = {name: name.replace(".", "-") for name in units}
+        self._keys = {name: name.replace(".", "-") for name in units}
         for name, size in units.items():
-            self.register_buffer(self.names[name], torch.zeros(size))
-        self.leaves: dict[str, Tensor] = {}
+            self.register_buffer(self._keys[name], torch.zeros(size))
+        self._gates: dict[str, Tensor] = {}
 
-    def gates(self, kept: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def make_gates(self, kept: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Returns gates [units] that require gradients: 1 for units in `kept` and of axes not in it, 0 for others."""
-        self.leaves = {}
+        self._gates = {}
         for name, score in self.scores().items():
             gate = torch.ones_like(score)
             if kept is not None and name in kept:
                 gate = torch.zeros_like(score).index_fill(0, kept[name].to(score.device), 1.0)
-            self.leaves[name] = gate.requires_grad_()
-        return self.leaves
+            self._gates[name] = gate.requires_grad_()
+        return self._gates
 
     def accumulate(self) -> None:
-        """Adds the gradients of the last `gates()` to the scores and clears them."""
-        for name, gate in self.leaves.items():
+        """Adds the gradients of the last `make_gates()` to the scores and clears them."""
+        for name, gate in self._gates.items():
             if gate.grad is not None:
                 self.scores()[name].sub_(gate.grad)
                 gate.grad = None
 
     def scores(self) -> dict[str, Tensor]:
         """Returns name -> score of each unit [units]; the lowest are removed first."""
-        return {name: self.get_buffer(key) for name, key in self.names.items()}
+        return {name: self.get_buffer(key) for name, key in self._keys.items()}
 
-    def decide(self, cost: Cost, target: float, least: int = 1) -> dict[str, Tensor]:
-        """Returns the kept units, as `keep_best` selects them by their scores."""
-        return keep_best(self.scores(), cost, target, least)
+    def choose_units(self, cost: Cost, target: float, min_units: int = 1) -> dict[str, Tensor]:
+        """Returns the kept units, as `choose_units` selects them by their scores."""
+        return choose_units(self.scores(), cost, target, min_units)
 
 
-def keep_best(ranking: Mapping[str, Tensor], cost: Cost, target: float, least: int = 1) -> dict[str, Tensor]:
+def choose_units(ranking: Mapping[str, Tensor], cost: Cost, target: float, min_units: int = 1) -> dict[str, Tensor]:
     """Closes the lowest-ranked units across all axes, as few as bring the cost to the target.
 
     Args:
         ranking: Axis name, or `layers` -> rank of each unit [units], comparable across axes.
         cost: Cost of gates 0 and 1; must not rise when a unit is closed.
         target: Cost to reach.
-        least: Minimum number of units of each axis (and of layers) to keep.
+        min_units: Minimum number of units of each axis (and of layers) to keep.
 
     Returns:
         Name -> indices of the kept units, ascending.
@@ -171,55 +178,61 @@ def keep_best(ranking: Mapping[str, Tensor], cost: Cost, target: float, least: i
     units = [
         (float(rank), name, unit)
         for name, ranks in ranking.items()
-        for unit, rank in sorted(enumerate(ranks.tolist()), key=lambda pair: (pair[1], pair[0]))[: len(ranks) - least]
+        for unit, rank in sorted(enumerate(ranks.tolist()), key=lambda pair: (pair[1], pair[0]))[
+            : len(ranks) - min_units
+        ]
     ]
     units.sort(key=lambda entry: entry[0])
 
-    def gates(closed: int) -> dict[str, Tensor]:
-        left = {name: torch.ones_like(ranks) for name, ranks in ranking.items()}
+    def close_lowest(closed: int) -> dict[str, Tensor]:
+        values = {name: torch.ones_like(ranks) for name, ranks in ranking.items()}
         for _, name, unit in units[:closed]:
-            left[name][unit] = 0
-        return left
+            values[name][unit] = 0
+        return values
 
-    enough = target * (1 + 1e-6)  # costs are float32
-    if (lowest := float(cost(gates(len(units))))) > enough:
-        raise CompressError(f"target {target}: with {least} of each axis left the cost is still {lowest:.4g}")
+    limit = target * (1 + 1e-6)  # costs are float32
+    lowest = float(cost(close_lowest(len(units))))
+    if lowest > limit:
+        raise CompressError(
+            f"target: expected at least {lowest:.4g}, the cost with {min_units} of each axis left, found {target}: "
+            "no selection of units reaches it"
+        )
     low, high = 0, len(units)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if float(cost(gates(middle))) <= enough else (middle + 1, high)
-    return {name: gate.nonzero().flatten() for name, gate in gates(high).items()}
+        low, high = (low, middle) if float(cost(close_lowest(middle))) <= limit else (middle + 1, high)
+    return {name: gate.nonzero().flatten() for name, gate in close_lowest(high).items()}
 
 
-def parameter_share(model: PreTrainedModel, axes: Sequence[Axis]) -> Cost:
+def make_parameter_cost(model: PreTrainedModel, axes: Sequence[Axis]) -> Cost:
     """Returns a cost function: the share of weights left, of those in layers or with a dimension on an axis.
 
     A weight's expected part is the product of the mean openness of its axes and of its layer. This is exact if they are
     sampled independently, except for weights that one axis runs through twice. Missing names count as open.
     """
-    names = dict(model.named_parameters(remove_duplicate=False))
-    on: dict[Tensor, dict[tuple[str, int], None]] = {}  # a tied weight counts once, under any of its names
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    axes_of_weight: dict[Tensor, dict[tuple[str, int], None]] = {}  # a tied weight counts once
     for axis in axes:
         for slot in axis.slots:
-            on.setdefault(names[slot.parameter], {})[axis.name, slot.dim] = None
+            axes_of_weight.setdefault(weights[slot.parameter], {})[axis.name, slot.dim] = None
     stack = find_layer_stack(model) + "."
     counts: dict[tuple[tuple[str, ...], int | None], int] = {}
     for name, weight in model.named_parameters():
         layer = int(name.removeprefix(stack).split(".")[0]) if name.startswith(stack) else None
-        if weight in on or layer is not None:
-            key = (tuple(axis_name for axis_name, _ in on.get(weight, ())), layer)
+        if weight in axes_of_weight or layer is not None:
+            key = (tuple(axis_name for axis_name, _ in axes_of_weight.get(weight, ())), layer)
             counts[key] = counts.get(key, 0) + weight.numel()
-    whole = sum(counts.values())
+    all_weights = sum(counts.values())
 
-    def share(open_units: Open) -> Tensor:
-        means = {name: gate.mean() for name, gate in open_units.items()}
-        layers = open_units.get(LAYERS)
-        total = torch.zeros((), device=next(iter(open_units.values())).device)
-        for (crossing, layer), count in counts.items():
-            part = total.new_tensor(count / whole)
-            for name in crossing:
-                part = part * means.get(name, 1.0)
-            total = total + (part if layers is None or layer is None else part * layers[layer])
+    def compute_share(openness: Openness) -> Tensor:
+        means = {name: gate.mean() for name, gate in openness.items()}
+        layers = openness.get(LAYERS)
+        total = torch.zeros((), device=next(iter(openness.values())).device)
+        for (names, layer), count in counts.items():
+            share = total.new_tensor(count / all_weights)
+            for name in names:
+                share = share * means.get(name, 1.0)
+            total = total + (share if layers is None or layer is None else share * layers[layer])
         return total
 
-    return share
+    return compute_share

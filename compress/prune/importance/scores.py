@@ -25,7 +25,7 @@ class Scores:
         layers: Score of each layer, float64 [layers].
         samples, tokens: Number of samples and tokens they were measured on, without padding; 0 if only weights were
             used.
-        fingerprint: `weights_fingerprint` of the model.
+        fingerprint: `compute_fingerprint` of the model.
     """
 
     method: str
@@ -35,40 +35,41 @@ class Scores:
     tokens: int
     fingerprint: str
 
-    def save(self, file: Path) -> None:
+    def save(self, path: Path) -> None:
         """Writes a safetensors file; method, counts and fingerprint are stored as JSON in its metadata."""
-        about = {name: getattr(self, name) for name in ("method", "samples", "tokens", "fingerprint")}
+        metadata = {name: getattr(self, name) for name in ("method", "samples", "tokens", "fingerprint")}
         tensors = {f"values.{name}": value.contiguous() for name, value in self.values.items()}
-        save_file(tensors | {LAYERS: self.layers.contiguous()}, file, {"scores": json.dumps(about, sort_keys=True)})
+        save_file(tensors | {LAYERS: self.layers.contiguous()}, path, {"scores": json.dumps(metadata, sort_keys=True)})
 
     @classmethod
-    def load(cls, file: Path, model: nn.Module) -> "Scores":
+    def load(cls, path: Path, model: nn.Module) -> "Scores":
         """Loads scores that `save` wrote for this exact model.
 
         Raises:
             CompressError: The file contains no scores, or scores of a model with other weights.
         """
         try:
-            with safe_open(file, framework="pt") as opened:
-                about = json.loads((opened.metadata() or {})["scores"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            with safe_open(path, framework="pt") as file:
+                metadata = json.loads((file.metadata() or {})["scores"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise CompressError(f"scores {str(file)!r} can't be read: {error}") from error
-        if about["fingerprint"] != (found := weights_fingerprint(model)):
+            raise CompressError(f"scores {str(path)!r} can't be read: {error}") from error
+        fingerprint = compute_fingerprint(model)
+        if metadata["fingerprint"] != fingerprint:
             raise CompressError(
-                f"scores {str(file)!r}: of a model with fingerprint {about['fingerprint'][:12]}, found "
-                f"{found[:12]}: units would be judged by another model's worth"
+                f"scores {str(path)!r}: expected a model with fingerprint {fingerprint[:12]}, found "
+                f"{metadata['fingerprint'][:12]}: units would be ranked by another model's importance"
             )
         layers = tensors.pop(LAYERS)
         return cls(
-            values={name.removeprefix("values."): value for name, value in tensors.items()}, layers=layers, **about
+            values={name.removeprefix("values."): value for name, value in tensors.items()}, layers=layers, **metadata
         )
 
 
-def weights_fingerprint(model: nn.Module) -> str:
+def compute_fingerprint(model: nn.Module) -> str:
     """Returns the SHA-256 of every tensor's name, dtype, shape and bytes."""
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -9,7 +9,7 @@ from compress.prune.search.cost import CostModel
 
 
 @dataclass(frozen=True)
-class Options:
+class LayerOptions:
     """The sizes to which a layer may be pruned and their losses, one entry per option, the largest size last.
 
     Args:
@@ -30,11 +30,11 @@ class Limit:
     """An upper bound on the cost of a model, in milliseconds or bytes."""
 
     costs: CostModel
-    most: float
+    maximum: float
 
 
 @dataclass(frozen=True)
-class Choice:
+class Allocation:
     """The kept layers and the units of each."""
 
     layers: tuple[int, ...]
@@ -45,7 +45,7 @@ class Choice:
 
 
 def allocate(
-    layers: Sequence[Options],
+    layers: Sequence[LayerOptions],
     costs: CostModel,
     hidden: int,
     depth: int,
@@ -54,7 +54,7 @@ def allocate(
     uniform: bool = False,
     among: Sequence[int] | None = None,
     size: Limit | None = None,
-) -> Choice | None:
+) -> Allocation | None:
     """Returns the allocation of lowest estimated loss with `depth` layers within `milliseconds`, None if infeasible.
 
     Args:
@@ -72,109 +72,111 @@ def allocate(
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    programme = Programme(layers, costs, hidden)
-    rows = [programme.depth(depth), *programme.consistent()]
-    rows += [programme.within(each) for each in (Limit(costs, milliseconds), size) if each is not None]
+    programme = _Programme(layers, costs, hidden)
+    rows = [programme.keep_layers(depth), *programme.choose_one_option()]
+    rows += [programme.limit_cost(limit) for limit in (Limit(costs, milliseconds), size) if limit is not None]
     if uniform:
-        rows += programme.alike()
+        rows += programme.equate_layers()
     if among is not None:
-        rows += programme.fixed(among)
-    matrix, low, high = (np.array(part) for part in zip(*rows, strict=True))
-    found = milp(
-        programme.losses(),
+        rows += programme.fix_layers(among)
+    matrix, low, high = (np.array(column) for column in zip(*rows, strict=True))
+    result = milp(
+        programme.make_objective(),
         constraints=LinearConstraint(matrix, low, high),
         integrality=np.ones(programme.size),
         bounds=Bounds(0, 1),
         options={"mip_rel_gap": 1e-6, "time_limit": 20},
     )
-    return programme.read(found.x) if found.x is not None else None
+    return programme.read_solution(result.x) if result.x is not None else None
 
 
 Row = tuple[np.ndarray, float, float]
 
 
-class Programme:
+class _Programme:
     """The binary variables of `allocate`: for each layer, one for keeping it and one per option of heads and of ffn."""
 
-    def __init__(self, layers: Sequence[Options], costs: CostModel, hidden: int):
+    def __init__(self, layers: Sequence[LayerOptions], costs: CostModel, hidden: int):
         self.layers, self.costs, self.hidden = layers, costs, hidden
-        self.start = np.concatenate([[0], np.cumsum([1 + len(each.heads) + len(each.ffn) for each in layers])])
-        self.size = int(self.start[-1])
+        self.starts = np.concatenate([[0], np.cumsum([1 + len(each.heads) + len(each.ffn) for each in layers])])
+        self.size = int(self.starts[-1])
 
-    def kept(self, layer: int) -> int:
-        return int(self.start[layer])
+    def keep_variable(self, layer: int) -> int:
+        return int(self.starts[layer])
 
-    def heads(self, layer: int) -> range:
-        first = int(self.start[layer]) + 1
+    def head_variables(self, layer: int) -> range:
+        first = int(self.starts[layer]) + 1
         return range(first, first + len(self.layers[layer].heads))
 
-    def ffn(self, layer: int) -> range:
-        return range(self.heads(layer).stop, int(self.start[layer + 1]))
+    def ffn_variables(self, layer: int) -> range:
+        return range(self.head_variables(layer).stop, int(self.starts[layer + 1]))
 
-    def row(self, entries: Mapping[int, float], low: float, high: float) -> Row:
+    def make_row(self, entries: Mapping[int, float], low: float, high: float) -> Row:
         values = np.zeros(self.size)
-        for place, value in entries.items():
-            values[place] = value
+        for variable, value in entries.items():
+            values[variable] = value
         return values, low, high
 
-    def losses(self) -> np.ndarray:
+    def make_objective(self) -> np.ndarray:
         """Returns the objective: a kept layer saves its own loss and adds the losses of its options."""
         values = np.zeros(self.size)
         for number, each in enumerate(self.layers):
-            values[self.kept(number)] = -each.layer_loss
-            values[list(self.heads(number))] = each.heads_loss
-            values[list(self.ffn(number))] = each.ffn_loss
+            values[self.keep_variable(number)] = -each.layer_loss
+            values[list(self.head_variables(number))] = each.heads_loss
+            values[list(self.ffn_variables(number))] = each.ffn_loss
         return values
 
-    def depth(self, count: int) -> Row:
-        return self.row({self.kept(number): 1 for number in range(len(self.layers))}, count, count)
+    def keep_layers(self, count: int) -> Row:
+        """Returns the constraint of `count` kept layers."""
+        return self.make_row({self.keep_variable(number): 1 for number in range(len(self.layers))}, count, count)
 
-    def within(self, limit: Limit) -> Row:
+    def limit_cost(self, limit: Limit) -> Row:
         """Returns the constraint of a limit, in which an option costs what it adds to a layer without units."""
         costs = limit.costs
         empty = costs.layer(self.hidden, 0, 0)
         entries: dict[int, float] = {}
         for number, each in enumerate(self.layers):
-            entries[self.kept(number)] = empty
-            for place, units in zip(self.heads(number), each.heads, strict=True):
-                entries[place] = costs.layer(self.hidden, units, 0) - empty
-            for place, units in zip(self.ffn(number), each.ffn, strict=True):
-                entries[place] = costs.layer(self.hidden, 0, units) - empty
-        return self.row(entries, -np.inf, limit.most - costs.base(self.hidden))
+            entries[self.keep_variable(number)] = empty
+            for variable, units in zip(self.head_variables(number), each.heads, strict=True):
+                entries[variable] = costs.layer(self.hidden, units, 0) - empty
+            for variable, units in zip(self.ffn_variables(number), each.ffn, strict=True):
+                entries[variable] = costs.layer(self.hidden, 0, units) - empty
+        return self.make_row(entries, -np.inf, limit.maximum - costs.base(self.hidden))
 
-    def consistent(self) -> list[Row]:
+    def choose_one_option(self) -> list[Row]:
         """Returns the constraints of one option of each kind per kept layer, and none for removed layers."""
         return [
-            self.row({self.kept(number): -1} | dict.fromkeys(places, 1), 0, 0)
+            self.make_row({self.keep_variable(number): -1} | dict.fromkeys(variables, 1), 0, 0)
             for number in range(len(self.layers))
-            for places in (self.heads(number), self.ffn(number))
+            for variables in (self.head_variables(number), self.ffn_variables(number))
         ]
 
-    def alike(self) -> list[Row]:
+    def equate_layers(self) -> list[Row]:
         """Returns the constraints of equal options in kept layers: for each pair, |a - b| <= 2 - both kept."""
         rows = []
         for first in range(len(self.layers)):
             for second in range(first + 1, len(self.layers)):
-                kept = {self.kept(first): 1.0, self.kept(second): 1.0}
-                for places in (self.heads, self.ffn):
-                    for a, b in zip(places(first), places(second), strict=True):
-                        rows += [self.row(kept | {a: x, b: -x}, -np.inf, 2) for x in (1.0, -1.0)]
+                kept = {self.keep_variable(first): 1.0, self.keep_variable(second): 1.0}
+                for variables in (self.head_variables, self.ffn_variables):
+                    for a, b in zip(variables(first), variables(second), strict=True):
+                        rows += [self.make_row(kept | {a: x, b: -x}, -np.inf, 2) for x in (1.0, -1.0)]
         return rows
 
-    def fixed(self, among: Sequence[int]) -> list[Row]:
-        return [self.row({self.kept(number): 1}, 1, 1) for number in among]
+    def fix_layers(self, among: Sequence[int]) -> list[Row]:
+        """Returns the constraints that keep these layers."""
+        return [self.make_row({self.keep_variable(number): 1}, 1, 1) for number in among]
 
-    def read(self, solution: np.ndarray) -> Choice:
+    def read_solution(self, solution: np.ndarray) -> Allocation:
         chosen = solution > 0.5
-        kept = [number for number in range(len(self.layers)) if chosen[self.kept(number)]]
-        heads = tuple(self.picked(chosen, self.heads(n), self.layers[n].heads) for n in kept)
-        ffn = tuple(self.picked(chosen, self.ffn(n), self.layers[n].ffn) for n in kept)
+        kept = [number for number in range(len(self.layers)) if chosen[self.keep_variable(number)]]
+        heads = tuple(self.read_size(chosen, self.head_variables(n), self.layers[n].heads) for n in kept)
+        ffn = tuple(self.read_size(chosen, self.ffn_variables(n), self.layers[n].ffn) for n in kept)
         cost = self.costs.base(self.hidden) + sum(
             self.costs.layer(self.hidden, h, f) for h, f in zip(heads, ffn, strict=True)
         )
-        loss = float(self.losses() @ chosen) + sum(each.layer_loss for each in self.layers)
-        return Choice(tuple(kept), heads, ffn, loss, cost)
+        loss = float(self.make_objective() @ chosen) + sum(each.layer_loss for each in self.layers)
+        return Allocation(tuple(kept), heads, ffn, loss, cost)
 
     @staticmethod
-    def picked(chosen: np.ndarray, places: range, units: Sequence[int]) -> int:
-        return next(size for place, size in zip(places, units, strict=True) if chosen[place])
+    def read_size(chosen: np.ndarray, variables: range, sizes: Sequence[int]) -> int:
+        return next(size for variable, size in zip(variables, sizes, strict=True) if chosen[variable])

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from compress.errors import CompressError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Count: TypeAlias = "int | Tensor"
 WIDTHS = (1.0, 0.5, 0.25)  # shares of the full hidden width at which costs are measured
 BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
 
@@ -27,6 +31,7 @@ class Outline:
 
     @property
     def depth(self) -> int:
+        """Number of layers."""
         return len(self.heads)
 
 
@@ -44,7 +49,7 @@ class CostModel:
 
     def predict(self, outline: Outline) -> float:
         """Returns the predicted milliseconds per call."""
-        return float(features(outline) @ np.asarray(self.coefficients))
+        return float(compute_features(outline) @ np.asarray(self.coefficients))
 
     def base(self, hidden: int) -> float:
         """Returns the cost of a model of this width without layers: embeddings, head, and overhead of the call."""
@@ -55,18 +60,19 @@ class CostModel:
         return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
 
 
-def parts(hidden: Any, depth: Any, heads: Any, ffn: Any) -> tuple[Any, ...]:
-    """Returns the factors of the coefficients, from a width and sums over layers; accepts numbers or tensors."""
+def list_cost_factors(hidden: Count, depth: int, heads: Count, ffn: Count) -> tuple[Count, ...]:
+    """Returns the factors of the coefficients, from a width and sums over layers, as numbers or as tensors."""
     return 1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden
 
 
-def width_of(whole: int, share: float, step: int) -> int:
-    """Returns a multiple of `step` near a share of the width, or the full width, which need not be a multiple."""
-    return whole if share == 1 else min(whole, max(step, round(whole * share / step) * step))
+def round_width(full: int, share: float, step: int) -> int:
+    """Returns a multiple of `step` near a share of the full width; a share of 1 is the full width itself."""
+    return full if share == 1 else min(full, max(step, round(full * share / step) * step))
 
 
-def features(outline: Outline) -> np.ndarray:
-    return np.array(parts(outline.hidden, outline.depth, sum(outline.heads), sum(outline.ffn)), float)
+def compute_features(outline: Outline) -> np.ndarray:
+    """Returns the factors of the coefficients for a model [coefficients]."""
+    return np.array(list_cost_factors(outline.hidden, outline.depth, sum(outline.heads), sum(outline.ffn)), float)
 
 
 def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> CostModel:
@@ -83,7 +89,7 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
     times = np.asarray(milliseconds, float)
     if not (times > 0).all():
         raise CompressError(f"latency: expected times above 0 ms, found {times.min()}: nothing was measured")
-    rows = np.stack([features(outline) for outline in outlines])
+    rows = np.stack([compute_features(outline) for outline in outlines])
     scale = np.where(rows.any(0), rows.max(0), 1)  # the features of a width that can't be pruned are all 0
     solution, _ = nnls(rows / times[:, None] / scale, np.ones(len(times)))
     coefficients = solution / scale
@@ -91,7 +97,7 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
     return CostModel(tuple(coefficients), error)
 
 
-def plan(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
+def plan_measurements(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
     """Returns the models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
 
     Args:
@@ -99,13 +105,13 @@ def plan(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
         step: Hidden widths are multiples of it.
         uniform: Whether to restrict the plan to what a stock class can express: no heads are removed at the full width.
     """
-    found = []
+    outlines = []
     for share in WIDTHS if full.hidden else WIDTHS[:1]:
-        hidden = width_of(full.hidden, share, step) if full.hidden else 0
-        for layers, of_heads, of_ffn in BLOCKS:
+        hidden = round_width(full.hidden, share, step) if full.hidden else 0
+        for layers, head_share, ffn_share in BLOCKS:
             depth = min(layers, full.depth)
-            of_heads = 1.0 if uniform and not full.hidden else of_heads
-            heads = tuple(max(1, round(units * of_heads)) for units in full.heads[:depth])
-            ffn = tuple(max(1, round(units * of_ffn)) for units in full.ffn[:depth])
-            found.append(Outline(hidden, heads, ffn))
-    return list(dict.fromkeys(found))
+            head_share = 1.0 if uniform and not full.hidden else head_share
+            heads = tuple(max(1, round(units * head_share)) for units in full.heads[:depth])
+            ffn = tuple(max(1, round(units * ffn_share)) for units in full.ffn[:depth])
+            outlines.append(Outline(hidden, heads, ffn))
+    return list(dict.fromkeys(outlines))

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -13,16 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from compress.errors import CompressError
 from compress.prune.vocabulary.spelling import (
     Spec,
-    names_of,
-    parts_of,
-    processor_ids,
+    find_processor_ids,
+    find_special_ids,
+    find_spelling_ids,
+    get_tokens,
+    make_merge_finder,
     read_spec,
-    special_words,
-    spelling_words,
 )
 
-Ids = Sequence[int] | np.ndarray
-REMOVED = -1
+Ids: TypeAlias = Sequence[int] | np.ndarray
+REMOVED = -1  # new id of a removed token
 
 
 def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedTokenizerBase:
@@ -41,79 +41,88 @@ def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedT
             vocabulary, or lack a special token or a token that spelling needs.
     """
     spec = read_spec(tokenizer)
-    kept = checked_ids(ids, names_of(spec))
-    check_complete(tokenizer, spec, set(kept.tolist()))
-    remap = remap_ids(max(names_of(spec)) + 1, kept)
-    expected = {word: int(remap[i]) for i, word in names_of(spec).items() if remap[i] != REMOVED}
-    rewrite(spec, remap)
+    kept = _check_ids(ids, get_tokens(spec))
+    _check_complete(tokenizer, spec, set(kept.tolist()))
+    remap = remap_ids(max(get_tokens(spec)) + 1, kept)
+    expected = {token: int(remap[i]) for i, token in get_tokens(spec).items() if remap[i] != REMOVED}
+    _renumber_spec(spec, remap)
     pruned = copy.deepcopy(tokenizer)
     pruned._tokenizer = Tokenizer.from_str(json.dumps(spec))
-    replace_cached_vocab(pruned, spec["model"])
+    _replace_cached_vocab(pruned, spec["model"])
     if pruned.get_vocab() != expected:
         raise CompressError(
-            f"tokenizer {type(tokenizer).__name__}: expected {len(expected)} words with the ids 0 to "
-            f"{len(expected) - 1}, found {len(pruned.get_vocab())} or other ids: they would stand for the wrong rows"
+            f"tokenizer {type(tokenizer).__name__}: expected {len(expected)} tokens with the ids 0 to "
+            f"{len(expected) - 1}, found {len(pruned.get_vocab())} or other ids: they would select the wrong rows"
         )
     return pruned
 
 
-def checked_ids(ids: Ids, names: dict[int, str]) -> Int64[np.ndarray, "kept"]:
+def _check_ids(ids: Ids, tokens: dict[int, str]) -> Int64[np.ndarray, "kept"]:
     kept = np.asarray(ids)
     if kept.ndim != 1 or not len(kept) or kept.dtype.kind not in "iu" or (np.diff(kept.astype(np.int64)) <= 0).any():
         raise CompressError(
-            f"ids: expected rising whole numbers, found {kept.dtype} of shape {kept.shape}: rows would be another's"
+            f"ids: expected ascending integers, found {kept.dtype} of shape {kept.shape}: tokens would get "
+            "the rows of others"
         )
-    outside = [i for i in kept.tolist() if i not in names]
-    if outside:
+    unknown = [i for i in kept.tolist() if i not in tokens]
+    if unknown:
         raise CompressError(
-            f"ids: expected ids of the tokenizer's {len(names)} words, found {outside[0]}: there is no such word"
+            f"ids: expected ids of the tokenizer's {len(tokens)} tokens, found {unknown[0]}: there is no such token"
         )
     return kept.astype(np.int64)
 
 
-def check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int]) -> None:
+def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int]) -> None:
     """Checks that `kept` contains all special tokens, tokens that spelling needs and parts of BPE merges."""
-    names, parts = names_of(spec), parts_of(spec)
+    tokens, find_merges = get_tokens(spec), make_merge_finder(spec)
     checks = (
-        (special_words(tokenizer, spec), "special or added tokens", "texts would be framed or padded by another word"),
-        (spelling_words(tokenizer, spec), "pieces that spelling needs", "texts could become [UNK]"),
-        ({part for word in kept for part in parts(word)}, "parts that merges make", "words they lead to never form"),
+        (
+            find_special_ids(tokenizer, spec),
+            "special or added tokens",
+            "other tokens would frame and pad texts",
+        ),
+        (find_spelling_ids(tokenizer, spec), "tokens that spelling needs", "texts could become [UNK]"),
+        (
+            {part for i in kept for part in find_merges(i)},
+            "results of merges",
+            "tokens merged from them would never occur",
+        ),
     )
     for needed, what, consequence in checks:
         missing = sorted(needed - kept)
         if missing:
             raise CompressError(
-                f"ids: expected all {what}, found {len(missing)} missing, such as {names.get(missing[0])!r} "
+                f"ids: expected all {what}, found {len(missing)} missing, such as {tokens.get(missing[0])!r} "
                 f"(id {missing[0]}): {consequence}"
             )
 
 
-def rewrite(spec: Spec, remap: Int64[np.ndarray, "words"]) -> None:
+def _renumber_spec(spec: Spec, remap: Int64[np.ndarray, "vocab"]) -> None:
     """Removes tokens from the tokenizer.json and renumbers the others, in place."""
 
-    def new(old: int) -> int:
+    def renumber(old: int) -> int:
         return int(remap[old])
 
-    rewrite_model(spec["model"], remap)
-    spec["added_tokens"] = [token | {"id": new(token["id"])} for token in spec["added_tokens"]]
-    for ids, place in processor_ids(spec["post_processor"]):
-        ids[place] = new(ids[place])
+    _renumber_model(spec["model"], remap)
+    spec["added_tokens"] = [token | {"id": renumber(token["id"])} for token in spec["added_tokens"]]
+    for ids, index in find_processor_ids(spec["post_processor"]):
+        ids[index] = renumber(ids[index])
     if spec["padding"]:
-        spec["padding"]["pad_id"] = new(spec["padding"]["pad_id"])
+        spec["padding"]["pad_id"] = renumber(spec["padding"]["pad_id"])
 
 
-def rewrite_model(model: Spec, remap: Int64[np.ndarray, "words"]) -> None:
+def _renumber_model(model: Spec, remap: Int64[np.ndarray, "vocab"]) -> None:
     if model["type"] == "Unigram":
         model["vocab"] = [entry for i, entry in enumerate(model["vocab"]) if remap[i] != REMOVED]
         model["unk_id"] = None if model["unk_id"] is None else int(remap[model["unk_id"]])
         return
-    model["vocab"] = {word: int(remap[i]) for word, i in model["vocab"].items() if remap[i] != REMOVED}
+    model["vocab"] = {token: int(remap[i]) for token, i in model["vocab"].items() if remap[i] != REMOVED}
     if model["type"] == "BPE":
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         model["merges"] = [p for p in pairs if {p[0], p[1], p[0] + p[1]} <= model["vocab"].keys()]
 
 
-def replace_cached_vocab(tokenizer: Any, model: Spec) -> None:
+def _replace_cached_vocab(tokenizer: PreTrainedTokenizerBase, model: Spec) -> None:
     """Replaces the copies of the vocabulary that the tokenizer's Python class stores beside its backend."""
     if hasattr(tokenizer, "_vocab"):
         tokenizer._vocab = model["vocab"] if isinstance(model["vocab"], dict) else [(w, s) for w, s in model["vocab"]]
@@ -123,7 +132,7 @@ def replace_cached_vocab(tokenizer: Any, model: Spec) -> None:
         tokenizer.vocab_file = None  # it contains the old vocabulary, and saving copies it in some formats
 
 
-def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
+def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "vocab"]:
     """Returns the new id of every old id, `REMOVED` (-1) for removed tokens.
 
     Args:
@@ -135,12 +144,14 @@ def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
     """
     kept = np.asarray(ids, np.int64)
     if len(kept) and not 0 <= kept.min() <= kept.max() < size:
-        raise CompressError(f"ids: expected 0 to {size - 1}, found {kept.min()} to {kept.max()}: there is no such word")
+        raise CompressError(
+            f"ids: expected 0 to {size - 1}, found {kept.min()} to {kept.max()}: there is no such token"
+        )
     remap = np.full(size, REMOVED, np.int64)
     remap[kept] = np.arange(len(kept))
     return remap
 
 
-def same_pieces(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, text: str) -> bool:
+def have_same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, text: str) -> bool:
     """Returns whether both tokenizers split the text into the same tokens, regardless of their ids."""
     return first.tokenize(text) == second.tokenize(text)

@@ -4,26 +4,34 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.errors import CompressError
-from compress.prune.vocabulary.spelling import can_occur, names_of, parts_of, read_spec, special_words, spelling_words
+from compress.prune.vocabulary.spelling import (
+    can_occur,
+    find_special_ids,
+    find_spelling_ids,
+    get_tokens,
+    make_merge_finder,
+    read_spec,
+)
 from compress.prune.vocabulary.tokenizer import REMOVED, Ids, prune_tokenizer, remap_ids
 
-TEXTS = 1000  # texts per tokenizer call
-COVERAGE = 0.9999
-UNSEEN = 0.001
+TokenIds: TypeAlias = "int | list[TokenIds] | tuple[TokenIds, ...] | None"
+TEXTS_PER_CALL = 1000  # of the tokenizer
+DEFAULT_COVERAGE = 0.9999
+DEFAULT_UNSEEN = 0.001
 
 
 def count_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Iterable[str] | Iterable[Sequence[str]]
-) -> Int64[np.ndarray, "words"]:
+) -> Int64[np.ndarray, "vocab"]:
     """Returns how often each id occurs in the texts, with special tokens added and without truncation.
 
     The texts are strings or sequences of words.
@@ -32,11 +40,11 @@ def count_tokens(
         CompressError: There are no texts, or `texts` is a single string.
     """
     if isinstance(texts, str):
-        raise CompressError("texts: expected several strings, found one: its letters would be counted as texts")
+        raise CompressError("texts: expected several strings, found one: its characters would be counted as texts")
     size = max(tokenizer.get_vocab().values()) + 1
-    counts, left = np.zeros(size, np.int64), iter(texts)
-    while batch := list(islice(left, TEXTS)):
-        rows = tokenizer(
+    counts, remaining = np.zeros(size, np.int64), iter(texts)
+    while batch := list(islice(remaining, TEXTS_PER_CALL)):
+        encoded = tokenizer(
             batch,
             truncation=False,
             padding=False,
@@ -44,19 +52,21 @@ def count_tokens(
             verbose=False,
             is_split_into_words=not isinstance(batch[0], str),
         )
-        counts += np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows["input_ids"]]), minlength=size)
+        counts += np.bincount(
+            np.concatenate([np.asarray(row, np.int64) for row in encoded["input_ids"]]), minlength=size
+        )
     if not counts.any():
-        raise CompressError("texts: expected a corpus, found nothing to count: every word would look unused")
+        raise CompressError("texts: expected a corpus, found no tokens: every token would look unused")
     return counts
 
 
 def choose_tokens(
     tokenizer: PreTrainedTokenizerBase,
-    counts: Int64[np.ndarray, "words"],
+    counts: Int64[np.ndarray, "vocab"],
     *,
-    coverage: float = COVERAGE,
-    unseen: float = UNSEEN,
-    at_most: int | None = None,
+    coverage: float = DEFAULT_COVERAGE,
+    unseen: float = DEFAULT_UNSEEN,
+    max_tokens: int | None = None,
 ) -> Int64[np.ndarray, "kept"]:
     """Returns the ids of the tokens to keep, in ascending order.
 
@@ -75,50 +85,50 @@ def choose_tokens(
         counts: Uses of each id, from `count_tokens`.
         coverage: Share of the corpus's uses in (0, 1]; 1 keeps every token that occurs.
         unseen: Share of the uses in unseen text, in [0, 1], that may fall on tokens removed because the corpus lacks
-            them; 0 keeps all of them (or as many as `at_most` allows), 1 none.
-        at_most: Maximum number of tokens to keep; it takes precedence over `coverage` and `unseen`.
+            them; 0 keeps all of them (or as many as `max_tokens` allows), 1 none.
+        max_tokens: Maximum number of tokens to keep; it takes precedence over `coverage` and `unseen`.
 
     Raises:
         CompressError: The tokenizer is slow; a share is out of range; counts belong to another vocabulary or are all 0;
-            `at_most` is below the number of special tokens and tokens that spelling needs.
+            `max_tokens` is below the number of special tokens and tokens that spelling needs.
 
     Source: rate of unseen tokens by Good 1953, The Population Frequencies of Species and the Estimation of Population
         Parameters (Biometrika 40), N1 / N; that their ids are distributed as those of the tokens used once is our
         assumption.
     """
     spec = read_spec(tokenizer)
-    names, parts = names_of(spec), parts_of(spec)
-    check_counts(counts, coverage, unseen, max(names) + 1)
-    needed = special_words(tokenizer, spec) | spelling_words(tokenizer, spec)
-    limit = len(names) if at_most is None else at_most
+    tokens, find_merges = get_tokens(spec), make_merge_finder(spec)
+    _check_counts(counts, coverage, unseen, max(tokens) + 1)
+    needed = find_special_ids(tokenizer, spec) | find_spelling_ids(tokenizer, spec)
+    limit = len(tokens) if max_tokens is None else max_tokens
     if limit < len(needed):
         raise CompressError(
-            f"at_most: expected at least the {len(needed)} words of special tokens and spelling, found {limit}: texts "
-            "could become [UNK]"
+            f"max_tokens: expected at least {len(needed)}, the special tokens and those that spelling needs, found "
+            f"{limit}: texts could become [UNK]"
         )
     kept = set(needed)
-    covered, wanted = int(counts[sorted(kept)].sum()), coverage * int(counts.sum())
-    for word in np.argsort(-counts, kind="stable").tolist():
-        if covered >= wanted or not counts[word]:
+    covered, goal = int(counts[sorted(kept)].sum()), coverage * int(counts.sum())
+    for i in np.argsort(-counts, kind="stable").tolist():
+        if covered >= goal or not counts[i]:
             break
-        covered += int(counts[add(kept, {word} | parts(word), limit)].sum())
-    last = last_unseen(counts, needed, unseen)
-    for word in sorted(word for word in names.keys() - kept if word <= last):
-        if len(kept) < limit and can_occur(tokenizer, spec, names[word]):
-            add(kept, {word} | parts(word), limit)
+        covered += int(counts[_add_tokens(kept, {i} | find_merges(i), limit)].sum())
+    last = _find_last_unseen(counts, needed, unseen)
+    for i in sorted(i for i in tokens.keys() - kept if i <= last):
+        if len(kept) < limit and can_occur(tokenizer, spec, tokens[i]):
+            _add_tokens(kept, {i} | find_merges(i), limit)
     return np.array(sorted(kept), np.int64)
 
 
-def add(kept: set[int], words: set[int], limit: int) -> list[int]:
+def _add_tokens(kept: set[int], ids: set[int], limit: int) -> list[int]:
     """Adds the tokens to `kept` if `limit` leaves room for all of them; returns the tokens that are new."""
-    new = words - kept
+    new = ids - kept
     if len(kept) + len(new) > limit:
         return []
     kept |= new
     return sorted(new)
 
 
-def last_unseen(counts: Int64[np.ndarray, "words"], needed: set[int], unseen: float) -> int:
+def _find_last_unseen(counts: Int64[np.ndarray, "vocab"], needed: set[int], unseen: float) -> int:
     """Returns the highest id up to which unseen tokens are kept, -1 if none are."""
     if not unseen:
         return len(counts) - 1
@@ -127,17 +137,17 @@ def last_unseen(counts: Int64[np.ndarray, "words"], needed: set[int], unseen: fl
     return once[math.ceil((1 - unseen / share) * len(once)) - 1] if share > unseen else -1
 
 
-def check_counts(counts: Int64[np.ndarray, "words"], coverage: float, unseen: float, size: int) -> None:
+def _check_counts(counts: Int64[np.ndarray, "vocab"], coverage: float, unseen: float, size: int) -> None:
     if not 0 < coverage <= 1:
-        raise CompressError(f"coverage: expected a share above 0 and up to 1, found {coverage}: nothing can reach it")
+        raise CompressError(f"coverage: expected a share above 0 and up to 1, found {coverage}: no vocabulary has it")
     if not 0 <= unseen <= 1:
-        raise CompressError(f"unseen: expected a share from 0 to 1, found {unseen}: no words can be chosen by it")
+        raise CompressError(f"unseen: expected a share from 0 to 1, found {unseen}: no vocabulary has it")
     if counts.shape != (size,):
         raise CompressError(
-            f"counts: expected one for each of {size} ids, found {list(counts.shape)}: they are of another tokenizer"
+            f"counts: expected one for each of {size} ids, found {list(counts.shape)}: they belong to another tokenizer"
         )
     if not counts.any():
-        raise CompressError("counts: expected uses of words, found none: every word would look unused")
+        raise CompressError("counts: expected uses of tokens, found none: every token would look unused")
 
 
 def prune_vocabulary(
@@ -163,16 +173,16 @@ def prune_vocabulary(
     """
     pruned = prune_tokenizer(tokenizer, ids)
     kept = torch.from_numpy(np.asarray(ids, np.int64))
-    rows = len(token_embedding(model).weight)
+    rows = len(get_token_embedding(model).weight)
     if kept[-1] >= rows:
         raise CompressError(
-            f"ids: expected ids below the model's {rows} rows, found {kept[-1]}: the tokenizer is another model's"
+            f"ids: expected ids below the model's {rows} rows, found {kept[-1]}: the tokenizer belongs to another model"
         )
     remap = remap_ids(rows, kept.numpy())
-    check_positions(model, remap)
-    small = empty_model(model, remap, len(kept))
+    _check_positions(model, remap)
+    small = _build_empty_model(model, remap, len(kept))
     shapes = {name: weight.shape for name, weight in small.state_dict().items()}
-    small.load_state_dict(sliced(model.state_dict(keep_vars=True), shapes, rows, kept), assign=True)
+    small.load_state_dict(_slice_weights(model.state_dict(keep_vars=True), shapes, rows, kept), assign=True)
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in small.named_parameters():
         parameter.requires_grad_(trained[name])
@@ -180,29 +190,34 @@ def prune_vocabulary(
     return small.train(model.training), pruned
 
 
-def token_embedding(model: PreTrainedModel) -> nn.Embedding:
+def get_token_embedding(model: PreTrainedModel) -> nn.Embedding:
+    """Returns the embedding of the model's input tokens.
+
+    Raises:
+        CompressError: It isn't an `nn.Embedding`.
+    """
     table = model.get_input_embeddings()
     if not isinstance(table, nn.Embedding):
         raise CompressError(
-            f"{type(model).__name__}: expected an nn.Embedding for its words, found {type(table).__name__}: it can't "
-            "be sliced by word"
+            f"{type(model).__name__}: expected an nn.Embedding of its tokens, found {type(table).__name__}: it can't "
+            "be sliced by token"
         )
     return table
 
 
-def check_positions(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"]) -> None:
+def _check_positions(model: PreTrainedModel, remap: Int64[np.ndarray, "vocab"]) -> None:
     """Checks that the padding id is unchanged in models that count positions from it, such as RoBERTa."""
     for name, module in model.named_modules():
         pad = getattr(module, "padding_idx", None)
         if "position" in name and pad is not None and remap[pad] != pad:
             raise CompressError(
-                f"padding id: expected {pad} to keep its number, for {name} counts positions from it; it would become "
-                f"{remap[pad]}: every position would shift; keep all words below it"
+                f"padding id: expected it to stay {pad}, since {name} counts positions from it, found {remap[pad]}: "
+                "every position would shift; keep all tokens below it"
             )
 
 
-def empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"], words: int) -> PreTrainedModel:
-    """Returns a model of the class and config of `model` with `words` tokens and placeholder weights."""
+def _build_empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "vocab"], size: int) -> PreTrainedModel:
+    """Returns a model of the class and config of `model` with `size` tokens and placeholder weights."""
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     if getattr(text, "vocab_size", None) != len(remap):
@@ -210,52 +225,54 @@ def empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"], words:
             f"config.vocab_size: expected the {len(remap)} rows of the embeddings, found "
             f"{getattr(text, 'vocab_size', None)}: the pruned model couldn't be described"
         )
-    text.vocab_size = words
-    renumber(config, remap, "config")
+    text.vocab_size = size
+    _renumber_config(config, remap, "config")
     if text is not config:
-        renumber(text, remap, "text config")
+        _renumber_config(text, remap, "text config")
     with torch.random.fork_rng(devices=[]):
         small = type(model)(config)
-    pad = token_embedding(model).padding_idx
-    token_embedding(small).padding_idx = None if pad is None or remap[pad] == REMOVED else int(remap[pad])
+    pad = get_token_embedding(model).padding_idx
+    get_token_embedding(small).padding_idx = None if pad is None or remap[pad] == REMOVED else int(remap[pad])
     if getattr(model, "generation_config", None) is not None:
         small.generation_config = copy.deepcopy(model.generation_config)
-        renumber(small.generation_config, remap, "generation_config")
+        _renumber_config(small.generation_config, remap, "generation_config")
     return small
 
 
-def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], where: str) -> None:
+def _renumber_config(
+    config: PretrainedConfig | GenerationConfig, remap: Int64[np.ndarray, "vocab"], where: str
+) -> None:
     """Replaces every token id in a config by its new id, in place."""
 
-    def new(key: str, value: Any) -> Any:
+    def renumber(key: str, value: TokenIds) -> TokenIds:
         if isinstance(value, (list, tuple)):
-            return [new(key, i) for i in value]
+            return [renumber(key, i) for i in value]
         if value is None or value < 0:  # some configs use -1 for None
             return value
         if value >= len(remap) or remap[value] == REMOVED:
             raise CompressError(
-                f"{where}.{key}: expected an id that stays, found {value}: the model would wait for a word it lacks; "
-                "add it to ids or set the entry to None"
+                f"{where}.{key}: expected the id of a kept token, found {value}: the model would wait for a token it "
+                "lacks; add it to ids or set the entry to None"
             )
         return int(remap[value])
 
-    def stays(i: int) -> bool:
+    def is_kept(i: int) -> bool:
         return 0 <= i < len(remap) and remap[i] != REMOVED
 
     for key, value in list(vars(config).items()):
         if not value and value != 0:
             continue
         if key.endswith(("_token_id", "_token_ids")):
-            setattr(config, key, new(key, value))
+            setattr(config, key, renumber(key, value))
         elif key in ("suppress_tokens", "begin_suppress_tokens"):
-            setattr(config, key, new(key, [i for i in value if stays(i)]) or None)
+            setattr(config, key, renumber(key, [i for i in value if is_kept(i)]) or None)
         elif key == "bad_words_ids":  # a phrase with a removed token can't be generated
-            setattr(config, key, new(key, [words for words in value if all(map(stays, words))]) or None)
+            setattr(config, key, renumber(key, [phrase for phrase in value if all(map(is_kept, phrase))]) or None)
         elif key in ("sequence_bias", "force_words_ids"):
-            raise CompressError(f"{where}.{key}: expected None, found ids: they would stand for other words")
+            raise CompressError(f"{where}.{key}: expected None, found ids: they would select other tokens")
 
 
-def sliced(
+def _slice_weights(
     weights: dict[str, Tensor], shapes: dict[str, torch.Size], rows: int, kept: Int64[Tensor, "kept"]
 ) -> dict[str, Tensor]:
     """Returns copies of the weights with only the kept coordinates of vocabulary dimensions; tied weights stay tied."""
@@ -270,7 +287,7 @@ def sliced(
             if old != new:
                 if (old, new) != (rows, len(kept)):
                     raise CompressError(
-                        f"{name}: expected {rows} words in dimension {dim}, found {old}: it would be sliced wrongly"
+                        f"{name}: expected {rows} tokens in dimension {dim}, found {old}: it would be sliced wrongly"
                     )
                 small = small.index_select(dim, kept.to(small.device))
         small = small.clone()

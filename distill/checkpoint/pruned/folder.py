@@ -1,17 +1,19 @@
 """Saving and loading of pruned models; modelling code in a checkpoint must be identical to this package's own."""
 
-import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import transformers
 from transformers import PreTrainedModel
 
-from distill.checkpoint.config import read_object
+from distill.checkpoint.auto_class import AutoClass
+from distill.checkpoint.config import read_config_json
+from distill.checkpoint.digest import hash_file
 from distill.checkpoint.pruned import modeling_pruned
 from distill.checkpoint.pruned.model import is_pruned
-from distill.checkpoint.readers import reader_of
+from distill.checkpoint.readers import find_reader
 from distill.checkpoint.weights import load_model
 from distill.errors import InputError
 
@@ -27,10 +29,10 @@ def save_pruned(model: PreTrainedModel, folder: Path) -> None:
     """
     model.save_pretrained(folder)
     if is_pruned(model):
-        check_code(folder)
+        _check_code(folder)
 
 
-def auto_class_of(config: dict[str, Any]) -> str:
+def auto_class_of(config: Mapping[str, Any]) -> str:
     """Returns the name of the auto class for a checkpoint's head, from the content of its config.json."""
     for name in config.get("architectures") or []:
         found = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
@@ -57,18 +59,22 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
             is unknown.
         InputError: Weights are missing or have another shape.
     """
-    reads = None if auto_class else reader_of(folder)
-    if reads is not None:
-        return load_model(reads, folder, new_head=True).eval()  # the reader's pooling doesn't use the body's pooler
-    config = read_object(folder, "model")
+    reader = None if auto_class else find_reader(folder)
+    if reader is not None:
+        encoder: PreTrainedModel = load_model(reader, folder, new_head=True)  # pooling doesn't use the body's pooler
+        encoder.eval()
+        return encoder
+    config = read_config_json(folder, "model")
     auto_class = auto_class or auto_class_of(config)
-    loader = getattr(transformers, auto_class, None)
+    loader: AutoClass | None = getattr(transformers, auto_class, None)
     if loader is None:
         raise InputError(f"{auto_class}: transformers has no such class to load {folder} with")
     if "auto_map" in config:
-        check_code(folder)
-        loader = pruned_class(config["auto_map"], auto_class, folder)
-    return load_model(loader, folder, new_head=auto_class == "AutoModel").eval()
+        _check_code(folder)
+        loader = cast(AutoClass, _find_pruned_class(config["auto_map"], auto_class, folder))
+    model: PreTrainedModel = load_model(loader, folder, new_head=auto_class == "AutoModel")
+    model.eval()
+    return model
 
 
 def register_pruned(folder: Path) -> None:
@@ -79,37 +85,33 @@ def register_pruned(folder: Path) -> None:
     Raises:
         InputError: The folder's code differs from this package's.
     """
-    config = read_object(folder, "model")
+    config = read_config_json(folder, "model")
     if "auto_map" not in config:
         return
-    check_code(folder)
+    _check_code(folder)
     for auto_class in config["auto_map"].keys() - {"AutoConfig"}:
-        model = pruned_class(config["auto_map"], auto_class, folder)
-        known: Any = model.config_class
-        transformers.AutoConfig.register(known.model_type, known, exist_ok=True)
-        getattr(transformers, auto_class).register(known, model, exist_ok=True)
+        model = _find_pruned_class(config["auto_map"], auto_class, folder)
+        config_class: Any = model.config_class
+        transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        getattr(transformers, auto_class).register(config_class, model, exist_ok=True)
 
 
-def check_code(folder: Path) -> None:
+def _check_code(folder: Path) -> None:
     """Checks that the folder's modelling code is identical to this package's."""
     path = folder / CODE.name
-    ours = sha256(CODE)
-    theirs = sha256(path) if path.is_file() else "no such file"
-    if ours != theirs:
+    expected = hash_file(CODE)
+    found = hash_file(path) if path.is_file() else "no such file"
+    if found != expected:
         raise InputError(
-            f"{path}: expected the code that this package ships (SHA-256 {ours[:16]}), found {theirs[:16]}: it could "
-            "do anything, and is not run"
+            f"{path}: expected the code that this package ships (SHA-256 {expected[:16]}), found {found[:16]}: it "
+            "could do anything, and is not executed"
         )
 
 
-def pruned_class(auto_map: dict[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
+def _find_pruned_class(auto_map: Mapping[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
     """Returns the package's class that `auto_map` specifies for the auto class."""
     code, _, name = auto_map.get(auto_class, "").rpartition(".")
-    found = getattr(modeling_pruned, name, None) if code == CODE.stem else None
+    found: type[PreTrainedModel] | None = getattr(modeling_pruned, name, None) if code == CODE.stem else None
     if found is None:
         raise InputError(f"{folder}: expected a model for {auto_class}, found {auto_map}")
     return found
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

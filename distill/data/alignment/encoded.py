@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.alignment.tokens import aligned_spans, check_fast
-from distill.data.batches.encode import Batch, TokenRows, padded_tokens
-from distill.data.batches.token_blocks import TEXTS_AT_ONCE, end_token, next_tokens
+from distill.data.alignment.tokens import align_spans, check_offsets
+from distill.data.batches.encode import Batch, TokenRows, pad_tokens
+from distill.data.batches.token_blocks import TEXTS_AT_ONCE, find_end_token, shift_tokens
 from distill.errors import InputError
 
 
@@ -40,6 +40,7 @@ class AlignedRows(TokenRows):
 
     @property
     def notes(self) -> dict[str, int]:
+        """Nonzero counts of the spans and pieces that are left out or not compared."""
         return {name: count for name in ("unaligned", "single", "unknown") if (count := getattr(self, name))}
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
@@ -50,19 +51,19 @@ class AlignedRows(TokenRows):
         tokens: a token is predicted at the position before it. Spans that begin with a row's first token, which is
         never predicted, are left out; a span with equal start and end is padding.
         """
-        asked = [each[(each[:, 0] > 0) & (each[:, 2] > 0)] - 1 for each in (self.spans[i] for i in rows)]
-        batch = {"spans": padded_spans(asked)}
-        for before, all_ids, pad in (
+        predicted = [each[(each[:, 0] > 0) & (each[:, 2] > 0)] - 1 for each in (self.spans[i] for i in rows)]
+        batch = {"spans": pad_spans(predicted)}
+        for prefix, all_ids, pad in (
             ("", self.input_ids, pad_id),
             ("teacher_", self.teacher_input_ids, self.teacher_pad_id),
         ):
             ids = [all_ids[i] for i in rows]
-            made = padded_tokens(ids, pad) | {"labels": next_tokens(ids)}
-            batch |= {f"{before}{name}": value for name, value in made.items()}
+            fields = pad_tokens(ids, pad) | {"labels": shift_tokens(ids)}
+            batch |= {f"{prefix}{name}": value for name, value in fields.items()}
         return batch
 
 
-def padded_spans(rows: Sequence[np.ndarray]) -> Tensor:
+def pad_spans(rows: Sequence[np.ndarray]) -> Tensor:
     """Pads the spans of each row with zeros: int64 [batch, spans, 4]."""
     out = np.zeros((len(rows), max(map(len, rows)), 4), np.int64)
     for i, row in enumerate(rows):
@@ -70,12 +71,12 @@ def padded_spans(rows: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(out)
 
 
-def teacher_inputs(batch: Batch) -> Batch:
+def select_teacher_inputs(batch: Batch) -> Batch:
     """Returns the teacher's inputs in a batch: input_ids and attention_mask."""
     return {name: batch[f"teacher_{name}"] for name in ("input_ids", "attention_mask")}
 
 
-def encode_twice(
+def encode_aligned(
     tokenizer: PreTrainedTokenizerBase,
     teacher_tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
@@ -92,44 +93,44 @@ def encode_twice(
     Raises:
         InputError: A tokenizer is slow or has no end token, or a length leaves room for fewer than two tokens of text.
     """
-    check_fast(tokenizer, teacher_tokenizer)
+    check_offsets(tokenizer, teacher_tokenizer)
     sides = [
-        Side.build(each, limit, name)
+        _Side.build(each, limit, name)
         for each, limit, name in ((tokenizer, length, "length"), (teacher_tokenizer, teacher_length, "teacher_length"))
     ]
     rows: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
     counts = {"unaligned": 0, "single": 0, "unknown": 0}
-    for (ids, offsets), (taught, places) in zip(*(side.tokens(texts) for side in sides), strict=True):
-        spans = aligned_spans(offsets, places)
+    for (ids, offsets), (teacher_ids, teacher_offsets) in zip(*(each.encode(texts) for each in sides), strict=True):
+        spans = align_spans(offsets, teacher_offsets)
         if not len(spans):
             counts["unaligned"] += 1
             continue
-        ids, taught = np.append(ids, sides[0].end), np.append(taught, sides[1].end)
-        spans = np.append(spans, [[len(ids) - 1, len(ids), len(taught) - 1, len(taught)]], 0)
+        ids, teacher_ids = np.append(ids, sides[0].end), np.append(teacher_ids, sides[1].end)
+        spans = np.append(spans, [[len(ids) - 1, len(ids), len(teacher_ids) - 1, len(teacher_ids)]], 0)
         # Start each span where the previous one ends: a token for a blank may have no characters but is still text.
         spans[1:, [0, 2]], spans[0, [0, 2]] = spans[:-1, [1, 3]], 0
-        for first, last in pieces(spans, (sides[0].room, sides[1].room)):
+        for first, last in split_spans(spans, (sides[0].room, sides[1].room)):
             if first == last:
                 counts["unaligned"] += 1
                 continue
-            (start, begun), (end, done) = spans[first, [0, 2]], spans[last - 1, [1, 3]]
-            if min(end - start, done - begun) < 2:
+            (start, teacher_start), (end, teacher_end) = spans[first, [0, 2]], spans[last - 1, [1, 3]]
+            if min(end - start, teacher_end - teacher_start) < 2:
                 counts["single"] += 1
                 continue
-            own, theirs = ids[start:end], taught[begun:done]
-            inside = spans[first:last] - np.array([start, start, begun, begun])
+            piece, teacher_piece = ids[start:end], teacher_ids[teacher_start:teacher_end]
+            inside = spans[first:last] - np.array([start, start, teacher_start, teacher_start])
             known = ~(
-                spans_with_token(own, sides[0].unknown, inside[:, :2])
-                | spans_with_token(theirs, sides[1].unknown, inside[:, 2:])
+                _contain_token(piece, sides[0].unknown, inside[:, :2])
+                | _contain_token(teacher_piece, sides[1].unknown, inside[:, 2:])
             )
             counts["unknown"] += int((~known).sum())
-            rows[0].append(sides[0].framed(own))
-            rows[1].append(sides[1].framed(theirs))
+            rows[0].append(sides[0].frame(piece))
+            rows[1].append(sides[1].frame(teacher_piece))
             rows[2].append(inside[known] + np.repeat([len(each.before) for each in sides], 2))
     return AlignedRows(*rows, sides[1].pad, counts["unaligned"], counts["single"], counts["unknown"])
 
 
-def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int]]:
+def split_spans(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """Yields the start and end span of each piece, with as many spans as fit.
 
     Start and end are equal for a single span that doesn't fit, which is then skipped.
@@ -146,16 +147,23 @@ def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int
         first = max(last, first + 1)
 
 
-def spans_with_token(ids: np.ndarray, wanted: int | None, spans: np.ndarray) -> np.ndarray:
+def _contain_token(ids: np.ndarray, token: int | None, spans: np.ndarray) -> np.ndarray:
     """Returns for each span whether it contains the token, bool [spans]."""
-    before = np.concatenate([[0], np.cumsum(ids == wanted)])
+    before = np.concatenate([[0], np.cumsum(ids == token)])
     contained: np.ndarray = before[spans[:, 1]] > before[spans[:, 0]]
     return contained
 
 
 @dataclass(frozen=True)
-class Side:
-    """A tokenizer, the special tokens around and after its texts, and the number of text tokens that fit into a row."""
+class _Side:
+    """A tokenizer, its special tokens, and the number of text tokens that fit into a row.
+
+    Args:
+        tokenizer: The tokenizer.
+        before, after: Ids of the special tokens around a text.
+        end, pad, unknown: Ids of the token after a text, of the padding, and of the unknown token.
+        room: Maximum number of text tokens per row.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     before: np.ndarray
@@ -166,40 +174,40 @@ class Side:
     room: int
 
     @classmethod
-    def build(cls, tokenizer: PreTrainedTokenizerBase, length: int, name: str) -> "Side":
-        end = end_token(tokenizer)
+    def build(cls, tokenizer: PreTrainedTokenizerBase, length: int, name: str) -> "_Side":
+        end = find_end_token(tokenizer)
         if end is None:
             raise InputError(
                 f"tokenizer {type(tokenizer).__name__}: expected an eos or a sep token, found neither: "
                 "no model could learn where a text ends"
             )
-        before, after = frame(tokenizer)
+        before, after = _find_frame(tokenizer)
         room = length - len(before) - len(after)
         if room < 2:
             raise InputError(
                 f"{name}: expected at least {length - room + 2} tokens a row, found {length}: "
-                "a row would hold no token with another beside it"
+                "there would be no next token to predict"
             )
         pad = tokenizer.pad_token_id
         return cls(tokenizer, before, after, end, end if pad is None else pad, tokenizer.unk_token_id, room)
 
-    def framed(self, ids: np.ndarray) -> np.ndarray:
+    def frame(self, ids: np.ndarray) -> np.ndarray:
         return np.concatenate([self.before, ids, self.after])
 
-    def tokens(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the ids [tokens] and offsets [tokens, 2] of each text, without special tokens."""
         for start in range(0, len(texts), TEXTS_AT_ONCE):
-            made = self.tokenizer(
+            encoded = self.tokenizer(
                 list(texts[start : start + TEXTS_AT_ONCE]),
                 add_special_tokens=False,
                 return_offsets_mapping=True,
                 verbose=False,  # no warning about texts longer than the model's maximum: they are split later
             )
-            for ids, offsets in zip(made["input_ids"], made["offset_mapping"], strict=True):
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 yield np.asarray(ids, np.int64), np.asarray(offsets, np.int64).reshape(-1, 2)
 
 
-def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
+def _find_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
     """Returns the special tokens that the tokenizer puts before and after a text."""
     bare, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     first = next(i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.token_blocks import end_token
+from distill.data.batches.token_blocks import find_end_token
 from distill.errors import InputError
 
 BLANK = "\u2581"  # SentencePiece's blank
 
 
-def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
+def align_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
     """Returns the smallest spans of tokens that begin and end at the same characters, in order.
 
     Two token boundaries match if neither tokenizer has a token for any character between them. A blank that belongs to
@@ -21,16 +21,17 @@ def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
     a token without characters (a special token) is in a span only if it lies between tokens of that span.
 
     Args:
-        offsets_a, offsets_b: Start and end character of each token in the same text [tokens, 2], as returned by a fast
-            tokenizer, in text order.
+        offsets_a: Start and end character of each token of a text [tokens, 2], as returned by a fast tokenizer, in text
+            order.
+        offsets_b: The same for the other tokenizer's tokens of the same text.
 
     Returns:
         int64 [spans, 4]: start and end token of `a`, start and end token of `b`.
     """
-    (tokens_a, *gaps_a), (tokens_b, *gaps_b) = token_boundaries(offsets_a), token_boundaries(offsets_b)
+    (tokens_a, *gaps_a), (tokens_b, *gaps_b) = _find_boundaries(offsets_a), _find_boundaries(offsets_b)
     if not len(tokens_a) or not len(tokens_b):
         return np.zeros((0, 4), np.int64)
-    cuts = match_boundaries(*gaps_a, *gaps_b)
+    cuts = _match_boundaries(*gaps_a, *gaps_b)
     ends = np.concatenate([cuts, [[len(tokens_a), len(tokens_b)]]])
     starts = np.concatenate([[[0, 0]], cuts])
     spans = [
@@ -41,7 +42,7 @@ def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
     return np.stack(spans, 1)
 
 
-def token_boundaries(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _find_boundaries(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns the tokens that have characters, and the boundaries between them at which the text can be split.
 
     Returns:
@@ -57,7 +58,7 @@ def token_boundaries(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     return tokens, clean + 1, before[clean], after[clean]
 
 
-def match_boundaries(
+def _match_boundaries(
     counts_a: np.ndarray, before_a: np.ndarray, after_a: np.ndarray,
     counts_b: np.ndarray, before_b: np.ndarray, after_b: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
@@ -76,7 +77,7 @@ def match_boundaries(
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def check_fast(*tokenizers: PreTrainedTokenizerBase) -> None:
+def check_offsets(*tokenizers: PreTrainedTokenizerBase) -> None:
     """Checks that every tokenizer is fast.
 
     Raises:
@@ -86,25 +87,25 @@ def check_fast(*tokenizers: PreTrainedTokenizerBase) -> None:
         if not each.is_fast:
             raise InputError(
                 f"tokenizer {type(each).__name__}: expected a fast one, which knows the characters of each token; "
-                "tokens of two tokenizers couldn't be laid on each other"
+                "tokens of two tokenizers couldn't be aligned"
             )
 
 
 def shared_vocabulary(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> np.ndarray:
     """Returns pairs of ids that spell the same text, int64 [shared, 2], sorted by the first; no id is in two pairs.
 
-    A token spells the bytes that it adds to a text, see `spellings`. The end tokens (eos, or sep if there is no eos)
-    form a pair; other special tokens are paired if their names are equal.
+    A token spells the bytes that it adds to a text, see `find_spellings`. The end tokens (eos, or sep if there is no
+    eos) form a pair; other special tokens are paired if their names are equal.
 
     Raises:
         InputError: A tokenizer is slow, so its spellings aren't known.
     """
-    check_fast(tokenizer_a, tokenizer_b)
-    a, b = spellings(tokenizer_a), spellings(tokenizer_b)
+    check_offsets(tokenizer_a, tokenizer_b)
+    a, b = find_spellings(tokenizer_a), find_spellings(tokenizer_b)
     return np.array(sorted((a[text], b[text]) for text in a.keys() & b.keys()), np.int64).reshape(-1, 2)
 
 
-def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int]:
+def find_spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int]:
     """Returns the id of each spelling.
 
     Byte-level BPE writes each byte as one letter, with `Ġ` for a blank. SentencePiece writes `▁` for a blank and
@@ -114,10 +115,10 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int
     share a spelling, it goes to a token that starts with neither `##` nor `<0` if there is one, then to the lowest id;
     the other ids are keyed by their token strings.
     """
-    special, end = set(tokenizer.all_special_ids), end_token(tokenizer)
+    special, end = set(tokenizer.all_special_ids), find_end_token(tokenizer)
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-    spell = speller(tokenizer)
-    found: dict[tuple[str, bytes], int] = {}
+    spell = _choose_speller(tokenizer)
+    ids: dict[tuple[str, bytes], int] = {}
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda each: (each[0][:2] in ("##", "<0"), each[1])):
         if number == end:
             key = ("end", b"")
@@ -125,39 +126,39 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int
             key = ("special", token.encode())
         else:
             key = ("text", added[number].encode() if number in added else spell(token))
-        found.setdefault(key if key not in found else ("spare", token.encode()), number)
-    return found
+        ids.setdefault(key if key not in ids else ("spare", token.encode()), number)
+    return ids
 
 
-def speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
+def _choose_speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     """Returns a function that maps a token of this tokenizer to the bytes that it adds to a text."""
     backend = tokenizer.backend_tokenizer
     mark = getattr(backend.model, "continuing_subword_prefix", None)
     if type(backend.model).__name__ in ("WordPiece", "WordLevel"):
-        return lambda token: spell_wordpiece(token, mark)
+        return lambda token: _spell_wordpiece(token, mark)
     if any("ByteLevel" in repr(part) for part in (backend.pre_tokenizer, backend.decoder)):
-        letters = byte_letters()
+        letters = map_byte_letters()
         return lambda token: b"".join(letters.get(letter) or letter.encode() for letter in token)
-    return spell_sentencepiece
+    return _spell_sentencepiece
 
 
-def spell_wordpiece(token: str, mark: str | None) -> bytes:
+def _spell_wordpiece(token: str, mark: str | None) -> bytes:
     if mark and token.startswith(mark) and token != mark:
         return token.removeprefix(mark).encode()
     chinese = "\u3400" <= token[:1] <= "\u9fff"  # tokenized as single characters, with or without blanks
     return (" " + token if token[:1].isalnum() and not chinese else token).encode()
 
 
-def spell_sentencepiece(token: str) -> bytes:
+def _spell_sentencepiece(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return token.replace(BLANK, " ").encode()
 
 
-def byte_letters() -> dict[str, bytes]:
+def map_byte_letters() -> dict[str, bytes]:
     """Maps letters to the bytes that they represent: printable bytes to themselves, others from U+0100 on, in order."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): bytes([byte]) for byte in seen} | {
-        chr(256 + number): bytes([byte]) for number, byte in enumerate(hidden)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {
+        chr(256 + number): bytes([byte]) for number, byte in enumerate(others)
     }

@@ -1,7 +1,7 @@
 """Batches of texts of similar length, in an order that depends only on the seed and the epoch."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from distill.data.batches.encode import Batch
 from distill.data.batches.read_ahead import Prefetcher, Waiting
 from distill.data.batches.share import shard_batch
 
-Signals = Callable[[Batch], Mapping[str, Any]]
+Signals = Callable[[Batch], Mapping[str, object]]
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
 
 
@@ -37,17 +37,19 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     @property
-    def lengths(self) -> np.ndarray: ...
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each sample, int64 [samples]."""
 
-    def collate(self, rows: Any, pad_id: int, epoch: int = 0) -> Batch: ...
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
+        """Returns a padded batch of samples; `epoch` selects their masks, if there are any."""
 
 
 class TrainBatches:
-    """Training batches, one epoch per iteration; the whole state is one number, so that an interrupted run resumes at
-    the next batch.
+    """Training batches, one epoch per iteration.
 
-    Lightning saves and restores the state through `state_dict`. Under data parallelism each process takes its rows of
-    every batch (see `shard_batch`), so the number of processes may change when a run is resumed.
+    The whole state is one number, so that an interrupted run resumes at the next batch. Lightning
+    saves and restores the state through `state_dict`. Under data parallelism each process takes its rows of every batch
+    (see `shard_batch`), so the number of processes may change when a run is resumed.
 
     Args:
         data: The samples.
@@ -82,22 +84,25 @@ class TrainBatches:
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = divmod(self.position, len(self))
         order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
-        wanted = ((rows, epoch) for rows in order[start:])
-        for batch in Prefetcher(self.make, wanted, threads=self.threads, waiting=self.waiting):
+        requests = ((rows, epoch) for rows in order[start:])
+        for batch in Prefetcher(self.build_batch, requests, threads=self.threads, waiting=self.waiting):
             self.position += 1
             yield batch
 
-    def make(self, wanted: tuple[np.ndarray, int]) -> Batch:
-        rows, epoch = wanted
+    def build_batch(self, request: tuple[np.ndarray, int]) -> Batch:
+        """Returns this process's share of a batch, with signals; `request` is the batch's rows and the epoch."""
+        rows, epoch = request
         batch = shard_batch(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
         if self.signals is not None:
             batch["signals"] = self.signals(batch)
         return batch
 
     def state_dict(self) -> dict[str, int]:
+        """Returns the number of batches yielded since the start of the first epoch."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restores what `state_dict` returned."""
         self.position = state["position"]
 
 

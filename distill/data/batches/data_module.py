@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EvalBatches, Rows, Signals, TrainBatches
 from distill.data.batches.encode import encode as encode_texts
-from distill.data.batches.packing import padding_id
-from distill.data.splits.labelled import Splits
+from distill.data.batches.packing import find_padding_id
+from distill.data.splits.examples import Splits
 
 
 class RowsDataModule(lightning.LightningDataModule):
@@ -43,7 +43,8 @@ class RowsDataModule(lightning.LightningDataModule):
         self.position = 0
 
     def train_dataloader(self) -> TrainBatches:
-        rank, ranks = self.place()
+        """Returns this process's training batches, from the saved position on."""
+        rank, ranks = self.find_rank()
         self.batches = TrainBatches(
             self.train,
             self.batch_size,
@@ -57,9 +58,9 @@ class RowsDataModule(lightning.LightningDataModule):
         self.batches.position = self.position
         return self.batches
 
-    def wait_share(self) -> float:
+    def measure_wait_share(self) -> float:
         """Returns the share of the time since the last call in which training waited for data."""
-        return self.batches.waiting.share() if self.batches else 0.0
+        return self.batches.waiting.measure_share() if self.batches else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training batches.
@@ -74,11 +75,12 @@ class RowsDataModule(lightning.LightningDataModule):
         self.position, self.batches = 0, None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
         self.position = state["position"]
         if self.batches is not None:
             self.batches.position = self.position
 
-    def place(self) -> tuple[int, int]:
+    def find_rank(self) -> tuple[int, int]:
         """Returns the rank of this process among those that read different data, and their number."""
         if self.trainer is None:
             return 0, 1
@@ -86,10 +88,12 @@ class RowsDataModule(lightning.LightningDataModule):
         return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
 
     def val_dataloader(self) -> EvalBatches:
-        return self.evaluated(self.validation)
+        """Returns this process's batches of the validation split."""
+        return self.build_eval_batches(self.validation)
 
-    def evaluated(self, rows: Rows) -> EvalBatches:
-        rank, ranks = self.place()
+    def build_eval_batches(self, rows: Rows) -> EvalBatches:
+        """Returns this process's batches of a split for evaluation, of twice the batch size."""
+        rank, ranks = self.find_rank()
         return EvalBatches(rows, 2 * self.batch_size, self.pad_id, rank=rank, ranks=ranks)
 
 
@@ -125,11 +129,11 @@ class TextDataModule(RowsDataModule):
     ):
         train = (encode_train or encode)(tokenizer, splits.train, max_length)
         if unlabelled and len(splits.unlabelled):
-            train = train.joined(encode(tokenizer, splits.unlabelled, max_length))
+            train = train.join(encode(tokenizer, splits.unlabelled, max_length))
         super().__init__(
             train,
             encode(tokenizer, splits.validation, max_length),
-            pad_id=padding_id(tokenizer),
+            pad_id=find_padding_id(tokenizer),
             batch_size=batch_size,
             seed=seed,
             signals=signals,
@@ -137,8 +141,9 @@ class TextDataModule(RowsDataModule):
         )
         self.splits = splits
         parts = {"train": train, "validation": self.validation}
-        self.notes = {name: found for name, part in parts.items() if (found := getattr(part, "notes", {}))}
+        self.notes = {name: notes for name, part in parts.items() if (notes := getattr(part, "notes", {}))}
         self.test = encode(tokenizer, splits.test, max_length)
 
     def test_dataloader(self) -> EvalBatches:
-        return self.evaluated(self.test)
+        """Returns this process's batches of the test split."""
+        return self.build_eval_batches(self.test)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import Rows
 from distill.data.batches.encode import IGNORED, Batch
-from distill.data.batches.token_blocks import TEXTS_AT_ONCE, LanguageBlocks, end_token
+from distill.data.batches.token_blocks import TEXTS_AT_ONCE, LanguageBlocks, find_end_token
 from distill.errors import InputError
 
 
@@ -36,36 +36,36 @@ def best_fit(lengths: Sequence[int] | np.ndarray, length: int, seed: int = 0) ->
     """
     sizes = np.asarray(lengths, np.int64)
     if seed < 0:
-        raise InputError(f"packing seed: expected 0 or more, found {seed}: no order follows from it")
+        raise InputError(f"packing seed: expected 0 or more, found {seed}: the random generator takes no other")
     wrong = np.flatnonzero((sizes < 1) | (sizes > length))
     if len(wrong):
         raise InputError(
             f"packing: expected documents of 1 to {length} tokens, found {sizes[wrong[0]]} in document {wrong[0]}: "
-            "no row could hold it whole"
+            "it would not fit into a row"
         )
-    # Raw words: NumPy's shuffling may change between versions, and a cache of signals on packed rows must stay valid.
-    words = np.random.Philox(key=seed).random_raw(2 * len(sizes)).reshape(2, -1)
+    # Raw bits: NumPy's shuffling may change between versions, and a cache of signals on packed rows must stay valid.
+    draws = np.random.Philox(key=seed).random_raw(2 * len(sizes)).reshape(2, -1)
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(length + 1)]  # indices of the rows, by free tokens
     rooms: list[int] = []  # sorted numbers of free tokens for which `with_room` has rows
-    for document in np.lexsort((words[0], -sizes)).tolist():
+    for document in np.lexsort((draws[0], -sizes)).tolist():
         size = int(sizes[document])
-        place = bisect_left(rooms, size)
-        if place == len(rooms):
+        index = bisect_left(rooms, size)
+        if index == len(rooms):
             row, room = len(rows), length
             rows.append([])
         else:
-            room = rooms[place]
+            room = rooms[index]
             row = with_room[room].pop()
             if not with_room[room]:
-                del rooms[place]
+                del rooms[index]
         rows[row].append(document)
         left = room - size
         if left and not with_room[left]:
             rooms.insert(bisect_left(rooms, left), left)
         with_room[left].append(row)
-    packed = [np.asarray(sorted(row, key=words[1].__getitem__), np.int64) for row in rows]
-    return sorted(packed, key=lambda row: int(words[1][row[0]]))
+    packed = [np.asarray(sorted(row, key=draws[1].__getitem__), np.int64) for row in rows]
+    return sorted(packed, key=lambda row: int(draws[1][row[0]]))
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,12 @@ class PackedRows:
 
     @property
     def notes(self) -> dict[str, int]:
+        """The documents' counts of what was truncated or left out."""
         return getattr(self.documents, "notes", {})
 
     @property
     def lengths(self) -> np.ndarray:
+        """Number of tokens of each row, int64 [rows]."""
         sizes = self.documents.lengths
         return np.fromiter((sizes[row].sum() for row in self.rows), np.int64, len(self))
 
@@ -111,25 +113,25 @@ class PackedRows:
             `documents`, the number of the document in its row from 1; both are 0 on padding. From these two,
             `packed_inputs` builds the inputs with which a model separates the documents.
         """
-        wanted = [self.rows[i] for i in rows]
-        parts = self.documents.collate(np.concatenate(wanted), pad_id, epoch)
-        kept = parts["attention_mask"].bool()
-        sizes = kept.sum(1)
-        counts = torch.tensor([len(row) for row in wanted])
-        owners = torch.arange(len(wanted)).repeat_interleave(counts)
+        selected = [self.rows[i] for i in rows]
+        parts = self.documents.collate(np.concatenate(selected), pad_id, epoch)
+        is_token = parts["attention_mask"].bool()
+        sizes = is_token.sum(1)
+        counts = torch.tensor([len(row) for row in selected])
+        owners = torch.arange(len(selected)).repeat_interleave(counts)
         numbers = torch.cat([torch.arange(1, count + 1) for count in counts.tolist()])
-        totals = torch.zeros(len(wanted), dtype=torch.long).index_add_(0, owners, sizes)
-        places = torch.arange(int(totals.max())) < totals[:, None]
+        totals = torch.zeros(len(selected), dtype=torch.long).index_add_(0, owners, sizes)
+        mask = torch.arange(int(totals.max())) < totals[:, None]
 
-        def placed(tokens: Tensor, value: int) -> Tensor:
-            out = torch.full(places.shape, value, dtype=tokens.dtype)
-            out[places] = tokens  # both are ordered by row and by position in the row
+        def pack(tokens: Tensor, value: int) -> Tensor:
+            out = torch.full(mask.shape, value, dtype=tokens.dtype)
+            out[mask] = tokens  # both are ordered by row and by position in the row
             return out
 
         fills = {"input_ids": pad_id, "labels": IGNORED}
-        batch = {name: placed(value[kept], fills.get(name, 0)) for name, value in parts.items()}
-        batch["position_ids"] = placed(torch.arange(kept.shape[1]).expand_as(kept)[kept], 0)
-        batch["documents"] = placed(numbers.repeat_interleave(sizes), 0)
+        batch = {name: pack(value[is_token], fills.get(name, 0)) for name, value in parts.items()}
+        batch["position_ids"] = pack(torch.arange(is_token.shape[1]).expand_as(is_token)[is_token], 0)
+        batch["documents"] = pack(numbers.repeat_interleave(sizes), 0)
         return batch
 
 
@@ -148,16 +150,16 @@ def text_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], len
             text has two tokens.
     """
     framed = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
-    first = [int(tokenizer.cls_token_id)] if framed else first_ids(tokenizer)
+    first = [int(tokenizer.cls_token_id)] if framed else find_first_ids(tokenizer)
     last = [int(tokenizer.sep_token_id)] if framed else []
-    end = [] if framed else [end_id(tokenizer)]
+    end = [] if framed else [require_end_token(tokenizer)]
     step = length - len(first) - len(last)
     if step < 2:
         raise InputError(
             f"length: expected at least {len(first) + len(last) + 2} tokens a document, found {length}: "
-            "a document would hold no token with another beside it"
+            "there would be no next token to predict"
         )
-    made: list[np.ndarray] = []
+    documents: list[np.ndarray] = []
     notes = {"cut_texts": 0, "dropped_tokens": 0}
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         chunk = list(texts[start : start + TEXTS_AT_ONCE])
@@ -167,25 +169,25 @@ def text_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], len
             whole = [piece for piece in pieces if len(piece) > 1]
             notes["cut_texts"] += len(pieces) > 1
             notes["dropped_tokens"] += len(pieces) - len(whole)
-            made += [np.array([*first, *piece, *last], np.int64) for piece in whole]
-    if not made:
+            documents += [np.array([*first, *piece, *last], np.int64) for piece in whole]
+    if not documents:
         raise InputError(f"data: expected texts of two tokens or more, found none in {len(texts)}: nothing to predict")
-    return LanguageBlocks(made, counted=notes)
+    return LanguageBlocks(documents, counted=notes)
 
 
-def first_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def find_first_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the ids that the tokenizer puts before a text: its bos token or nothing."""
     bos = tokenizer.bos_token_id
     return [int(bos)] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
 
 
-def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
+def require_end_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the id of the token that ends a text: eos, or sep if there is no eos.
 
     Raises:
         InputError: The tokenizer has neither.
     """
-    end = end_token(tokenizer)
+    end = find_end_token(tokenizer)
     if end is None:
         raise InputError(
             "tokenizer: expected an eos or a sep token, found neither: the end of a text could not be learned"
@@ -193,7 +195,7 @@ def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return end
 
 
-def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+def find_padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the padding id: the padding token, else eos, else 0; masks exclude padding by position, not by id."""
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((int(each) for each in known if each is not None), 0)

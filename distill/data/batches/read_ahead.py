@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class Waiting:
@@ -18,9 +18,10 @@ class Waiting:
         self.waited, self.since = 0.0, time.perf_counter()
 
     def add(self, seconds: float) -> None:
+        """Adds time that the consumer waited."""
         self.waited += seconds
 
-    def share(self) -> float:
+    def measure_share(self) -> float:
         """Returns the share of the time since the last call that was spent waiting, 0 to 1."""
         now = time.perf_counter()
         share = self.waited / max(now - self.since, 1e-9)
@@ -28,11 +29,11 @@ class Waiting:
         return share
 
 
-class Prefetcher(Generic[Item, Made]):
-    """Maps `make` over items, up to `depth` of them ahead of the consumer; an error is raised at its item's turn.
+class Prefetcher(Generic[Item, Result]):
+    """Maps a function over items, up to `depth` of them ahead of the consumer; an error is raised at its item's turn.
 
     Args:
-        make: Called once per item, on a thread.
+        function: Called once per item, on a thread.
         items: Iterated on the consumer's thread.
         threads: Number of workers; 0 processes each item on request.
         depth: Maximum number of items in progress or done; 2 per thread by default.
@@ -41,37 +42,39 @@ class Prefetcher(Generic[Item, Made]):
 
     def __init__(
         self,
-        make: Callable[[Item], Made],
+        function: Callable[[Item], Result],
         items: Iterable[Item],
         *,
         threads: int = 1,
         depth: int | None = None,
         waiting: Waiting | None = None,
     ):
-        self.make, self.items, self.threads = make, items, threads
+        self.function, self.items, self.threads = function, items, threads
         self.depth = depth or 2 * threads
         self.waiting = waiting or Waiting()
 
-    def __iter__(self) -> Iterator[Made]:
-        return self._ahead() if self.threads else self._now()
+    def __iter__(self) -> Iterator[Result]:
+        return self._map_on_threads() if self.threads else self._map_on_request()
 
-    def _now(self) -> Iterator[Made]:
+    def _map_on_request(self) -> Iterator[Result]:
         for item in self.items:
             start = time.perf_counter()
-            made = self.make(item)
+            result = self.function(item)
             self.waiting.add(time.perf_counter() - start)
-            yield made
+            yield result
 
-    def _ahead(self) -> Iterator[Made]:
+    def _map_on_threads(self) -> Iterator[Result]:
         items = iter(self.items)
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ahead")
         try:
-            under_way: deque[Future[Made]] = deque(pool.submit(self.make, item) for item in islice(items, self.depth))
-            while under_way:
+            pending: deque[Future[Result]] = deque(
+                pool.submit(self.function, item) for item in islice(items, self.depth)
+            )
+            while pending:
                 start = time.perf_counter()
-                made = under_way.popleft().result()
+                result = pending.popleft().result()
                 self.waiting.add(time.perf_counter() - start)
-                under_way.extend(pool.submit(self.make, item) for item in islice(items, 1))
-                yield made
+                pending.extend(pool.submit(self.function, item) for item in islice(items, 1))
+                yield result
         finally:  # also if the consumer stops early
             pool.shutdown(wait=True, cancel_futures=True)

@@ -18,8 +18,8 @@ def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
 def loss_counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
     """Returns the counts that loss terms are means over: `rows` with teacher signals, `labels`, `tokens`."""
     labels = batch["labels"]
-    each = labels.dim() > 1 and not labels.is_floating_point()  # floats: several labels per sample
-    rows = int(loss_mask(batch).sum()) if each else len(labels)
+    per_position = labels.dim() > 1 and not labels.is_floating_point()  # floats: several labels per sample
+    rows = int(loss_mask(batch).sum()) if per_position else len(labels)
     tokens = int(batch["attention_mask"].bool().sum())
     return {"rows": rows, "labels": int((labels != IGNORED).sum()), "tokens": tokens}
 
@@ -35,14 +35,14 @@ def shard_batch(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str,
     if ranks == 1:
         return dict(batch)
     whole, size = loss_counts(batch), len(batch["labels"])
-    kept = torch.arange(size)[rank::ranks]
-    spare = len(kept) == 0
-    own: dict[str, Any] = {
-        name: value[torch.zeros(1, dtype=torch.long) if spare else kept] for name, value in batch.items()
+    selected = torch.arange(size)[rank::ranks]
+    is_empty = len(selected) == 0
+    shard: dict[str, Any] = {
+        name: value[torch.zeros(1, dtype=torch.long) if is_empty else selected] for name, value in batch.items()
     }
-    if spare:
-        own["labels"] = torch.full_like(own["labels"], IGNORED)
-    mine = dict.fromkeys(whole, 0) if spare else loss_counts(own)
-    own["batch_rows"] = size
-    own["shares"] = {name: ranks * mine[name] / max(whole[name], 1) for name in whole}
-    return own
+    if is_empty:
+        shard["labels"] = torch.full_like(shard["labels"], IGNORED)
+    counts = dict.fromkeys(whole, 0) if is_empty else loss_counts(shard)
+    shard["batch_rows"] = size
+    shard["shares"] = {name: ranks * counts[name] / max(whole[name], 1) for name in whole}
+    return shard

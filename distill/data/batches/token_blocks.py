@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, Batch, TokenRows, padded
+from distill.data.batches.encode import IGNORED, Batch, TokenRows, pad_rows
 from distill.errors import InputError
 
 TEXTS_AT_ONCE = 256  # tokenized together: a corpus as Python lists takes ten times the memory of its ids
@@ -26,7 +26,7 @@ def token_blocks(
     Raises:
         InputError: `length` leaves fewer than two tokens of text per block, or the tokenizer has no end token.
     """
-    end = end_token(tokenizer)
+    end = find_end_token(tokenizer)
     if end is None:
         raise InputError(
             "tokenizer: expected an eos or a sep token, found neither: the end of one text and the start of the next "
@@ -37,10 +37,10 @@ def token_blocks(
     if length < frame + 2:
         raise InputError(
             f"length: expected at least {frame + 2} tokens a block, found {length}: "
-            "a block would hold no token with another beside it"
+            "there would be no next token to predict"
         )
     step = length - frame
-    stream = token_stream(tokenizer, texts, end, limit * step)
+    stream = _build_stream(tokenizer, texts, end, limit * step)
     blocks = [stream[start : start + step] for start in range(0, max(len(stream) - 1, 0), step)]
     blocks = blocks[:limit] if limit else blocks
     if not framed:
@@ -49,15 +49,16 @@ def token_blocks(
     return [np.concatenate([first, block, last]) for block in blocks]
 
 
-def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Returns the id of the token that ends a text: eos, or sep if there is no eos; None if there is neither."""
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     return None if end is None else int(end)
 
 
-def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: int, least: int = 0) -> np.ndarray:
-    """Returns the ids of all texts, each followed by `end`: int64 [tokens]; with `least`, stops once there are more
-    than that many tokens.
+def _build_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: int, limit: int = 0) -> np.ndarray:
+    """Returns the ids of all texts, each followed by `end`: int64 [tokens].
+
+    With a `limit`, stops after the text with which there are more than that many tokens.
     """
     parts, count = [np.zeros(0, np.int64)], 0
     for start in range(0, len(texts), TEXTS_AT_ONCE):
@@ -65,7 +66,7 @@ def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: 
         rows = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]  # no length warning
         parts += [np.array([*row, end], np.int64) for row in rows]
         count += sum(len(row) + 1 for row in rows)
-        if least and count > least:
+        if limit and count > limit:
             break
     return np.concatenate(parts)
 
@@ -80,6 +81,7 @@ class LanguageBlocks(TokenRows):
 
     @property
     def notes(self) -> dict[str, int]:
+        """Nonzero counts of split texts and dropped tokens."""
         return {name: count for name, count in self.counted.items() if count}
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
@@ -88,9 +90,9 @@ class LanguageBlocks(TokenRows):
         The label of a position is the token after it, so logits and labels are compared without a shift; the last
         position of a row and the padding are IGNORED.
         """
-        return self.tokens(rows, pad_id) | {"labels": next_tokens([self.input_ids[i] for i in rows])}
+        return self.tokens(rows, pad_id) | {"labels": shift_tokens([self.input_ids[i] for i in rows])}
 
 
-def next_tokens(rows: Sequence[np.ndarray]) -> Tensor:
+def shift_tokens(rows: Sequence[np.ndarray]) -> Tensor:
     """Returns the token after each token, IGNORED for the last one and on padding: int64 [rows, length]."""
-    return padded([np.append(row[1:], IGNORED) for row in rows], IGNORED)
+    return pad_rows([np.append(row[1:], IGNORED) for row in rows], IGNORED)

@@ -28,17 +28,17 @@ class MaskConfig:
         if not 0 < self.rate < 1:
             raise InputError(
                 f"masking.rate: expected a share between 0 and 1, found {self.rate}: "
-                "no token would be hidden, or none left to tell it from"
+                "no token would be masked, or none left to predict it from"
             )
         for name in ("replaced", "random"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise InputError(f"masking.{name}: expected a share from 0 to 1, found {value}: no such part exists")
+                raise InputError(f"masking.{name}: expected a share from 0 to 1, found {value}")
         total = self.replaced + self.random
         if total > 1 + 1e-9:  # decimal shares that add up to 1 can exceed it by a rounding error
             raise InputError(
                 f"masking.replaced + masking.random: expected at most 1, found {total:g}: "
-                "fewer tokens would be random than asked for"
+                "fewer tokens would be random than requested"
             )
         if not 0 <= self.seed < 2**63:
             raise InputError(f"masking.seed: expected 0 to 2**63 - 1, found {self.seed}: it would not fit the hash")

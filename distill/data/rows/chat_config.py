@@ -11,19 +11,17 @@ class ChatConfig:
 
     Args:
         template: File with a chat template that replaces the tokenizer's own.
-        asked: `all` of the assistant's turns, or only the `last`.
+        turns: `all` of the assistant's turns, or only the `last`.
         longer: How to treat conversations longer than the maximum length: `skip` leaves them out, `cut` keeps their
             start.
     """
 
     template: str | None = None
-    asked: str = "all"
+    turns: str = "all"
     longer: str = "skip"
 
     def __post_init__(self) -> None:
-        for name, known in (("asked", ("all", "last")), ("longer", ("skip", "cut"))):
+        for name, choices in (("turns", ("all", "last")), ("longer", ("skip", "cut"))):
             value = getattr(self, name)
-            if value not in known:
-                raise InputError(
-                    f"chat.{name}: expected {' or '.join(known)}, found {value!r}: it can't be told what is meant"
-                )
+            if value not in choices:
+                raise InputError(f"chat.{name}: expected {' or '.join(choices)}, found {value!r}")

@@ -25,8 +25,12 @@ class Turns:
 
 @dataclass(frozen=True)
 class RenderedText:
-    """A text, its target spans (first character, one after the last), and whether the text is plain: not rendered by a
-    template, which writes the first and the last token itself.
+    """A text, and the spans in it that a model is trained to predict.
+
+    Args:
+        text: The text.
+        spans: First character of each span, and the one after its last.
+        plain: Whether the text was not rendered by a template, which would write the first and the last token itself.
     """
 
     text: str
@@ -46,8 +50,8 @@ def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
         return tokenizer.get_chat_template()
     except ValueError:
         raise InputError(
-            f"tokenizer {type(tokenizer).__name__}: expected a chat template for conversations, found none: a "
-            "model couldn't be told who speaks; name a file with one in chat.template, or give prompt and completion"
+            f"tokenizer {type(tokenizer).__name__}: expected a chat template for conversations, found none: the text "
+            "would not show who speaks; name a file with one in chat.template, or use columns prompt and completion"
         ) from None
 
 
@@ -59,7 +63,9 @@ def read_file(file: str) -> str:
         raise InputError(f"chat.template {file!r}: expected a file with a template in UTF-8: {error}") from error
 
 
-def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, last: bool, where: str) -> RenderedText:
+def render_turns(
+    tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, last: bool, where: str
+) -> RenderedText:
     """Renders the whole conversation and finds the spans of the assistant's turns, or of the last one.
 
     A template with generation marks defines the spans itself. With any other template the conversation is rendered up
@@ -74,21 +80,21 @@ def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, 
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and not is_blank(message)]
     if not turns:
         return RenderedText("", [])
-    text, spans = render(tokenizer, template, messages, where)
+    text, spans = _render(tokenizer, template, messages, where)
     if MARKED.search(template):
-        before = render(tokenizer, template, messages[: turns[-1]], where)[0] if last and turns[-1] else ""
+        before = _render(tokenizer, template, messages[: turns[-1]], where)[0] if last and turns[-1] else ""
         if not text.startswith(before):
-            raise prefix_error(where, turns[-1])
+            raise _prefix_error(where, turns[-1])
         return RenderedText(text, [span for span in spans if span[0] >= len(before)])
     answers = [i for i in turns if any(message["role"] not in NON_PROMPTING_ROLES for message in messages[:i])]
-    found = [turn_span(tokenizer, template, messages, i, text, where) for i in (answers[-1:] if last else answers)]
-    return RenderedText(text, found)
+    selected = answers[-1:] if last else answers
+    return RenderedText(text, [_find_turn(tokenizer, template, messages, i, text, where) for i in selected])
 
 
-def prefix_error(where: str, turn: int, way_out: str = "") -> InputError:
+def _prefix_error(where: str, turn: int, remedy: str = "") -> InputError:
     return InputError(
-        f"{where}: expected a chat template that writes the first messages alike whatever follows, found one that "
-        f"doesn't at message {turn + 1}: the assistant's tokens can't be told from the others{way_out}"
+        f"{where}: expected a chat template that renders the first messages alike whatever follows, found one that "
+        f"doesn't at message {turn + 1}: the assistant's tokens can't be distinguished from the others{remedy}"
     )
 
 
@@ -97,34 +103,35 @@ def is_blank(message: Message) -> bool:
     return not any(str(value).strip() for name, value in message.items() if name != "role")
 
 
-def turn_span(
+def _find_turn(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], turn: int, text: str, where: str
 ) -> tuple[int, int]:
-    before, _ = render(tokenizer, template, messages[:turn], where, prompt=True)
-    after, _ = render(tokenizer, template, messages[: turn + 1], where)
+    """Returns the span that message number `turn` adds to the rendered text."""
+    before, _ = _render(tokenizer, template, messages[:turn], where, prompt=True)
+    after, _ = _render(tokenizer, template, messages[: turn + 1], where)
     if not (after.startswith(before) and text.startswith(after)):
         later = any(message["role"] == "assistant" for message in messages[turn + 1 :])
-        raise prefix_error(
+        raise _prefix_error(
             where,
             turn,
             "; mark them in the template with {% generation %}"
-            + (", or ask for the last turn only (chat.asked)" if later else ""),
+            + (", or train on the last turn only (--chat.turns last)" if later else ""),
         )
-    said = after[len(before) :]
+    added = after[len(before) :]
     content = messages[turn].get("content")
-    unprompted = before == render(tokenizer, template, messages[:turn], where)[0]
-    if unprompted and isinstance(content, str) and not said.lstrip().startswith(content.strip()):
+    unprompted = before == _render(tokenizer, template, messages[:turn], where)[0]
+    if unprompted and isinstance(content, str) and not added.lstrip().startswith(content.strip()):
         raise InputError(
-            f"{where}: expected a chat template that begins the assistant's turn if asked to (add_generation_prompt), "
-            f"found one that writes {said[: said.find(content.strip())][:40]!r} with the answer only: the model would "
-            "learn to say it; mark the answer in the template with {% generation %}"
+            f"{where}: expected a chat template that begins the assistant's turn with add_generation_prompt, found one "
+            f"that writes {added[: added.find(content.strip())][:40]!r} with the answer only: the model would learn to "
+            "write it; mark the answer in the template with {% generation %}"
         )
-    kept = said.rstrip()
+    stripped = added.rstrip()
     ends = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-    return len(before), len(before) + len(kept if kept.endswith(ends) else said)
+    return len(before), len(before) + len(stripped if stripped.endswith(ends) else added)
 
 
-def write_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, where: str) -> RenderedText | None:
+def render_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, where: str) -> RenderedText | None:
     """Renders the messages before a final assistant turn (all messages if there is none) and the start of a new turn.
 
     Returns None if no message prompts the assistant.
@@ -132,16 +139,16 @@ def write_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str,
     messages = chat.messages[:-1] if chat.messages and chat.messages[-1]["role"] == "assistant" else chat.messages
     if all(message["role"] in NON_PROMPTING_ROLES for message in messages):
         return None
-    return RenderedText(render(tokenizer, template, messages, where, prompt=True)[0], [])
+    return RenderedText(_render(tokenizer, template, messages, where, prompt=True)[0], [])
 
 
-def render(
+def _render(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], where: str, *, prompt: bool = False
 ) -> tuple[str, list[tuple[int, int]]]:
     """Returns the rendered text and the spans that the template marks as generated; no spans without marks."""
     marked = bool(MARKED.search(template))
     try:
-        made: Any = render_jinja_template(
+        rendered: Any = render_jinja_template(
             [messages],
             chat_template=template,
             return_assistant_tokens_mask=marked,
@@ -149,8 +156,6 @@ def render(
             **tokenizer.special_tokens_map,  # type: ignore[arg-type]
         )
     except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{where}: the chat template can't write the conversation: {error}; no model would meet it in this form"
-        ) from error
-    texts, spans = made
+        raise InputError(f"{where}: the chat template can't render the conversation: {error}") from error
+    texts, spans = rendered
     return texts[0], spans[0] if marked else []

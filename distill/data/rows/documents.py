@@ -5,9 +5,9 @@ from functools import partial
 from distill.data.config import DataConfig
 from distill.data.sources.text_files import read_texts, split_names
 from distill.data.splits.evaluated import choose_test
+from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import hold_out_missing, parted
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.holdout import hold_out_missing, split_at_random
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
 
@@ -20,46 +20,51 @@ def load_documents(config: DataConfig, seed: int = 0) -> Splits:
     Raises:
         InputError: `read_texts` fails, or a label column, a text pair column or an unlabelled file is set.
     """
-    check_plain(config)
+    check_text_settings(config)
     findings = Findings()
     names = choose_test({name: name for name in split_names(config.path, config.subset)}, config, findings)
     texts = {
         split: read_texts(config.path, config.text, split=name, subset=config.subset) for split, name in names.items()
     }
-    hold_out_missing(texts, findings, config, partial(held_out, seed))
+    hold_out_missing(texts, findings, config, partial(_hold_out_documents, seed))
     findings.counts["characters"] = sum(map(len, texts["train"]))
     parts = {name: Examples(texts[name], None) for name in ("train", "validation", "test")}
     report_overlap(parts, findings, "documents")
     return Splits((), **parts, unlabelled=Examples([], None), notes=findings.counts, remarks=findings.remarks)
 
 
-def load_bare_documents(config: DataConfig) -> Examples:
+def load_all_documents(config: DataConfig) -> Examples:
     """Returns every training document."""
     return Examples(read_texts(config.path, config.text, subset=config.subset), None)
 
 
-def check_plain(config: DataConfig) -> None:
+def check_text_settings(config: DataConfig) -> None:
+    """Checks that no settings are set that plain text and conversations don't have.
+
+    Raises:
+        InputError: A label column, a text pair column or an unlabelled file is set.
+    """
     for name in ("label", "text_pair", "unlabelled"):
         found = getattr(config, name)
         if found is not None:
             raise InputError(
-                f"data.{name}: expected none for a language model, found {found!r}: it learns from text alone, all of "
-                "it in the training split"
+                f"data.{name}: expected none for a language model, found {found!r}: it is trained on the text of the "
+                "training split alone"
             )
 
 
-def held_out(seed: int, texts: list[str], fraction: float) -> tuple[list[str], list[str], str]:
+def _hold_out_documents(seed: int, texts: list[str], fraction: float) -> tuple[list[str], list[str], str]:
     """Returns (kept, held, remark): documents drawn by the seed, or the last lines of a single document.
 
     Raises:
         InputError: A single document has no line break to split it at.
     """
     if len(texts) > 1:
-        kept, held = parted(texts, fraction, seed, "documents")
+        kept, held = split_at_random(texts, fraction, seed, "documents")
         return kept, held, f"{len(held)} documents held out of train, seed {seed}"
     cut = texts[0].rfind("\n", 0, round(len(texts[0]) * (1 - fraction))) + 1
     if not texts[0][:cut].strip() or not texts[0][cut:].strip():
         raise InputError(
-            "data: expected several documents or lines, found a single line: nothing could be held out to measure on"
+            "data: expected several documents or lines, found a single line: nothing could be held out for evaluation"
         )
     return [texts[0][:cut]], [texts[0][cut:]], f"{fraction:.0%} of the document, its end, held out of train"

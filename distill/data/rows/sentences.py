@@ -12,14 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
-from distill.data.sources.cells import a_number
-from distill.data.sources.columns import LABEL, PAIR, SCORE, find_columns, first_of
+from distill.data.sources.cells import parse_number
+from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column, find_columns
 from distill.data.sources.files import format_of, read_utf8, split_of
 from distill.data.sources.tables import READERS, check_single, read_splits, read_table
-from distill.data.splits.evaluated import label_column, read_evaluated
+from distill.data.splits.cleaning import LabelledRows, clean_rows, read_strings
+from distill.data.splits.evaluated import find_label_column, read_evaluated
+from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.findings import Findings
 from distill.data.splits.holdout import check_sizes, hold_out_missing
-from distill.data.splits.labelled import Examples, LabelledRows, Splits, absent, by_strata, clean, strings
+from distill.data.splits.labelled import find_missing_splits, hold_out_by_stratum
 from distill.data.splits.labels import has_labels
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
@@ -43,21 +45,21 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
         InputError: There are no scored pairs for evaluation, a score is not a number, or there is no text to train on.
     """
     findings = Findings()
-    tables = read_evaluated(config, findings, partial(has_numbers, config), read_parts)
-    missing = absent(tables)
-    measured = {split: table for split, table in tables.items() if split != "train" or missing}
-    pairs = {split: pairs_of(table, config, split, missing, findings) for split, table in measured.items()}
+    tables = read_evaluated(config, findings, partial(_has_numbers, config), read_parts)
+    missing = find_missing_splits(tables)
+    scored = {split: table for split, table in tables.items() if split != "train" or missing}
+    pairs = {split: _read_pairs(table, config, split, missing, findings) for split, table in scored.items()}
     if missing:
         check_sizes([""] * len(pairs["train"].texts), missing)
-    hold_out_missing(pairs, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
-    validation, test = (examples(pairs[split]) for split in ("validation", "test"))
-    held = {text for split in missing for text in flatten_pairs(examples(pairs[split]))}
+    hold_out_missing(pairs, findings, config, hold_out_by_stratum(seed, lambda part: [""] * len(part.texts)))
+    validation, test = (_to_examples(pairs[split]) for split in ("validation", "test"))
+    held = {text for split in missing for text in flatten_pairs(_to_examples(pairs[split]))}
     seen: set[str] = set()
-    found = sentences(tables["train"], config, f"data {config.path!r}, train")
-    train = keep_unseen(found, held, seen, "train", findings)
+    sentences = _read_sentences(tables["train"], config, f"data {config.path!r}, train")
+    train = _drop_seen(sentences, held, seen, "train", findings)
     if not train:
         raise InputError(f"data {config.path!r}, train: expected sentences that aren't held out, found none")
-    unlabelled = keep_unseen(unlabelled_sentences(config), held, seen, "unlabelled", findings)
+    unlabelled = _drop_seen(_load_unlabelled_sentences(config), held, seen, "unlabelled", findings)
     texts = {
         "train": train,
         "validation": flatten_pairs(validation),
@@ -69,18 +71,19 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
     return Splits((), Examples(train, None), validation, test, more, findings.counts, findings.remarks)
 
 
-def has_numbers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
-    """Returns whether a split has a score other than -1; true if neither it nor train has a score column, so that
-    `pairs_of` reports it.
+def _has_numbers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
+    """Returns whether a split has a score other than -1.
+
+    True if neither it nor train has a score column, so that `_read_pairs` reports it.
     """
-    own, trained = (label_column(tables[each], config, NUMBER) for each in (split, "train"))
-    return trained is None if own is None else has_labels(tables[split], own)
+    column, train_column = (find_label_column(tables[each], config, NUMBER) for each in (split, "train"))
+    return train_column is None if column is None else has_labels(tables[split], column)
 
 
-def load_bare_sentences(config: DataConfig) -> Examples:
+def load_all_sentences(config: DataConfig) -> Examples:
     """Returns every training sentence, held out later or not, and the unlabelled ones, without duplicates."""
-    texts = sentences(read_parts(config)["train"], config, f"data {config.path!r}, train")
-    return Examples(keep_unseen([*texts, *unlabelled_sentences(config)], set(), set(), "train", Findings()), None)
+    texts = _read_sentences(read_parts(config)["train"], config, f"data {config.path!r}, train")
+    return Examples(_drop_seen([*texts, *_load_unlabelled_sentences(config)], set(), set(), "train", Findings()), None)
 
 
 def read_parts(config: DataConfig) -> dict[str, pa.Table]:
@@ -88,12 +91,12 @@ def read_parts(config: DataConfig) -> dict[str, pa.Table]:
     folder = Path(config.path).expanduser()
     if not (folder / LINES).is_file():
         return read_splits(config.path, config.subset)
-    files = part_files(folder)
+    files = find_part_files(folder)
     tables = {split: read_table(file) for split, file in files.items() if format_of(file) in READERS}
-    return {"train": pa.table({"text": lines_of(files["train"])})} | tables
+    return {"train": pa.table({"text": _read_lines(files["train"])})} | tables
 
 
-def part_files(folder: Path) -> dict[str, Path]:
+def find_part_files(folder: Path) -> dict[str, Path]:
     """Returns the file of each split in a folder with `train.txt`.
 
     Raises:
@@ -109,35 +112,35 @@ def part_files(folder: Path) -> dict[str, Path]:
     return {split: files[0] for split, files in found.items()}
 
 
-def lines_of(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     return read_utf8(file).split("\n")
 
 
-def pairs_of(
+def _read_pairs(
     table: pa.Table, config: DataConfig, split: str, missing: Sequence[str], findings: Findings
 ) -> LabelledRows:
     """Returns the rows of a split as scored pairs; `missing` are the splits to hold out of train, for the message."""
     where = f"data {config.path!r}, {split}"
-    pair = config.text_pair or first_of(table, PAIR)
-    number = config.label or first_of(table, NUMBER)
+    pair = config.text_pair or find_column(table, PAIR)
+    number = config.label or find_column(table, NUMBER)
     if pair is None or number is None:
         what = f"no {' and no '.join(missing)} split, and none " if split == "train" else "none "
         raise InputError(
             f"{where}: expected pairs of texts with a number each, found {what}among the columns "
-            f"{', '.join(table.column_names)}: no student could be measured; add them, or name the columns with "
+            f"{', '.join(table.column_names)}: no student could be evaluated; add them, or name the columns with "
             "--data.text_pair and --data.label"
         )
     # Train's empty texts are counted later, when its pairs are split into sentences.
-    return clean(
+    return clean_rows(
         table,
         replace(config, text_pair=pair, label=number),
         split,
         Findings() if split == "train" else findings,
-        a_number,
+        parse_number,
     )
 
 
-def examples(part: LabelledRows) -> Examples:
+def _to_examples(part: LabelledRows) -> Examples:
     return Examples(part.texts, part.pairs, [float(number) for number in part.labels])
 
 
@@ -146,24 +149,24 @@ def flatten_pairs(part: Examples) -> list[str]:
     return [text for pair in zip(part.texts, part.pairs or [], strict=True) for text in pair]
 
 
-def sentences(table: pa.Table, config: DataConfig, where: str) -> list[str]:
+def _read_sentences(table: pa.Table, config: DataConfig, where: str) -> list[str]:
     """Returns every text of a table, row by row, including empty ones."""
     pair = config.text_pair if config.text_pair in table.column_names else None
     columns = find_columns(table, replace(config, text_pair=pair), where, labelled=False)
-    firsts = strings(table, columns.text)
-    rows = zip(firsts, strings(table, columns.text_pair), strict=True) if columns.text_pair else zip(firsts)
+    firsts = read_strings(table, columns.text)
+    rows = zip(firsts, read_strings(table, columns.text_pair), strict=True) if columns.text_pair else zip(firsts)
     return [text for row in rows for text in row]
 
 
-def unlabelled_sentences(config: DataConfig) -> list[str]:
+def _load_unlabelled_sentences(config: DataConfig) -> list[str]:
     if config.unlabelled is None:
         return []
     file = Path(config.unlabelled).expanduser()
-    table = pa.table({"text": lines_of(file)}) if format_of(file) == ".txt" else read_table(file)
-    return sentences(table, config, f"unlabelled text {config.unlabelled!r}")
+    table = pa.table({"text": _read_lines(file)}) if format_of(file) == ".txt" else read_table(file)
+    return _read_sentences(table, config, f"unlabelled text {config.unlabelled!r}")
 
 
-def keep_unseen(
+def _drop_seen(
     texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str, findings: Findings
 ) -> list[str]:
     """Returns the texts that are neither held out nor in `seen`, adds them to `seen`, and counts the others."""
@@ -179,9 +182,9 @@ def keep_unseen(
             kept.append(text)
             seen.add(text)
     findings.add_dropped_empty(split, dropped["empty"], len(texts), "sentences")
-    for name, why in (("duplicates", "they were there before"), ("held_out", "they are held out to measure on")):
+    for name, reason in (("duplicates", "they are duplicates"), ("held_out", "they are held out for evaluation")):
         before, count = int(findings.counts.get(f"dropped_{name}", 0)), dropped[name]
-        remark = f"{split}: {count:,} of {len(texts):,} sentences were left out, because {why}"
+        remark = f"{split}: {count:,} of {len(texts):,} sentences were left out, because {reason}"
         findings.add(f"dropped_{name}", count, remark)
         findings.counts[f"dropped_{name}"] = before + count
     return kept

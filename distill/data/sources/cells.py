@@ -12,7 +12,7 @@ from typing import Any
 from distill.errors import InputError
 
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
-COLD, HOT = ("0", "0.0", "False"), ("1", "1.0", "True")
+ZEROS, ONES = ("0", "0.0", "False"), ("1", "1.0", "True")
 BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def parse_literal(cell: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def list_in(cell: object) -> list[Any] | None:
+def parse_list(cell: object) -> list[Any] | None:
     """Returns the list that a cell is or that its text represents, see `parse_literal`; None if it is not a list."""
     if isinstance(cell, list):
         return cell
@@ -51,8 +51,9 @@ def list_in(cell: object) -> list[Any] | None:
 
 
 def is_bracketed(cell: str) -> bool:
-    """Returns whether the text looks like a list: brackets around all of it, and its first word is neither `[` nor
-    contains `]`.
+    """Returns whether the text looks like a list.
+
+    It then has brackets around all of it, and its first word is neither `[` nor contains `]`.
     """
     words = cell.split()
     return bool(BRACKETS.fullmatch(cell)) and words[0] != "[" and "]" not in words[0]
@@ -60,20 +61,20 @@ def is_bracketed(cell: str) -> bool:
 
 def hold_lists(cells: Sequence[object]) -> bool:
     """Returns whether at least one cell is not empty and all such cells are lists."""
-    some = [cell for cell in cells if cell is not None and cell != ""]
-    return bool(some) and all(list_in(cell) is not None for cell in some)
+    filled = [cell for cell in cells if cell is not None and cell != ""]
+    return bool(filled) and all(parse_list(cell) is not None for cell in filled)
 
 
 def hold_numbers(cells: Sequence[object]) -> bool:
     """Returns whether at least one cell is not empty and all such cells are numbers."""
-    some = [cell for cell in cells if cell is not None and cell != ""]
-    return bool(some) and all(is_number(cell) for cell in some)
+    filled = [cell for cell in cells if cell is not None and cell != ""]
+    return bool(filled) and all(is_number(cell) for cell in filled)
 
 
 def hold_fractions(cells: Sequence[Any]) -> bool:
     """Returns whether all cells that are not empty are numbers, at least one of them a fraction."""
-    some = [cell for cell in cells if cell is not None and cell != ""]
-    return all(is_number(cell) for cell in some) and any(float(cell) % 1 for cell in some)
+    filled = [cell for cell in cells if cell is not None and cell != ""]
+    return all(is_number(cell) for cell in filled) and any(float(cell) % 1 for cell in filled)
 
 
 def is_number(cell: object) -> bool:
@@ -83,51 +84,65 @@ def is_number(cell: object) -> bool:
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
 
 
-def several_labels(cell: object, where: str) -> list[str]:
+def parse_labels(cell: object, where: str) -> list[str]:
+    """Parses the labels in a cell: a list, JSON of one, or names between `|` or `;`; sorted, each once.
+
+    Raises:
+        InputError: The cell looks like a list but can't be parsed, or an element is null or nested.
+    """
     if cell is None:
         return []
-    names = list_in(cell)
+    names = parse_list(cell)
     if names is None and isinstance(cell, str):
         if BRACKETS.fullmatch(cell):
             raise InputError(
-                f"{where}: expected labels as a list in JSON, or between | or ;, found {cell[:60]!r}: it would be one"
+                f"{where}: expected labels as a list in JSON, or between | or ;, found {cell[:60]!r}: all of it would "
+                "be taken for one label"
             )
         names = re.split(r"[|;]", cell)
     if any(name is None or isinstance(name, (list, dict)) for name in names or ()):
-        raise InputError(f"{where}: expected names of labels, found {str(cell)[:60]!r}: what is no name would be one")
+        raise InputError(
+            f"{where}: expected names of labels, found {str(cell)[:60]!r}: its written form would be taken for a label"
+        )
     return sorted({str(name).strip() for name in ([cell] if names is None else names)} - {""})
 
 
-def a_number(cell: Any, where: str) -> float:
+def parse_number(cell: Any, where: str) -> float:
+    """Parses a number.
+
+    Raises:
+        InputError: The cell is not a finite number.
+    """
     try:
         found = float(cell)
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        raise InputError(f"{where}: expected a number, found {cell!r}: the model is to predict one")
+        raise InputError(f"{where}: expected a number, found {cell!r}: the model predicts numbers")
     return found
 
 
-def hot_width(cells: Sequence[object]) -> int:
+def find_multi_hot_width(cells: Sequence[object]) -> int:
     """Returns the number of labels if every cell is a list with a 0 or 1 for each of them, else 0."""
-    rows = [list_in(cell) for cell in cells if cell is not None and cell != ""]
+    rows = [parse_list(cell) for cell in cells if cell is not None and cell != ""]
     widths = {len(row) if row else 0 for row in rows}
-    hot = len(widths) == 1 and min(widths) > 1 and all(str(each) in COLD + HOT for row in rows for each in row or ())
-    return widths.pop() if hot else 0
+    if len(widths) != 1 or min(widths) < 2:
+        return 0
+    return widths.pop() if all(str(value) in ZEROS + ONES for row in rows for value in row or ()) else 0
 
 
-def hot_labels(cell: object, where: str, width: int) -> list[str]:
+def parse_multi_hot(cell: object, where: str, width: int) -> list[str]:
     """Returns the positions with a 1; none for an empty cell.
 
     Raises:
         InputError: The cell is not a list with a 0 or 1 for each of `width` labels.
     """
-    if cell is None or cell == "" or list_in(cell) == []:
+    if cell is None or cell == "" or parse_list(cell) == []:
         return []
-    row = [str(each) for each in list_in(cell) or ()]
-    if len(row) != width or not set(row) <= {*COLD, *HOT}:
+    values = [str(value) for value in parse_list(cell) or ()]
+    if len(values) != width or not set(values) <= {*ZEROS, *ONES}:
         raise InputError(
-            f"{where}: expected a 0 or 1 for each of {width} labels, as in train, found {str(cell)[:60]!r}: it "
-            "can't be told which of them hold"
+            f"{where}: expected a 0 or 1 for each of {width} labels, as in train, found {str(cell)[:60]!r}: the labels "
+            "of the row are unknown"
         )
-    return [str(i) for i, each in enumerate(row) if each in HOT]
+    return [str(i) for i, value in enumerate(values) if value in ONES]

@@ -35,20 +35,20 @@ def find_columns(
         InputError: A column set in `config` is missing, no well-known name is found, a column is selected twice, or a
             column does not contain text.
     """
-    text = named(table, config.text, "text", where) or first_of(table, TEXT)
-    pair = named(table, config.text_pair, "text_pair", where) or first_of(table, PAIR)
-    label = (named(table, config.label, "label", where) or first_of(table, labels)) if labelled else None
+    text = require_column(table, config.text, "text", where) or find_column(table, TEXT)
+    pair = require_column(table, config.text_pair, "text_pair", where) or find_column(table, PAIR)
+    label = (require_column(table, config.label, "label", where) or find_column(table, labels)) if labelled else None
     if text is None:
-        raise missing("text", TEXT, table, where)
+        raise missing_column_error("text", TEXT, table, where)
     if labelled and label is None:
-        raise missing("label", labels, table, where)
+        raise missing_column_error("label", labels, table, where)
     if config.text_pair is None and pair == text:
         pair = None
     check_distinct(where, text=text, text_pair=pair, label=label)
     for name in filter(None, (text, pair)):
         check_text(table, name, where)
     if label is not None:
-        check_label(table, label, where)
+        _check_label(table, label, where)
     return Columns(text, pair, label)
 
 
@@ -63,16 +63,16 @@ def check_distinct(where: str, **columns: str | None) -> None:
         if name is not None and name in seen:
             raise InputError(
                 f"{where}: expected different columns for data.{seen[name]} and data.{flag}, found {name!r} for both: "
-                f"{consequence_of(flag)}; name another with --data.{seen[name]} or --data.{flag}"
+                f"{_explain_duplicate(flag)}; name another with --data.{seen[name]} or --data.{flag}"
             )
         if name is not None:
             seen[name] = flag
 
 
-def consequence_of(flag: str) -> str:
+def _explain_duplicate(flag: str) -> str:
     if flag == "text_pair":
         return "each text would be compared with itself"
-    return "the model would read in each text what it is to predict"
+    return "each text would contain what the model has to predict"
 
 
 def check_text(table: pa.Table, name: str, where: str) -> None:
@@ -83,14 +83,14 @@ def check_text(table: pa.Table, name: str, where: str) -> None:
     """
     field = table.schema.field(name)
     if MARK in (field.metadata or {}):
-        raise no_text(name, "JSON lists or objects", where)
+        raise _not_text_error(name, "JSON lists or objects", where)
     check_readable(table, name, where)
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if not (is_string(kind) or pa.types.is_null(kind)):
-        raise no_text(name, str(field.type), where)
+    if not (_is_string(kind) or pa.types.is_null(kind)):
+        raise _not_text_error(name, str(field.type), where)
 
 
-def check_label(table: pa.Table, name: str, where: str) -> None:
+def _check_label(table: pa.Table, name: str, where: str) -> None:
     """Checks that a column can contain labels.
 
     Raises:
@@ -103,19 +103,18 @@ def check_label(table: pa.Table, name: str, where: str) -> None:
         objects = any(cell is not None and cell.startswith("{") for cell in table[name].to_pylist())
     if objects:
         raise InputError(
-            f"{where}: column {name!r}: expected labels, found objects: how they are written down would be the name of "
-            "a class; name another column with --data.label"
+            f"{where}: column {name!r}: expected labels, found objects: their written form would be taken for the name "
+            "of a class; name another column with --data.label"
         )
 
 
-def no_text(name: str, found: str, where: str) -> InputError:
+def _not_text_error(name: str, found: str, where: str) -> InputError:
     return InputError(
-        f"{where}: column {name!r}: expected text, found {found}: the model would learn how such values are written "
-        "down"
+        f"{where}: column {name!r}: expected text, found {found}: the model would learn the written form of such values"
     )
 
 
-def is_string(kind: pa.DataType) -> bool:
+def _is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
@@ -126,21 +125,21 @@ def check_readable(table: pa.Table, name: str, where: str) -> None:
         InputError: The column contains bytes, possibly nested in lists or objects.
     """
     kind = table.schema.field(name).type
-    if holds_bytes(kind):
+    if _contains_bytes(kind):
         raise InputError(
             f"{where}: column {name!r}: expected text, found {kind}, bytes that need not be text, such as an image: "
-            "how Python writes them would be read in their place; cast the column to string if it is text, or name "
+            "Python's notation of them would be taken for text; cast the column to string if it is text, or name "
             "another"
         )
 
 
-def holds_bytes(kind: pa.DataType) -> bool:
+def _contains_bytes(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
-        return holds_bytes(kind.storage_type)
+        return _contains_bytes(kind.storage_type)
     if pa.types.is_dictionary(kind):
-        return holds_bytes(kind.value_type)
+        return _contains_bytes(kind.value_type)
     if pa.types.is_nested(kind):
-        return any(holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+        return any(_contains_bytes(kind.field(i).type) for i in range(kind.num_fields))
     return any(
         is_kind(kind)
         for is_kind in (
@@ -152,17 +151,20 @@ def holds_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def named(table: pa.Table, name: str | None, flag: str, where: str) -> str | None:
+def require_column(table: pa.Table, name: str | None, flag: str, where: str) -> str | None:
+    """Returns the name of a column that a setting requests; None if it is not set.
+
+    Raises:
+        InputError: The table has no such column.
+    """
     if name is None or name in table.column_names:
         return name
-    near = difflib.get_close_matches(name, table.column_names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(
-        f"{where}: no column {name!r} (asked for with --data.{flag}), found {', '.join(table.column_names)}{hint}"
-    )
+    nearest = difflib.get_close_matches(name, table.column_names, 1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise InputError(f"{where}: no column {name!r} (set by --data.{flag}), found {', '.join(table.column_names)}{hint}")
 
 
-def first_of(table: pa.Table, names: tuple[str, ...]) -> str | None:
+def find_column(table: pa.Table, names: tuple[str, ...]) -> str | None:
     """Returns the column with the first of these names that exists, ignoring case; None if there is none.
 
     Raises:
@@ -172,15 +174,16 @@ def first_of(table: pa.Table, names: tuple[str, ...]) -> str | None:
         found: list[str] = [column for column in table.column_names if column.lower() == name]
         if len(found) > 1:
             raise InputError(
-                f"data: expected one column {name!r}, found {' and '.join(map(repr, found))}: it can't be told which "
-                "one is meant; rename one of them"
+                f"data: expected one column {name!r}, found {' and '.join(map(repr, found))}: the name is ambiguous; "
+                "rename one of them"
             )
         if found:
             return found[0]
     return None
 
 
-def missing(kind: str, names: tuple[str, ...], table: pa.Table, where: str) -> InputError:
+def missing_column_error(kind: str, names: tuple[str, ...], table: pa.Table, where: str) -> InputError:
+    """Returns the error for a table without a column of this kind, which has none of the well-known names."""
     return InputError(
         f"{where}: no {kind} column: expected one of {', '.join(names)}, found {', '.join(table.column_names)}; "
         f"name it with --data.{kind}"

@@ -26,15 +26,15 @@ def read_conll(file: Path) -> pa.Table:
             first column contains numbers instead of words, or the text is not UTF-8.
     """
     lines = read_utf8(file).split("\n")  # not splitlines(): other line separators can occur in words
-    between = separator([line for line in lines if line.strip(EMPTY) and not line.startswith("#")])
-    cut = [cells_of(line, between) for line in lines]
-    columns, known = form_of([cells for cells, line in zip(cut, lines, strict=True) if not line.startswith("#")])
+    separator = _find_separator([line for line in lines if line.strip(EMPTY) and not line.startswith("#")])
+    split = [_split_cells(line, separator) for line in lines]
+    columns, tags = _find_columns([cells for cells, line in zip(split, lines, strict=True) if not line.startswith("#")])
     sentences: list[list[tuple[str, str]]] = [[]]
-    for number, (line, cells) in enumerate(zip(lines, cut, strict=True), 1):
-        if not cells or is_mark(cells):
+    for number, (line, cells) in enumerate(zip(lines, split, strict=True), 1):
+        if not cells or _is_document_mark(cells):
             if sentences[-1]:
                 sentences.append([])
-        elif line.startswith("#") and not sentences[-1] and (len(cells) != columns or cells[-1] not in known):
+        elif line.startswith("#") and not sentences[-1] and (len(cells) != columns or cells[-1] not in tags):
             continue
         elif line.startswith("#") and len(cells) != columns:
             raise InputError(
@@ -44,15 +44,15 @@ def read_conll(file: Path) -> pa.Table:
         elif len(cells) < 2 or len(cells) != columns or not cells[0] or not cells[-1]:
             raise InputError(
                 f"data {str(file)!r}: line {number}: expected a word and its tag, in {max(columns, 2)} columns as most "
-                f"lines are, found {line[:60]!r}: it can't be told which is the tag; an empty line ends a sentence"
+                f"lines are, found {line[:60]!r}: the position of the tag is unknown; an empty line ends a sentence"
             )
         else:
             sentences[-1].append((cells[0], cells[-1]))
     rows = [row for row in sentences if row]
     if any(len(row) > 1 for row in rows) and all(word == str(i) for row in rows for i, (word, _) in enumerate(row, 1)):
         raise InputError(
-            f"data {str(file)!r}: expected words in the first column, found their numbers in every sentence: no "
-            "word would be read; leave that column out"
+            f"data {str(file)!r}: expected words in the first column, found their numbers in every sentence: the "
+            "numbers would be taken for words; leave that column out"
         )
     strings = pa.list_(pa.string())
     return pa.table({
@@ -61,25 +61,25 @@ def read_conll(file: Path) -> pa.Table:
     })  # fmt: skip
 
 
-def form_of(lines: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
+def _find_columns(lines: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
     """Returns the most common number of columns, and the set of all tags."""
-    words = [cells for cells in lines if cells and not is_mark(cells)]
+    words = [cells for cells in lines if cells and not _is_document_mark(cells)]
     counts = Counter(map(len, words)).most_common(1)
     return counts[0][0] if counts else 0, {cells[-1] for cells in words}
 
 
-def cells_of(line: str, between: re.Pattern[str]) -> list[str]:
+def _split_cells(line: str, separator: re.Pattern[str]) -> list[str]:
     """Returns the cells of a line; none for an empty line."""
-    whole = line.strip(EMPTY)
-    return between.split(line.rstrip("\r").strip(" ") if between is TABS else whole) if whole else []
+    stripped = line.strip(EMPTY)
+    return separator.split(line.rstrip("\r").strip(" ") if separator is TABS else stripped) if stripped else []
 
 
-def separator(lines: Sequence[str]) -> re.Pattern[str]:
+def _find_separator(lines: Sequence[str]) -> re.Pattern[str]:
     """Returns the separator between the columns of lines with words."""
     tabbed = [TABS.split(line.strip(EMPTY)) for line in lines if "\t" in line.strip(EMPTY)]
-    spaced = sum(" " in cell for cells in tabbed for cell in cells[:1])
-    return TABS if tabbed and 2 * spaced < len(tabbed) else BLANKS
+    with_blank = sum(" " in cell for cells in tabbed for cell in cells[:1])
+    return TABS if tabbed and 2 * with_blank < len(tabbed) else BLANKS
 
 
-def is_mark(cells: Sequence[str]) -> bool:
+def _is_document_mark(cells: Sequence[str]) -> bool:
     return cells[0].split(" ")[0] == "-DOCSTART-"

@@ -17,6 +17,7 @@ POINTER = b"version https://git-lfs"
 
 
 def is_compressed(file: Path) -> bool:
+    """Returns whether the file's name ends in `.gz`."""
     return file.suffix.lower() == COMPRESSED
 
 
@@ -45,18 +46,19 @@ def open_bytes(file: Path) -> Iterator[BinaryIO]:
         raise InputError(f"{where}: {f'expected a file, found {found}' if file.exists() else 'no such file'}")
     try:
         with file.open("rb") as stream:
-            check_head(stream.read(len(POINTER)), file)
+            _check_first_bytes(stream.read(len(POINTER)), file)
             stream.seek(0)
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if is_compressed(file) else stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(
-            f"{where}: expected a whole gzip file, found one that is damaged or cut off: {error}: rows would be missing"
+            f"{where}: expected a complete gzip file, found one that is damaged or cut off: {error}: rows would be "
+            "missing"
         ) from error
     except OSError as error:
         raise InputError(f"{where}: can't be read: {os.strerror(error.errno) if error.errno else error}") from error
 
 
-def check_head(head: bytes, file: Path) -> None:
+def _check_first_bytes(head: bytes, file: Path) -> None:
     """Checks the first bytes of a file.
 
     Raises:
@@ -68,8 +70,8 @@ def check_head(head: bytes, file: Path) -> None:
         raise InputError(f"data {str(file)!r}: expected text in UTF-8, found UTF-16: save it as UTF-8")
     if head.startswith(b"\x1f\x8b") and not is_compressed(file):
         raise InputError(
-            f"data {str(file)!r}: expected a file as its ending says, found one compressed by gzip: name it "
-            f"{file.name}{COMPRESSED}"
+            f"data {str(file)!r}: expected a file in the format of its extension, found one compressed by gzip: name "
+            f"it {file.name}{COMPRESSED}"
         )
 
 
@@ -86,6 +88,5 @@ def read_utf8(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(
             f"data {str(file)!r}: expected text in UTF-8, found 0x{content[error.start]:02x} at byte {error.start} "
-            f"(line {1 + content.count(bytes([10]), 0, error.start)}): other characters than the author's would be "
-            "learned"
+            f"(line {1 + content.count(bytes([10]), 0, error.start)}): the model would learn wrong characters"
         ) from error

@@ -18,37 +18,46 @@ ROWS, COLUMNS = "data", "columns"  # keys in files written by pandas or the hub
 
 
 def read_jsonl(file: Path) -> pa.Table:
-    rows = RowTable()
+    """Reads an object per line; empty lines are skipped.
+
+    Raises:
+        InputError: A line is not JSON, or not an object (names the row).
+    """
+    rows = _TableBuilder()
     with open_bytes(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                row = parse(line.decode("utf-8-sig"))
+                row = _parse_json(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise InputError(f"data {str(file)!r}: row {number} is not JSON in UTF-8: {error}") from error
-            rows.add(as_object(row, f"data {str(file)!r}: row {number}"))
+            rows.add(_check_object(row, f"data {str(file)!r}: row {number}"))
     return rows.build()
 
 
 def read_json(file: Path) -> pa.Table:
-    """Reads a list of objects, an object with such a list under `data`, or an object per line, common for .json."""
+    """Reads a list of objects, an object with such a list under `data`, or an object per line, common for .json.
+
+    Raises:
+        InputError: The file is not JSON, contains no rows, or a row is not an object (names the row).
+    """
     where = f"data {str(file)!r}"
     try:
-        content = parse(read_utf8(file))
+        content = _parse_json(read_utf8(file))
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             return read_jsonl(file)
         raise InputError(f"{where}: not JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from error
-    rows = RowTable()
-    for i, row in enumerate(rows_of(content, where), 1):
-        rows.add(as_object(row, f"{where}: row {i}"))
+    rows = _TableBuilder()
+    for i, row in enumerate(_find_rows(content, where), 1):
+        rows.add(_check_object(row, f"{where}: row {i}"))
     return rows.build()
 
 
-def rows_of(content: Any, where: str) -> list[Any]:
+def _find_rows(content: object, where: str) -> list[Any]:
     """Returns the rows of a JSON document.
 
     Raises:
@@ -59,21 +68,21 @@ def rows_of(content: Any, where: str) -> list[Any]:
     if isinstance(content, dict) and isinstance(content.get(ROWS), list):
         rows: list[Any] = content[ROWS]
         names = content.get(COLUMNS)
-        others = [key for key, value in content.items() if key not in (ROWS, COLUMNS, "index") and is_rows(value)]
+        others = [key for key, value in content.items() if key not in (ROWS, COLUMNS, "index") and _are_rows(value)]
         if others:
             raise InputError(f"{where}: expected the rows under {ROWS!r} alone, found more under {others[0]!r}")
         if isinstance(names, list) and all(isinstance(row, list) and len(row) == len(names) for row in rows):
-            check_names(names, where)
+            _check_names(names, where)
             return [dict(zip(names, row, strict=True)) for row in rows]
         return rows
     keys = ", ".join(map(repr, [*content][:5])) if isinstance(content, dict) else ""
     found = f"an object with {keys}" if keys else repr(content)[:60]
     raise InputError(
-        f"{where}: expected a list of objects, or one under {ROWS!r}, found {found}: it can't be told what the rows are"
+        f"{where}: expected a list of objects, or one under {ROWS!r}, found {found}: the rows can't be identified"
     )
 
 
-def check_names(names: Sequence[Any], where: str) -> None:
+def _check_names(names: Sequence[object], where: str) -> None:
     """Checks the names of columns.
 
     Raises:
@@ -82,43 +91,53 @@ def check_names(names: Sequence[Any], where: str) -> None:
     wrong = next((name for name in names if not isinstance(name, str) or names.count(name) > 1), None)
     if wrong is not None:
         raise InputError(
-            f"{where}: expected names under {COLUMNS!r}, each once, found {str(wrong)[:60]!r}: it can't be told which "
-            "column is meant"
+            f"{where}: expected names under {COLUMNS!r}, each once, found {str(wrong)[:60]!r}: columns would be "
+            "ambiguous"
         )
 
 
-def is_rows(value: Any) -> bool:
+def _are_rows(value: object) -> bool:
     return isinstance(value, list) and any(isinstance(each, NESTED) for each in value)
 
 
-def parse(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Parses strict JSON.
 
     Raises:
         ValueError: The text is not JSON, an object has a key twice, or a string can't be encoded in UTF-8.
     """
-    found = json.loads(text, object_pairs_hook=unique)
+    content = json.loads(text, object_pairs_hook=_build_object)
     if "\\u" in text:  # an escape can be a lone surrogate, which is valid JSON but not text
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
-def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _build_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the pairs as a dict.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} is given twice in one object: one of its values would be lost")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {duplicate!r} occurs twice in one object: one of its values would be lost")
+    return content
 
 
-def as_object(row: Any, where: str) -> dict[str, Any]:
+def _check_object(row: object, where: str) -> dict[str, Any]:
+    """Returns the row.
+
+    Raises:
+        InputError: It is not an object.
+    """
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected an object, found {type(row).__name__}")
     return row
 
 
-class RowTable:
+class _TableBuilder:
     """Builds a table of objects, of which only a block exists as Python objects at a time.
 
     All values become text; columns with lists or objects are marked in their metadata.
@@ -141,7 +160,7 @@ class RowTable:
             for name, value in row.items():
                 self.nested[name] = self.nested.get(name, False) or isinstance(value, NESTED)
         columns = {
-            name: pa.array([as_text(row.get(name)) for row in self.pending], pa.string()) for name in self.nested
+            name: pa.array([_to_text(row.get(name)) for row in self.pending], pa.string()) for name in self.nested
         }
         self.blocks.append((len(self.pending), columns))
         self.pending = []
@@ -159,7 +178,7 @@ class RowTable:
         return pa.table(columns, schema=pa.schema(fields))
 
 
-def as_text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     """Returns a JSON value as text or as the name of a label; None for null and NaN."""
     if value is None or isinstance(value, str):
         return value

@@ -16,20 +16,21 @@ def mark_unquoted(table: pa.Table, read_nulls: Callable[[list[str], list[str]], 
 
     Args:
         table: The table as it was read, with text columns only.
-        read_nulls: Reads the columns of the given names again, with null for the given words if they are not quoted.
+        read_nulls: Called with names of columns and with words; reads these columns again, with null for each of the
+            words that is not quoted.
     """
     words = [before + word + after for word in MISSING for before in ("", " ") for after in ("", " ")]
-    once = [name for name in table.column_names if table.column_names.count(name) == 1]
-    suspects = [name for name in once if pa.compute.any(pa.compute.is_in(table[name], pa.array(words))).as_py()]
+    unique = [name for name in table.column_names if table.column_names.count(name) == 1]
+    suspects = [name for name in unique if pa.compute.any(pa.compute.is_in(table[name], pa.array(words))).as_py()]
     if not suspects:
         return table
-    again = read_nulls(suspects, words)
-    marks = {name: {MARK: np.packbits(again[name].is_null().to_numpy()).tobytes()} for name in suspects}
+    with_nulls = read_nulls(suspects, words)
+    marks = {name: {MARK: np.packbits(with_nulls[name].is_null().to_numpy()).tobytes()} for name in suspects}
     fields = [field.with_metadata((field.metadata or {}) | marks.get(field.name, {})) for field in table.schema]
     return pa.Table.from_arrays(table.columns, schema=pa.schema(fields, table.schema.metadata))
 
 
-def unquoted(table: pa.Table, column: str) -> np.ndarray | None:
+def find_unquoted(table: pa.Table, column: str) -> np.ndarray | None:
     """Returns the mask of cells with an unquoted missing value, bool [rows]; None if the column has no mark."""
     bits = (table.schema.field(column).metadata or {}).get(MARK)
     return None if bits is None else np.unpackbits(np.frombuffer(bits, np.uint8), count=len(table)).astype(bool)

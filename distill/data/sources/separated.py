@@ -17,27 +17,38 @@ from distill.errors import InputError
 
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
 SAMPLE = 200  # rows from which the separator is inferred
-MOST = 2**31 - 1  # maximum block size of Arrow's parser, in bytes
+MAX_BLOCK = 2**31 - 1  # of Arrow's parser, in bytes
 SHOWN = 300  # characters of Arrow's message, which includes the whole malformed row
 
 csv.field_size_limit(sys.maxsize)  # a cell may contain a whole book
 
 
 def read_csv(file: Path) -> pa.Table:
-    content = content_of(file)
-    return read_separated(file, content, find_separator(content))
+    """Reads a csv file, whose separator is inferred.
+
+    Raises:
+        InputError: The file can't be read or is malformed (names the row).
+    """
+    content = read_content(file)
+    return _parse_table(file, content, find_separator(content))
 
 
 def read_tsv(file: Path) -> pa.Table:
-    return read_separated(file, content_of(file), "\t")
+    """Reads a file with tabs between columns.
+
+    Raises:
+        InputError: The file can't be read or is malformed (names the row).
+    """
+    return _parse_table(file, read_content(file), "\t")
 
 
-def content_of(file: Path) -> bytes:
+def read_content(file: Path) -> bytes:
+    """Returns the content of a file, decompressed if its name ends in `.gz`."""
     with open_bytes(file) as stream:
         return stream.read()
 
 
-def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
+def _parse_table(file: Path, content: bytes, separator: str) -> pa.Table:
     """Parses the content of a file as a table of text, without inferring types: "007" is a label, not the number 7.
 
     Empty lines are skipped, and columns without a name and values are dropped.
@@ -48,7 +59,7 @@ def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
     """
     parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     # One block, as cells must not exceed a block; one thread, so that Arrow reports the number of a malformed row.
-    whole = pa.csv.ReadOptions(use_threads=False, block_size=min(len(content) + 1, MOST))
+    whole = pa.csv.ReadOptions(use_threads=False, block_size=min(len(content) + 1, MAX_BLOCK))
 
     def read(**options: Any) -> pa.Table:
         return pa.csv.read_csv(pa.BufferReader(content), whole, parse, pa.csv.ConvertOptions(**options))
@@ -58,12 +69,12 @@ def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
             names = opened.schema.names
         table = read(column_types=dict.fromkeys(names, pa.string()))
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        told = " ".join(str(error)[:SHOWN].split("\n"))
-        why = consequence_of(told, separator)
-        raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {told}{why}") from error
-    check_header(file, names)
+        message = " ".join(str(error)[:SHOWN].split("\n"))
+        consequence = _explain_parse_error(message, separator)
+        raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {message}{consequence}") from error
+    _check_header(file, names)
     if b'"' in content:
-        check_quotes(file, content, separator)
+        _check_quotes(file, content, separator)
     nulls = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}
     table = mark_unquoted(
         table,
@@ -71,20 +82,20 @@ def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
             column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, null_values=words, **nulls
         ),
     )
-    named = [i for i, name in enumerate(table.column_names) if name.strip() or any(table.column(i).to_pylist())]
-    return table.select(named)
+    used = [i for i, name in enumerate(table.column_names) if name.strip() or any(table.column(i).to_pylist())]
+    return table.select(used)
 
 
-def consequence_of(told: str, separator: str) -> str:
+def _explain_parse_error(message: str, separator: str) -> str:
     """Returns the consequence of Arrow's error and a remedy, for the message."""
-    if "columns, got" in told:
-        return f": it can't be told which cell is of which column; quote cells that hold {SEPARATORS[separator]}"
-    if "utf" in told.lower():
-        return ": other characters than the author's would be learned; save the file as UTF-8"
+    if "columns, got" in message:
+        return f": the column of each cell is unknown; quote cells that contain {SEPARATORS[separator]}"
+    if "utf" in message.lower():
+        return ": the model would learn wrong characters; save the file as UTF-8"
     return ""
 
 
-def check_header(file: Path, names: Sequence[str]) -> None:
+def _check_header(file: Path, names: Sequence[str]) -> None:
     """Checks that quotes in the header were parsed as quotes.
 
     Raises:
@@ -98,7 +109,7 @@ def check_header(file: Path, names: Sequence[str]) -> None:
         )
 
 
-def check_quotes(file: Path, content: bytes, separator: str) -> None:
+def _check_quotes(file: Path, content: bytes, separator: str) -> None:
     """Checks that quotes are closed at the end of their cells.
 
     Arrow doesn't report this: it reads on across line breaks after an unclosed quote, and drops one closed too early.
@@ -106,7 +117,7 @@ def check_quotes(file: Path, content: bytes, separator: str) -> None:
     Raises:
         InputError: A quote isn't closed at the end of its cell.
     """
-    rows = csv.reader(lines_of(content), delimiter=separator, strict=True)
+    rows = csv.reader(_open_lines(content), delimiter=separator, strict=True)
     first = 1
     try:
         for _ in rows:
@@ -114,8 +125,8 @@ def check_quotes(file: Path, content: bytes, separator: str) -> None:
     except csv.Error as error:
         raise InputError(
             f"data {str(file)!r}: line {first}: a quote before a cell isn't closed at its end ({error}): all rows up "
-            f"to line {rows.line_num} would be one cell, or quotes be lost; quote cells whole, and write quotes in "
-            "them twice"
+            f"to line {rows.line_num} would be one cell, or quotes would be lost; quote entire cells, and double the "
+            "quotes in them"
         ) from error
 
 
@@ -124,20 +135,20 @@ def find_separator(content: bytes) -> str:
 
     Ties go to the first of SEPARATORS; a comma is assumed if no separator fits half of the rows.
     """
-    shares = {separator: share_like_header(content, separator) for separator in SEPARATORS}
+    shares = {separator: _measure_share_like_header(content, separator) for separator in SEPARATORS}
     best = max(shares, key=lambda separator: shares[separator])
     return best if shares[best] >= 0.5 else ","
 
 
-def share_like_header(content: bytes, separator: str) -> float:
+def _measure_share_like_header(content: bytes, separator: str) -> float:
     """Returns the share of the first rows with as many columns as the header, 0 if the header has only one."""
-    rows = filter(None, csv.reader(lines_of(content), delimiter=separator))
+    rows = filter(None, csv.reader(_open_lines(content), delimiter=separator))
     widths = [len(cells) for cells in islice(rows, SAMPLE + 1)]
     if not widths or widths[0] < 2:
         return 0.0
     return widths[1:].count(widths[0]) / len(widths[1:]) if widths[1:] else 1.0
 
 
-def lines_of(content: bytes) -> io.TextIOWrapper:
+def _open_lines(content: bytes) -> io.TextIOWrapper:
     """Opens the lines with their line breaks, as `csv` requires; Arrow reports bytes that are not UTF-8."""
     return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")

@@ -26,32 +26,34 @@ def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
         InputError: The file or data set does not exist, a folder has no train split or two files of one split, or a
             file is malformed (names the row).
     """
-    place = Path(path).expanduser()
-    if place.is_file():
-        return {"train": read_table(place)}
-    if place.is_dir():
-        return {split: read_table(file) for split, file in split_files(place).items()}
-    if place.is_absolute() or path.startswith((".", "~")) or format_of(place) in READERS or is_compressed(place):
-        raise InputError(f"data {path!r}: no such file or folder; expected a file ending in {endings()}, or a folder")
-    return read_hub(path, subset)
+    source = Path(path).expanduser()
+    if source.is_file():
+        return {"train": read_table(source)}
+    if source.is_dir():
+        return {split: read_table(file) for split, file in find_split_files(source).items()}
+    if source.is_absolute() or path.startswith((".", "~")) or format_of(source) in READERS or is_compressed(source):
+        raise InputError(
+            f"data {path!r}: no such file or folder; expected a file ending in {list_extensions()}, or a folder"
+        )
+    return _read_hub(path, subset)
 
 
-def endings(*more: str) -> str:
+def list_extensions(*more: str) -> str:
     """Returns the supported file extensions, for a message."""
     return f"{', '.join((*more, *READERS))}, each also with {COMPRESSED}"
 
 
-def split_files(folder: Path) -> dict[str, Path]:
+def find_split_files(folder: Path) -> dict[str, Path]:
     """Returns the file of each split.
 
     Raises:
         InputError: There is no train file, or a split has two files.
     """
     found: dict[str, list[Path]] = {}
-    for ending in READERS:
+    for extension in READERS:
         for file in sorted(folder.iterdir()):
             split = split_of(file)
-            if split and format_of(file) == ending:
+            if split and format_of(file) == extension:
                 found.setdefault(split, []).append(file)
     for split, files in found.items():
         check_single(split, files)
@@ -73,8 +75,8 @@ def check_single(split: str, files: list[Path]) -> None:
     if len(files) > 1:
         found = " and ".join(sorted(file.name for file in files))
         raise InputError(
-            f"data {str(files[0].parent)!r}: expected one {split} file, found {found}: it can't be told which one "
-            "holds the data; keep one file of each split in the folder, or name one file with --data"
+            f"data {str(files[0].parent)!r}: expected one {split} file, found {found}: the data would be "
+            "ambiguous; keep one file of each split in the folder, or name one file with --data"
         )
 
 
@@ -87,40 +89,40 @@ def read_table(file: Path) -> pa.Table:
     reader = READERS.get(format_of(file))
     if reader is None:
         found = "".join(file.suffixes[-2:]) if is_compressed(file) else file.suffix
-        raise InputError(f"data {str(file)!r}: expected an ending among {endings()}, found {found!r}")
+        raise InputError(f"data {str(file)!r}: expected an extension among {list_extensions()}, found {found!r}")
     if file.is_file() and file.stat().st_size == 0:
         raise InputError(f"data {str(file)!r}: the file is empty")
     table, where = reader(file), f"data {str(file)!r}"
-    check_names(table, where)
-    table = stripped(named_classes_of_file(table, where))
+    _check_names(table, where)
+    table = _strip_names(_name_classes_of_file(table, where))
     if table.num_rows == 0:
         raise InputError(f"data {str(file)!r}: expected rows, found none below the header")
     return table
 
 
-def check_names(table: pa.Table, where: str) -> None:
+def _check_names(table: pa.Table, where: str) -> None:
     """Checks that the names of the columns are unique.
 
     Raises:
         InputError: Two columns have the same name, ignoring surrounding blanks.
     """
     names = [name.strip() for name in table.column_names]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        places = [str(i) for i, name in enumerate(names, 1) if name == twice[0]]
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        numbers = [str(i) for i, name in enumerate(names, 1) if name == duplicates[0]]
         raise InputError(
-            f"{where}: expected columns of different names, found {twice[0]!r} as the name of columns "
-            f"{' and '.join(places)}: it can't be told which one is meant; rename one of them"
+            f"{where}: expected columns of different names, found {duplicates[0]!r} as the name of columns "
+            f"{' and '.join(numbers)}: the name is ambiguous; rename one of them"
         )
 
 
-def stripped(table: pa.Table) -> pa.Table:
+def _strip_names(table: pa.Table) -> pa.Table:
     """Returns the table with column names stripped of surrounding blanks."""
     names = [name.strip() for name in table.column_names]
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
-def read_parquet(file: Path) -> pa.Table:
+def _read_parquet(file: Path) -> pa.Table:
     with open_bytes(file) as stream:  # Arrow opens an uncompressed file by its path
         source = io.BytesIO(stream.read()) if is_compressed(file) else file
     try:
@@ -140,7 +142,7 @@ def read_parquet(file: Path) -> pa.Table:
     return pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
 
 
-def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
+def _name_classes_of_file(table: pa.Table, where: str) -> pa.Table:
     """Replaces class ids by their names, if the file's own metadata contains them as in files of the hub.
 
     Raises:
@@ -157,10 +159,10 @@ def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
             f"{where}: expected the names of classes in the file's own description, found one that can't be read "
             f"({error}): the numbers of classes would be taken for their names"
         ) from error
-    return named_classes(table, features, where)
+    return _name_classes(table, features, where)
 
 
-def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
+def _read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
     """Reads the splits of a hub data set; class ids are replaced by their names.
 
     Raises:
@@ -171,17 +173,15 @@ def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
     for split, count in Counter(SPLITS[each] for each in known).items():
         if count > 1:
             found = " and ".join(each for each in known if SPLITS[each] == split)
-            raise InputError(
-                f"data {name!r}: expected one {split} split, found {found}: it can't be told which one is meant"
-            )
+            raise InputError(f"data {name!r}: expected one {split} split, found {found}: the split would be ambiguous")
     if "train" not in known:
         raise InputError(f"data {name!r}: expected a train split, found {', '.join(map(str, loaded))}")
     splits = {}
     for split in known:
         where, rows = f"data {name!r}, {split}", loaded[split]
         table = rows.with_format("arrow")[:]
-        check_names(table, where)
-        splits[SPLITS[split]] = stripped(named_classes(table, rows.features, where))
+        _check_names(table, where)
+        splits[SPLITS[split]] = _strip_names(_name_classes(table, rows.features, where))
     return splits
 
 
@@ -194,51 +194,52 @@ def load_hub(name: str, subset: str | None) -> Mapping[str, Any]:
         return splits
     except Exception as error:  # the hub client raises about twenty exception types
         raise InputError(
-            f"data {name!r}: no such file or folder here, and the hub gave no data set of that name: {error}"
+            f"data {name!r}: no such file or folder here, and no data set of that name could be loaded from the hub: "
+            f"{error}"
         ) from error
 
 
-def named_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> pa.Table:
+def _name_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> pa.Table:
     """Replaces class ids by their names, also in lists (several labels per text, or a tag per word).
 
     Raises:
         InputError: An id has no name.
     """
     for column, feature in features.items():
-        kind = class_type(feature)
+        kind = _find_class_type(feature)
         if kind is None or column not in table.column_names:
             continue
-        chunks = [look_up_names(chunk, feature) for chunk in table[column].chunks]
+        chunks = [_look_up_names(chunk, feature) for chunk in table[column].chunks]
         if any(chunk is None for chunk in chunks):
-            check_class_numbers(table[column], feature, f"column {column!r}", where)
+            _check_class_ids(table[column], feature, f"column {column!r}", where)
         table = table.set_column(table.schema.get_field_index(column), column, pa.chunked_array(chunks, kind))
     return table
 
 
-def look_up_names(numbers: pa.Array, feature: Any) -> pa.Array | None:
-    """Returns the names of class numbers, or lists of names; null for a missing class, None if a number has no name."""
+def _look_up_names(ids: pa.Array, feature: Any) -> pa.Array | None:
+    """Returns the names of class ids, or lists of names; null for a missing class, None if an id has no name."""
     if not hasattr(feature, "names"):
-        names = look_up_names(numbers.flatten(), feature.feature)
+        names = _look_up_names(ids.flatten(), feature.feature)
         if names is None:
             return None
-        lengths = pa.compute.fill_null(pa.compute.list_value_length(numbers), 0).to_numpy()
+        lengths = pa.compute.fill_null(pa.compute.list_value_length(ids), 0).to_numpy()
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        return pa.ListArray.from_arrays(offsets, names, mask=numbers.is_null())
-    found = pa.compute.if_else(pa.compute.less(numbers, 0), None, numbers)
-    if pa.compute.any(pa.compute.greater_equal(found, len(feature.names))).as_py():
+        return pa.ListArray.from_arrays(offsets, names, mask=ids.is_null())
+    known = pa.compute.if_else(pa.compute.less(ids, 0), None, ids)
+    if pa.compute.any(pa.compute.greater_equal(known, len(feature.names))).as_py():
         return None
-    return pa.array(feature.names, pa.string()).take(found)
+    return pa.array(feature.names, pa.string()).take(known)
 
 
-def check_class_numbers(cells: pa.ChunkedArray, feature: Any, column: str, where: str) -> None:
-    """Checks that each number of a class has a name.
+def _check_class_ids(cells: pa.ChunkedArray, feature: Any, column: str, where: str) -> None:
+    """Checks that each class id has a name.
 
     Raises:
-        InputError: A number has no name; the message names the first such row.
+        InputError: An id has no name; the message names the first such row.
     """
     for row, cell in enumerate(iterate_cells(cells), 1):
         try:
-            class_names(cell, feature)
+            _look_up_class_names(cell, feature)
         except ValueError as error:
             raise InputError(
                 f"{where}: row {row}, {column}: expected the number of a class that the data set names, "
@@ -246,25 +247,25 @@ def check_class_numbers(cells: pa.ChunkedArray, feature: Any, column: str, where
             ) from error
 
 
-def class_type(feature: Any) -> pa.DataType | None:
+def _find_class_type(feature: object) -> pa.DataType | None:
     """Returns the Arrow type of the names in a column of classes or of lists of classes; None for other columns."""
     from datasets import ClassLabel, LargeList, List
 
     if isinstance(feature, (List, LargeList)):
-        inner = class_type(feature.feature)
+        inner = _find_class_type(feature.feature)
         return None if inner is None else pa.list_(inner)
     return pa.string() if isinstance(feature, ClassLabel) else None
 
 
-def class_names(cell: Any, feature: Any) -> Any:
+def _look_up_class_names(cell: Any, feature: Any) -> Any:
     """Returns the name of a class, or the names of a list of classes; None for a missing class."""
     if isinstance(cell, list):
-        return [class_names(each, feature.feature) for each in cell]
+        return [_look_up_class_names(each, feature.feature) for each in cell]
     return None if cell is None or cell < 0 else feature.int2str(cell)
 
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
-    ".parquet": read_parquet,
+    ".parquet": _read_parquet,
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".json": read_json,

@@ -29,7 +29,7 @@ class TextColumn(Sequence[str]):
     @staticmethod
     def build(texts: Iterable[str]) -> "TextColumn":
         """Copies texts into a column."""
-        return TextColumn(as_chunked(pa.array(list(texts), pa.string())))
+        return TextColumn(_as_chunked(pa.array(list(texts), pa.string())))
 
     def __len__(self) -> int:
         return self.rows
@@ -56,7 +56,7 @@ class TextColumn(Sequence[str]):
         if isinstance(other, TextColumn):
             return bool(self.array.equals(other.array))
         if isinstance(other, list):
-            return len(other) == self.rows and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+            return len(other) == self.rows and all(a == b for a, b in zip(self, other, strict=True))
         return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -72,14 +72,14 @@ class TextColumn(Sequence[str]):
         """Returns the texts of these rows, in their order."""
         if len(rows) == self.rows and np.array_equal(rows, np.arange(self.rows)):
             return self
-        return TextColumn(as_chunked(self.array.take(pa.array(np.asarray(rows, np.int64)))))
+        return TextColumn(_as_chunked(self.array.take(pa.array(np.asarray(rows, np.int64)))))
 
     def find_nonempty(self) -> np.ndarray:
         """Returns which texts have a character, bool [rows]."""
         return np.asarray(pa.compute.greater(pa.compute.binary_length(self.array), 0).to_numpy(), bool)
 
 
-def as_chunked(array: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_chunked(array: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 

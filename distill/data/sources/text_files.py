@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from distill.data.config import DataConfig
-from distill.data.sources.columns import find_columns, first_of, missing
+from distill.data.sources.columns import find_column, find_columns, missing_column_error
 from distill.data.sources.files import COMPRESSED, format_of, read_utf8, split_of
-from distill.data.sources.tables import READERS, check_single, endings, read_splits
+from distill.data.sources.tables import READERS, check_single, list_extensions, read_splits
 from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
 
@@ -32,14 +32,16 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
             folder are ambiguous.
     """
     if not path:
-        raise InputError("data: no path given: there would be nothing to read; name a file, a folder or a hub data set")
-    files = text_files(path)
+        raise InputError(
+            "data: no path is set: there would be nothing to read; name a file, a folder or a hub data set"
+        )
+    files = find_text_files(path)
     found = files or read_splits(path, subset)
     if split not in found:
         raise InputError(f"data {path!r}: expected a split {split!r}, found {', '.join(found)}: nothing would be read")
     where = f"data {path!r}, {split}"
     if not files:
-        texts = column_texts(found[split], column, where)
+        texts = _read_column(found[split], column, where)
     elif column is None:
         texts = [read_utf8(file) for file in files[split]]
     else:
@@ -52,29 +54,29 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
 
 def split_names(path: str, subset: str | None = None) -> tuple[str, ...]:
     """Returns the splits that `read_texts` finds at `path`."""
-    return tuple(text_files(path) or read_splits(path, subset))
+    return tuple(find_text_files(path) or read_splits(path, subset))
 
 
-def text_files(path: str) -> dict[str, list[Path]]:
+def find_text_files(path: str) -> dict[str, list[Path]]:
     """Returns the txt files of each split; empty if `path` is to be read as a table or from the hub."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return folder_files(place)
-    if format_of(place) == TEXT:
-        if not place.is_file():
+    source = Path(path).expanduser()
+    if source.is_dir():
+        return _group_by_split(source)
+    if format_of(source) == TEXT:
+        if not source.is_file():
             raise InputError(f"data {path!r}: expected a txt file, found no such file: nothing would be read")
-        return {"train": [place]}
-    if place.is_file() and format_of(place) not in READERS:
+        return {"train": [source]}
+    if source.is_file() and format_of(source) not in READERS:
         raise InputError(
-            f"data {path!r}: expected an ending among {endings(TEXT)}, found {place.suffix!r}: "
-            "it can't be told how to read the file"
+            f"data {path!r}: expected an extension among {list_extensions(TEXT)}, found {source.suffix!r}: the format "
+            "of the file is unknown"
         )
     return {}
 
 
-def folder_files(folder: Path) -> dict[str, list[Path]]:
+def _group_by_split(folder: Path) -> dict[str, list[Path]]:
     """Groups a folder's txt files by split, by the name of the top-level file or subfolder."""
-    if any(is_table(file) for file in folder.iterdir()):
+    if any(_is_table(file) for file in folder.iterdir()):
         return {}  # next to a table, a txt file is more likely a readme than the text
     files = [file for file in folder.rglob("*") if format_of(file) == TEXT and file.is_file()]
     files.sort(key=lambda file: file.relative_to(folder).as_posix())
@@ -101,15 +103,15 @@ def folder_files(folder: Path) -> dict[str, list[Path]]:
     return {"train": files}
 
 
-def is_table(file: Path) -> bool:
+def _is_table(file: Path) -> bool:
     """Returns whether the file is a table; json files, which may be settings, only if they are named after a split."""
     return format_of(file) in READERS and (format_of(file) != ".json" or split_of(file) is not None)
 
 
-def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
+def _read_column(table: pa.Table, column: str | None, where: str) -> list[str]:
     # Only the name `text`: from a table of questions and answers, half would be left out without notice.
-    name = column or first_of(table, ("text",))
+    name = column or find_column(table, ("text",))
     if name is None:
-        raise missing("text", ("text",), table, where)
+        raise missing_column_error("text", ("text",), table, where)
     values = table[find_columns(table, DataConfig(text=name), where, labelled=False).text]
     return [value or "" for value in iterate_cells(values)]

@@ -6,13 +6,13 @@ from typing import TypeVar
 import pyarrow as pa
 
 from distill.data.config import DataConfig
-from distill.data.sources.columns import first_of
+from distill.data.sources.columns import find_column
 from distill.data.sources.tables import read_splits
 from distill.data.splits.findings import Findings
 from distill.errors import InputError
 
 Part = TypeVar("Part")
-NO_PATH = "data: no path given; name a folder, a file or a hub data set with --data"
+NO_PATH = "data: no path is set; name a folder, a file or a hub data set with --data"
 
 
 def choose_test(parts: Mapping[str, Part], config: DataConfig, findings: Findings) -> dict[str, Part]:
@@ -26,7 +26,7 @@ def choose_test(parts: Mapping[str, Part], config: DataConfig, findings: Finding
     if "validation" not in parts:
         raise InputError(
             f"data.test_split validation: expected a validation split in data {config.path!r}, found "
-            f"{', '.join(parts)}: there would be nothing to measure on"
+            f"{', '.join(parts)}: there would be nothing to evaluate on"
         )
     unused = ", and its test split isn't used" if "test" in parts else ""
     findings.counts["test_from"] = "the data set's validation split"
@@ -42,8 +42,9 @@ def read_evaluated(
     has_labels: Callable[[dict[str, pa.Table], str], bool],
     read: Callable[[DataConfig], dict[str, pa.Table]] = lambda config: read_splits(config.path, config.subset),
 ) -> dict[str, pa.Table]:
-    """Reads one table per split: train, and validation and test if they have labels; otherwise they are left out, and
-    rows are held out for them later.
+    """Reads one table per split: train, and validation and test if they have labels.
+
+    If they have none, they are left out, and rows are held out for them later.
 
     Args:
         config: Which data to read.
@@ -66,6 +67,6 @@ def read_evaluated(
     return tables
 
 
-def label_column(table: pa.Table, config: DataConfig, names: tuple[str, ...]) -> str | None:
+def find_label_column(table: pa.Table, config: DataConfig, names: tuple[str, ...]) -> str | None:
     """Returns the column named in the settings, else the first of these names; None if the table lacks it."""
-    return first_of(table, (config.label,) if config.label else names)
+    return find_column(table, (config.label,) if config.label else names)

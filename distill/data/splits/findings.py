@@ -18,14 +18,14 @@ class Findings:
 
     def add_dropped_empty(self, split: str, dropped: int, rows: int, what: str = "rows") -> None:
         """Records that `dropped` of the `rows` of a split were left out because they contain no text."""
-        remark = f"{split}: {dropped:,} of {rows:,} {what} were left out, because they hold no text"
+        remark = f"{split}: {dropped:,} of {rows:,} {what} were left out, because they contain no text"
         self.add(f"{split}_dropped_empty", dropped, remark)
         self.counts["dropped_empty"] = int(self.counts.get("dropped_empty", 0)) + dropped
 
 
-def first_numbers(numbers: list[int], most: int = 5) -> str:
-    """Formats row numbers: row 3; rows 3, 7 and 9; rows 3, 7, 9, 12, 15, …"""
-    shown = [f"{number:,}" for number in numbers[:most]]
-    if len(numbers) > most:
+def format_rows(numbers: list[int], limit: int = 5) -> str:
+    """Formats row numbers, for example as `row 3`, `rows 3, 7 and 9` or `rows 3, 7, 9, 12, 15, …`."""
+    shown = [f"{number:,}" for number in numbers[:limit]]
+    if len(numbers) > limit:
         return f"rows {', '.join(shown)}, …"
     return f"row {shown[0]}" if len(shown) == 1 else f"rows {', '.join(shown[:-1])} and {shown[-1]}"

@@ -19,25 +19,31 @@ def hold_out_missing(
     config: DataConfig,
     cut: Callable[[Part, float], tuple[Part, Part, str]],
 ) -> None:
-    """Holds rows out of train for the missing splits, in place; `cut(train, fraction)` returns the part that stays in
-    train, the held-out part, and a description of it.
+    """Holds rows out of train for the missing splits.
+
+    Args:
+        parts: The splits by name; missing ones are added, and train is replaced.
+        findings: Receives the source of each split.
+        config: Contains the fractions to hold out.
+        cut: Called with train and a fraction; returns the part that stays in train, the held-out part, and a
+            description of it.
     """
     for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
         if split in parts:
             findings.counts.setdefault(f"{split}_from", "the data set")
             continue
-        parts["train"], parts[split], words = cut(parts["train"], fraction)
-        findings.counts[f"{split}_from"] = words
-        findings.remarks.append(f"{split}: {words}")
+        parts["train"], parts[split], description = cut(parts["train"], fraction)
+        findings.counts[f"{split}_from"] = description
+        findings.remarks.append(f"{split}: {description}")
 
 
-def parted(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
-    """Splits rows at random, without strata, into (kept, held), each in the original order; see `drawn`."""
-    held = drawn(len(rows), fraction, seed, what)
+def split_at_random(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
+    """Splits rows at random, without strata, into (kept, held), each in the original order; see `draw_held_out`."""
+    held = draw_held_out(len(rows), fraction, seed, what)
     return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
 
 
-def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
+def draw_held_out(count: int, fraction: float, seed: int, what: str) -> set[int]:
     """Draws the indices of the held-out items among `count`, at least one.
 
     Raises:
@@ -46,7 +52,7 @@ def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
     held = max(1, round(count * fraction))
     if held >= count:
         raise InputError(
-            f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to measure on"
+            f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to evaluate on"
         )
     return set(np.random.default_rng(seed).permutation(count)[:held].tolist())
 
@@ -70,26 +76,26 @@ def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[in
     if not held:
         raise InputError(
             f"data: expected a class of at least two rows to hold some out, found {len(labels)} rows left in train, "
-            "each of its own class: there would be nothing to measure on"
+            "each of its own class: there would be nothing to evaluate on"
         )
     return [row for row in range(len(labels)) if row not in chosen], sorted(held)
 
 
-def check_sizes(strata: Sequence[str], absent: Sequence[str]) -> None:
-    """Checks that some stratum has enough rows to hold one out for each of the `absent` splits and leave one in train.
+def check_sizes(strata: Sequence[str], missing: Sequence[str]) -> None:
+    """Checks that some stratum has enough rows to hold one out for each missing split and leave one in train.
 
     Raises:
         InputError: No stratum is that large.
     """
     sizes = Counter(strata)
-    largest, needed = max(sizes.values()), 1 + len(absent)
+    largest, needed = max(sizes.values()), 1 + len(missing)
     if largest >= needed:
         return
-    splits, found = " and ".join(absent), f"{len(strata):,} rows"
+    splits, found = " and ".join(missing), f"{len(strata):,} rows"
     if len(sizes) > 1:
         found = f"{len(sizes):,} classes in {len(strata):,} rows, the largest of {largest}"
     raise InputError(
         f"data: there is no file for {splits}; to hold a row out for each and leave one in train, expected at least "
-        f"{needed} rows{' of a class' if len(sizes) > 1 else ''}, found {found}: there would be nothing to measure on; "
-        f"add rows, or a {' and a '.join(absent)} file"
+        f"{needed} rows{' of a class' if len(sizes) > 1 else ''}, found {found}: nothing to evaluate on; "
+        f"add rows, or a {' and a '.join(missing)} file"
     )

@@ -10,28 +10,30 @@ import pyarrow as pa
 
 from distill.data.config import DataConfig
 from distill.data.sources.cells import is_number
-from distill.data.sources.quoting import MISSING, unquoted
+from distill.data.sources.quoting import MISSING, find_unquoted
 from distill.data.sources.text_column import iterate_cells, strip_texts
-from distill.data.splits.findings import Findings, first_numbers
+from distill.data.splits.findings import Findings, format_rows
 from distill.errors import InputError
 
 UNLABELLED = re.compile(r"-1(\.0*)?")  # marks a row without a label in data sets of the hub
 
 
 def missing_labels(table: pa.Table, column: str) -> np.ndarray:
-    """Returns for each cell whether it has no label, bool [rows]: empty cells, NaN among numbers, and the words that
-    pandas reads as missing if they are unquoted in a csv file. Any other text, quoted or from another format, is a
-    label.
+    """Returns for each cell whether it has no label, bool [rows].
+
+    These are empty cells, NaN among numbers, and the words that pandas reads as missing if they are unquoted in a csv
+    file. Any other text, quoted or from another format, is a label.
     """
-    texts, bare = strip_texts(table[column]), unquoted(table, column)
+    texts, unquoted = strip_texts(table[column]), find_unquoted(table, column)
     if texts is not None:
         missing = ~texts.find_nonempty()
     else:
         missing = np.fromiter(map(is_missing, iterate_cells(table[column])), bool, len(table))
-    return missing if bare is None else missing | bare
+    return missing if unquoted is None else missing | unquoted
 
 
 def is_missing(cell: object) -> bool:
+    """Returns whether a cell is null, NaN or blank text."""
     return (
         cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str) and not cell.strip())
     )
@@ -60,17 +62,17 @@ def check_missing(rows: Sequence[int], where: str, column: str, found: Sequence[
     """
     if not rows:
         return
-    spelt = sorted({str(cell) for cell in found if isinstance(cell, str) and cell.strip()})
+    words = sorted({str(cell) for cell in found if isinstance(cell, str) and cell.strip()})
     hint = "put unlabelled text in a file of its own and pass it with --data.unlabelled"
-    if spelt:
-        hint += f'; if {spelt[0]!r} is the name of a class, write it in quotes: "{spelt[0]}"'
-    what = f" ({', '.join(map(repr, spelt[:3]))} without quotes)" if spelt else ""
+    if words:
+        hint += f'; if {words[0]!r} is the name of a class, write it in quotes: "{words[0]}"'
+    what = f" ({', '.join(map(repr, words[:3]))} without quotes)" if words else ""
     raise InputError(
-        f"{where}: column {column!r} holds no label{what} in {first_numbers([*rows])}, {len(rows):,} in all; {hint}"
+        f"{where}: column {column!r} contains no label{what} in {format_rows([*rows])}, {len(rows):,} in all; {hint}"
     )
 
 
-def label_names(labels: Sequence[str], findings: Findings) -> tuple[str, ...]:
+def read_label_names(labels: Sequence[str], findings: Findings) -> tuple[str, ...]:
     """Returns train's labels in a fixed order: by number if all are integers, else by name.
 
     Raises:
@@ -80,36 +82,37 @@ def label_names(labels: Sequence[str], findings: Findings) -> tuple[str, ...]:
     if len(seen) < 2:
         raise InputError(
             f"data: expected at least two classes in train, found {len(seen)} ({', '.join(sorted(seen))}): "
-            "every model would be right without looking"
+            "every model would be right without reading the text"
         )
-    check_ids(seen, findings)
+    _check_ids(seen, findings)
     report_spellings(seen, findings)
-    return in_order(seen)
+    return order_labels(seen)
 
 
-def in_order(names: Collection[str]) -> tuple[str, ...]:
+def order_labels(names: Collection[str]) -> tuple[str, ...]:
+    """Returns labels in a fixed order: by number if all are integers, else by name."""
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))  # 7 and 007 are different labels
     return tuple(sorted(names))
 
 
-def check_ids(seen: Counter[str], findings: Findings) -> None:
+def _check_ids(seen: Counter[str], findings: Findings) -> None:
     """Checks that labels are shared by rows, and adds a remark if most of 20 or more rows have a unique label.
 
     Raises:
         InputError: Each of more than 3 rows has a unique label.
     """
-    rows, alone = seen.total(), sum(count == 1 for count in seen.values())
+    rows, unique = seen.total(), sum(count == 1 for count in seen.values())
     first = ", ".join(map(repr, list(seen)[:3]))
     if len(seen) == rows > 3:
         raise InputError(
             f"data: expected classes that rows of train share, found a label of its own in each of {rows:,} rows "
-            f"({first}, …): these are ids, numbers (--task regression) or texts, and nothing could be learnt of them; "
+            f"({first}, …): these are ids, numbers (--task regression) or texts, and nothing can be learnt from them; "
             "name the column of the labels with --data.label"
         )
-    if rows >= 20 and 2 * alone > rows:
+    if rows >= 20 and 2 * unique > rows:
         findings.remarks.append(
-            f"train: {alone:,} of {rows:,} rows have a label of their own ({first}, …): if these are ids or numbers, "
+            f"train: {unique:,} of {rows:,} rows have a label of their own ({first}, …): if these are ids or numbers, "
             "name another column with --data.label"
         )
 
@@ -132,39 +135,40 @@ def check_marks(labels: Sequence[str], numbers: Iterable[int], findings: Finding
         return
     if values <= {0, 1}:
         findings.remarks.append(
-            f"train: -1 is taken for a class beside {' and '.join(in_order(others))} ({len(rows):,} rows, "
-            f"{first_numbers(rows)}); if it marks rows without a label, leave them out"
+            f"train: -1 is taken for a class beside {' and '.join(order_labels(others))} ({len(rows):,} rows, "
+            f"{format_rows(rows)}); if it marks rows without a label, leave them out"
         )
         return
     raise InputError(
-        f"data, train: {len(rows):,} rows have the label -1, {first_numbers(rows)}, beside "
-        f"{', '.join(in_order(others)[:5])}: it marks rows without a label, and would be learnt as a class; put them "
-        "in a file of their own and pass it with --data.unlabelled, or name another column with --data.label"
+        f"data, train: {len(rows):,} rows have the label -1, {format_rows(rows)}, beside "
+        f"{', '.join(order_labels(others)[:5])}: it marks rows without a label, and would be learnt as a class; put "
+        "them in a file of their own and pass it with --data.unlabelled, or name another column with --data.label"
     )
 
 
 def report_spellings(seen: Counter[str], findings: Findings, what: str = "labels") -> None:
-    """Adds remarks on labels that differ only in spelling, such as `01`, `1` and `1.0`, or `Spam` and `spam`, and on
-    labels whose names look like missing values.
+    """Adds remarks on labels that differ only in spelling, such as `01`, `1` and `1.0`, or `Spam` and `spam`.
+
+    Also adds a remark on labels whose names look like missing values.
     """
     alike: dict[float | str, list[str]] = {}
-    for name in in_order(seen):
-        alike.setdefault(canonical(name), []).append(name)
+    for name in order_labels(seen):
+        alike.setdefault(_normalise_label(name), []).append(name)
     for names in alike.values():
         if len(names) > 1:
             listed = ", ".join(f"{name!r} ({seen[name]:,})" for name in names)
             findings.remarks.append(f"train: {what} {listed} are different {what}, though they are spelled alike")
-    called = ", ".join(f"{name!r} ({seen[name]:,} rows)" for name in seen if name in MISSING)
-    if called:
-        findings.remarks.append(f"train: {called} counts as a name, for it is text in the file, and no missing label")
+    listed = ", ".join(f"{name!r} ({seen[name]:,} rows)" for name in seen if name in MISSING)
+    if listed:
+        findings.remarks.append(f"train: {listed} counts as a name, for it is text in the file, and no missing label")
 
 
-def canonical(name: str) -> float | str:
+def _normalise_label(name: str) -> float | str:
     """Returns a key that is equal for labels that differ only in spelling: the number, or the case-folded text."""
     return float(name) if is_number(name) else " ".join(name.casefold().split())
 
 
-def known_rows(
+def find_known_rows(
     split: str,
     labels: Sequence[Iterable[str]],
     known: Collection[str],
@@ -181,7 +185,9 @@ def known_rows(
     rows = [list(each) for each in labels]
     extra = Counter(name for row in rows for name in row if name not in known)
     kept = [i for i, row in enumerate(rows) if all(name in known for name in row)]
-    listed = ", ".join(f"{name!r} ({count:,} {where}{near(name, known)})" for name, count in extra.most_common(5))
+    listed = ", ".join(
+        f"{name!r} ({count:,} {where}{_describe_similar(name, known)})" for name, count in extra.most_common(5)
+    )
     if extra and config.unknown_labels == "error":
         raise InputError(
             f"data: {split} has {what} that train lacks: {listed}; no model could ever predict them; "
@@ -190,7 +196,7 @@ def known_rows(
     if not kept:
         raise InputError(
             f"data: {split}: expected rows with {what} of train, found none: {listed}; there would be nothing to "
-            "measure on"
+            "evaluate on"
         )
     if config.unknown_labels == "drop":
         dropped = len(rows) - len(kept)
@@ -199,6 +205,6 @@ def known_rows(
     return kept
 
 
-def near(name: str, known: Collection[str]) -> str:
-    alike = sorted(other for other in known if canonical(other) == canonical(name))
-    return f", where train has {alike[0]!r}" if alike else ""
+def _describe_similar(name: str, known: Collection[str]) -> str:
+    similar = sorted(other for other in known if _normalise_label(other) == _normalise_label(name))
+    return f", where train has {similar[0]!r}" if similar else ""

@@ -14,7 +14,7 @@ from distill.data.splits.findings import Findings
 KEY_BYTES = 16
 
 
-class Folding(dict[int, int | str]):
+class _Folding(dict[int, int | str]):
     """A translation table that keeps letters, combining marks and digits, and maps other characters to a blank."""
 
     def __missing__(self, code: int) -> int | str:
@@ -22,20 +22,20 @@ class Folding(dict[int, int | str]):
         return self[code]
 
 
-FOLDING = Folding()
+FOLDING = _Folding()
 
 
-def normalise(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Returns the text without case and punctuation; unchanged but stripped if nothing else would be left."""
     return " ".join(text.casefold().translate(FOLDING).split()) or text.strip()
 
 
-def text_keys(texts: Sequence[str], pairs: Sequence[str] | None = None) -> pa.Array:
+def compute_text_keys(texts: Sequence[str], pairs: Sequence[str] | None = None) -> pa.Array:
     """Returns a digest of 16 bytes of each normalised text, or pair of texts."""
     rows = zip(texts, pairs, strict=True) if pairs is not None else zip(texts, strict=True)
     digests = bytearray()
     for row in rows:
-        joined = "\n".join(normalise(each) for each in row)
+        joined = "\n".join(normalise_text(each) for each in row)
         digests += hashlib.blake2b(joined.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
     count = len(digests) // KEY_BYTES
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY_BYTES), count, [None, pa.py_buffer(digests)])
@@ -60,7 +60,7 @@ def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "te
     Returns:
         Indices of the unlabelled rows that occur in neither test nor validation.
     """
-    keys = {name: text_keys(part.texts, part.pairs) for name, part in parts.items()}
+    keys = {name: compute_text_keys(part.texts, part.pairs) for name, part in parts.items()}
     for split, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
         count = int(are_in(keys[split], keys[other]).sum())
         remark = f"{split}: {count:,} of {len(keys[split]):,} {what} also occur in {other}, and stay in both"

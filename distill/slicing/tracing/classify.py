@@ -9,6 +9,7 @@ from distill.slicing.tracing.labels import Dimension, Labels
 
 Roles = Mapping[tuple[str, int], Role]  # (parameter, dimension) -> role
 Slots = Mapping[int, list[Slot]]  # label -> all its occurrences
+OUTER = "no weight produces it, or none consumes it: it's an input or an output"
 
 
 class AxisClassifier:
@@ -45,7 +46,7 @@ class AxisClassifier:
         slots, _ = self.list_slots()
         for label, places in slots.items():
             if label not in self.rows and {"in", "out"} - {slot.role for slot in places}:
-                self.labels.block((label,), "no weight produces it, or none consumes it: it's an input or an output")
+                self.labels.block((label,), OUTER)
         streams = self.find_stream(slots)
         axes = [self.build_axis("hidden", None, [label], slots) for label in streams]
         local = self.group_local(slots, streams)

@@ -29,13 +29,13 @@ def export_graph(model: PreTrainedModel, example: Mapping[str, Tensor] | None = 
 
     Args:
         model: The model, on any device, including meta.
-        example: Inputs by name, [batch, length]; by default two rows of seven ids, for multiple choice of two choices.
+        example: Inputs by name, [batch, length]; by default two rows of seven ids, for multiple choice of two choices
+            and with their mask, from which ModernBERT takes the number of texts.
 
     Raises:
         InputError: torch.export can't follow the model's code.
     """
-    shape = (2, 2, 7) if type(model).__name__.endswith("ForMultipleChoice") else (2, 7)
-    inputs = dict(example or {"input_ids": torch.ones(shape, dtype=torch.int64)})
+    inputs = dict(example or build_example(model))
     inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
     implementation = model.config._attn_implementation
     logger = logging.getLogger("torch.export")
@@ -54,3 +54,10 @@ def export_graph(model: PreTrainedModel, example: Mapping[str, Tensor] | None = 
     finally:
         logger.setLevel(level)
         model.config._attn_implementation = implementation
+
+
+def build_example(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Returns inputs that every model of this class accepts."""
+    if not type(model).__name__.endswith("ForMultipleChoice"):
+        return {"input_ids": torch.ones((2, 7), dtype=torch.int64)}
+    return dict.fromkeys(("input_ids", "attention_mask"), torch.ones((2, 2, 7), dtype=torch.int64))

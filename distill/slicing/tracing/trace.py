@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.checkpoint.layers import find_layer_stack
+from distill.checkpoint.layers import find_layer_stack, rename_layer
 from distill.errors import InputError
 from distill.slicing.tracing.axes import Axis, Role, Slot
 from distill.slicing.tracing.classify import AxisClassifier, layer_of
@@ -36,7 +36,40 @@ class Traced:
     axes: tuple[Axis, ...]
     left_out: Mapping[str, str]
     joined: tuple[Axis, ...] = ()
-    projections: tuple[Projection, ...] = field(default=())
+    projections: tuple[Projection, ...] = ()
+
+    def select_layers(self, stack: str, layers: Sequence[int]) -> "Traced":
+        """Returns what was traced in a model of the layers numbered `layers`, in that order, under its new names."""
+
+        def rename(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+            return tuple(axis for each in axes if (axis := rename_axis(each, stack, layers)) is not None)
+
+        left_out = {
+            f"{new}[{place}": reason
+            for (name, _, place), reason in ((key.rpartition("["), why) for key, why in self.left_out.items())
+            if (new := rename_layer(name, stack, layers)) is not None
+        }
+        projections = tuple(
+            replace(each, parameter=new)
+            for each in self.projections
+            if (new := rename_layer(each.parameter, stack, layers)) is not None
+        )
+        return Traced(rename(self.axes), left_out, rename(self.joined), projections)
+
+
+def rename_axis(axis: Axis, stack: str, layers: Sequence[int]) -> Axis | None:
+    """Returns an axis in a model of the layers numbered `layers`; None if it belongs to another layer."""
+    if axis.layer is not None and axis.layer not in layers:
+        return None
+    slots = tuple(
+        replace(slot, parameter=new)
+        for slot in axis.slots
+        if (new := rename_layer(slot.parameter, stack, layers)) is not None
+    )
+    if axis.layer is None:
+        return replace(axis, slots=slots)
+    layer = layers.index(axis.layer)
+    return replace(axis, name=f"layers.{layer}.{axis.kind}", layer=layer, slots=slots)
 
 
 def find_axes(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> list[Axis]:

@@ -1,4 +1,4 @@
-"""Variants of the training step: across tokenizers, fused, on-policy, progressive; and checks of teacher signals.
+"""Kinds of training step: plain, across tokenizers, fused, on-policy, progressive, pipeline; and a step's signals.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """

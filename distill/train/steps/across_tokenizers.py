@@ -5,13 +5,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data.alignment.encoded import teacher_inputs
+from distill.data.alignment.encoded import select_teacher_inputs
 from distill.data.alignment.tokens import shared_vocabulary
+from distill.data.batches.encode import Batch
 from distill.losses.across import across_loss
 from distill.losses.across_config import AcrossConfig
+from distill.losses.config import LossConfig
+from distill.losses.logits import label_loss
 from distill.losses.teacher_signals import SignalSource
+from distill.models.inputs import select_inputs
+from distill.tasks.logit_rows import flatten_rows
 from distill.train.steps.signals import check_signals
 
 
@@ -51,9 +56,17 @@ class CrossTokenizerKL:
         Raises:
             InputError: As in `check_signals` and `across_loss`.
         """
-        teacher_batch = teacher_inputs(dict(batch))
+        teacher_batch = select_teacher_inputs(dict(batch))
         signals = self.teacher(teacher_batch)
         check_signals(signals, teacher_batch)
         device = student_logits.device
         shared = None if self.shared is None else self.shared.to(device)
         return across_loss(student_logits, signals["logits"].to(device), batch, self.config, shared)
+
+    def compute_terms(self, student: PreTrainedModel, loss: LossConfig, batch: Batch) -> dict[str, Tensor]:
+        """Returns the unweighted values of `kl` and `ce` on a batch, each if its weight isn't 0."""
+        logits = student(**select_inputs(batch)).logits
+        terms = {"kl": self(logits, batch)} if loss.kl else {}
+        if loss.ce:
+            terms["ce"] = label_loss(flatten_rows(batch, logits, 2), flatten_rows(batch, batch["labels"], 1))
+        return terms

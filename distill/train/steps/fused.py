@@ -89,7 +89,7 @@ def capture_head_inputs(head: nn.Linear, batch: Mapping[str, Tensor]) -> Iterato
     """Makes the head skip all positions within the context and yields a list that collects its inputs.
 
     After a forward pass the list contains the head's inputs at the batch's requested positions [rows, width], in the
-    order of `rows_of`.
+    order of `flatten_rows`.
     """
     mask = loss_mask(batch)
     captured: list[Tensor] = []

@@ -11,7 +11,7 @@ from distill.losses.compose import compute_loss_terms, scale_by_share, weighted_
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import TeacherSignals
 from distill.parallel.pipeline import PipelineTrainer
-from distill.tasks.logit_rows import by_row, rows_of
+from distill.tasks.logit_rows import flatten_rows, split_by_row
 from distill.train.steps.batch_entries import find_shares
 
 
@@ -23,7 +23,12 @@ class _Targets(TypedDict):
 
 
 def train_stages(
-    stages: PipelineTrainer, batch: Batch, signals: TeacherSignals, facts: TeacherSignals, loss: LossConfig, steps: int
+    stages: PipelineTrainer,
+    batch: Batch,
+    signals: TeacherSignals,
+    settings: TeacherSignals,
+    loss: LossConfig,
+    steps: int,
 ) -> Tensor:
     """Runs the forward and backward passes of a batch through all stages.
 
@@ -31,7 +36,7 @@ def train_stages(
         stages: Runs the stages of the student.
         batch: Padded batch with labels.
         signals: The teacher's signals for the batch.
-        facts: Temperature and number of classes of the signals, which have no rows.
+        settings: Temperature and number of classes of the signals, which have no rows.
         loss: Settings of the terms in this step.
         steps: Number of batches over which gradients are accumulated; the gradients are divided by it.
 
@@ -41,14 +46,14 @@ def train_stages(
     totals = loss_counts(batch)
     batch_shares = find_shares(batch) or dict.fromkeys(totals, 1.0)
     names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
-    targets = _Targets(batch={name: batch[name] for name in names}, signals=by_row(batch, signals))
+    targets = _Targets(batch={name: batch[name] for name in names}, signals=split_by_row(batch, signals))
 
     def compute_loss(logits: Tensor, part: _Targets) -> Tensor:
         rows = part["batch"]
         part_signals = {name: torch.cat(tensors) for name, tensors in part["signals"].items()}
-        teacher = cast(TeacherSignals, part_signals) | facts
-        labels, mask = rows_of(rows, rows["labels"], 1), rows["attention_mask"]
-        terms = compute_loss_terms(loss, rows_of(rows, logits, 2), labels, mask, teacher)
+        teacher = cast(TeacherSignals, part_signals) | settings
+        labels, mask = flatten_rows(rows, rows["labels"], 1), rows["attention_mask"]
+        terms = compute_loss_terms(loss, flatten_rows(rows, logits, 2), labels, mask, teacher)
         counts = loss_counts(rows)
         shares = {name: counts[name] / max(totals[name], 1) * batch_shares[name] for name in counts}
         return weighted_sum(loss, scale_by_share(loss, terms, shares)) / steps

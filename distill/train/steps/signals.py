@@ -1,13 +1,56 @@
-"""Checks of a teacher's signals before a student is trained on them."""
+"""The teacher's signals for a training step: read from the batch or the teacher, and checked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from distill.data.batches.encode import Batch
 from distill.data.batches.share import loss_mask
 from distill.errors import InputError
+from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import TeacherSignals
+from distill.models.output_head import count_vocabulary_classes
+from distill.tasks.logit_rows import select_distribution_settings
+from distill.train.layer_terms import LayerTerms
+from distill.train.steps.batch_entries import find_signals
+
+SignalReader = Callable[[Batch], Mapping[str, object]]  # a padded batch -> the teacher's signals
+
+
+def read_signals(
+    batch: Batch, reader: SignalReader | None, loss: LossConfig, layer_terms: LayerTerms
+) -> TeacherSignals:
+    """Returns the teacher's signals for a batch, checked; empty if no term needs a teacher.
+
+    Args:
+        batch: Its own `signals` are used if it has any.
+        reader: Queried otherwise.
+        loss: Enabled terms.
+        layer_terms: The layers that they compare.
+
+    Raises:
+        InputError: There are no signals, they lack a layer, or they are not finite.
+    """
+    if not loss.needs_teacher:
+        return TeacherSignals()
+    signals = find_signals(batch)
+    if signals is None and reader is not None:
+        signals = cast(TeacherSignals, reader(batch))
+    if signals is None:
+        raise InputError(
+            "loss: expected signals for the terms that read the teacher, found none: pass signals, or batches that "
+            "contain them"
+        )
+    layers = layer_terms.find_needed_layers(signals)
+    check_signals(signals, batch, layers, outputs=loss.kl > 0 or loss.uses_vectors)
+    return signals
+
+
+def find_distribution_settings(student: nn.Module, signals: TeacherSignals) -> TeacherSignals:
+    """Returns the temperature of stored distributions and the teacher's number of classes, if there are any."""
+    return select_distribution_settings(signals) | count_vocabulary_classes(student, signals)
 
 
 def check_signals(

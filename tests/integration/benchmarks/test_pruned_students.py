@@ -179,7 +179,7 @@ def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(asdict(config)))
     for speedup, most in ((4.0, 8_000_000), (2.0, 10_000_000)):
         own = read_config(tmp_path, speedup).budget
-        assert (own.speedups, own.most_bytes(speedup)) == ((speedup,), most)
+        assert (own.speedups, own.find_max_bytes(speedup)) == ((speedup,), most)
 
 
 def found_in(bench: tuple[list[str], Path]) -> dict[str, Any]:

@@ -11,21 +11,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import pipelines.cache as command
 from distill.cache import CacheReader
-from distill.cache.fidelity import degrees
-from distill.cache.samples import samples_of
+from distill.cache.fidelity import measure_angle
+from distill.cache.samples import build_samples
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.data.sources.text_files import read_texts
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from distill.losses.compose import distribution_loss
 from distill.tasks.language import MaskedLM
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs import cli
 from pipelines.settings.cache_config import WriteConfig
-from pipelines.stages.cached_signals import record
+from pipelines.stages.cache_record import record_settings
 from support import broken_checkpoints as broken
 from support.commands import refusal_of, run_to_success
 from support.task_data import question_data, tagged_data
@@ -83,7 +83,7 @@ def test_a_decoders_cache_is_planned_written_reused_and_inspected(cache, decoder
     assert "sampled" in said
     blocks = LanguageBlocks(token_blocks(tokenizer, read_texts(str(texts)), 16))
     reader = CacheReader(tmp_path / "c")
-    assert len(reader) == len(set(samples_of(blocks, 0).keys))
+    assert len(reader) == len(set(build_samples(blocks, 0).keys))
     found = reader(blocks.collate([0, 3], 0))
     torch.testing.assert_close(found["weights"].sum(1), torch.ones(len(found["weights"])))
     assert "nothing was missing" in cache("write", *words, "--draws", "9")[1]
@@ -145,7 +145,7 @@ def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts,
     cache("write", *words_for(decoder, texts, folder))
     shard = next(folder.glob("shard-*"))
     whole = shard.read_bytes()
-    assert cache("verify", "--cache", folder) == (0, f"cache {folder}: every byte is what was written\n")
+    assert cache("verify", "--cache", folder) == (0, f"cache {folder}: all bytes are as they were written\n")
     shard.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
     code, said = cache("verify", "--cache", folder)
     assert code == 1
@@ -153,7 +153,7 @@ def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts,
     (folder / "cache.json").write_text("{}")
     code, said = cache("rebuild", "--cache", folder)
     assert code == 0, said
-    assert "cache.json taken from its other copy" in said
+    assert "cache.json restored from its other copy" in said
     assert "1 samples damaged" in said
     assert shard.read_bytes() == whole
     assert cache("verify", "--cache", folder)[0] == 0
@@ -219,7 +219,10 @@ def test_generated_sequences_are_cached_without_other_signals(cache, decoder, tm
     assert "generated (" in said
     assert "new_tokens 7" in said
     both = words_for(decoder, prompts, tmp_path / "d")
-    assert "goes alone" in cache("write", *both, "--signals", "generated,topk", *few)[1]
+    assert (
+        "expected generated without other signals, found generated, topk"
+        in cache("write", *both, "--signals", "generated,topk", *few)[1]
+    )
 
 
 def test_the_cache_of_another_teacher_is_refused_and_unchanged(
@@ -230,7 +233,7 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     code, said = cache("write", *words_for(headed_folder, data_folder, folder))
     assert code == 2
-    assert "made from something else: preprocessing: expected 'text-classification', found 'causal-lm'" in said
+    assert "made from other inputs: preprocessing: expected 'text-classification', found 'causal-lm'" in said
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
 
 
@@ -265,8 +268,11 @@ def test_invalid_arguments_end_with_one_message(words, message, monkeypatch, cap
         (("--timeout", "0"), "timeout: expected more than 0 seconds"),
         (("--threads", "-1"), "threads: expected at least 0, found -1"),
         (("--signals", "hidden", "--layers", "a"), "numbers joined by commas"),
-        (("--signals", "generated", "--task", "sentence-embedding"), "generated isn't a signal of sentence-embedding"),
-        (("--task", "masked-lm"), "no head of the task (AutoModelForMaskedLM knows none); name another --task"),
+        (
+            ("--signals", "generated", "--task", "sentence-embedding"),
+            "expected signals of sentence-embedding, found generated",
+        ),
+        (("--task", "masked-lm"), "no head of the task (AutoModelForMaskedLM knows none); choose another --task"),
         (("--device", "nowhere"), "--device 'nowhere'"),
         (
             ("--signals", "generated", "--keep.new_tokens", str(MAX_LENGTH - 15)),
@@ -284,8 +290,8 @@ def test_settings_that_do_not_fit_the_teacher_are_refused(more, message, cache, 
 def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
     torch.manual_seed(0)
     gradient = [torch.randn(3, 4), None, torch.randn(5)]
-    assert degrees(gradient, [g * 2 if g is not None else None for g in gradient]) < 1e-4
-    assert abs(degrees([torch.tensor([1.0, 0])], [torch.tensor([0, 1.0])]) - 90) < 1e-4
+    assert measure_angle(gradient, [g * 2 if g is not None else None for g in gradient]) < 1e-4
+    assert abs(measure_angle([torch.tensor([1.0, 0])], [torch.tensor([0, 1.0])]) - 90) < 1e-4
     logits = torch.randn(6, 9)
     everything = torch.arange(9).expand(6, 9)
     sampled = {"ids": everything, "weights": logits.softmax(-1)}
@@ -298,7 +304,7 @@ def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decode
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
     words = words_for(decoder, texts, tmp_path / "two")
     said = run_to_success("cache", ["write", *words, "--devices", "2", "--layout", layout])
-    assert said.count("bytes a token") == 1
+    assert said.count("bytes per token") == 1
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 
@@ -309,5 +315,5 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_recorded_template_path_is_absolute(tmp_path, monkeypatch):
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     monkeypatch.chdir(tmp_path)
-    kept = record(WriteConfig("c", "t", data=DataConfig(path="d"), chat=ChatConfig(template="chat.jinja")))
+    kept = record_settings(WriteConfig("c", "t", data=DataConfig(path="d"), chat=ChatConfig(template="chat.jinja")))
     assert kept["chat"]["template"] == str(tmp_path / "chat.jinja")

@@ -14,7 +14,9 @@ from support.commands import run_to_success, small_run
 from support.task_data import books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import FILLERS, VOCABULARY, build_model, saved
 
-HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--prune.samples", "16", "--prune.trials", "16")
+# Latencies of batches of four texts, since each of a search's measurements times all of its batches 60 times.
+SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4")
+SEARCH += ("--prune.samples", "16", "--prune.trials", "8")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0")
 KINDS = {
     "token-classification": tagged_data,
@@ -39,7 +41,7 @@ def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
     "kind", [each if each.startswith("token") else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
 )
 def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
-    output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *HERE)
+    output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
     assert f"task: {kind}" in said
     report = report_of(output)
     found = {(each["name"], each["runtime"]): each for each in report["models"]}
@@ -81,7 +83,7 @@ def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tok
         teacher = saved(build_model("bert", head), tokenizer, tmp_path / "masked")
     trained = ("--teacher.finetune", "always", "--teacher_train.epochs", "8", "--epochs", "6", "--temperature", "1")
     rates = ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3", *STILL)
-    more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "16")
+    more = ("--speedup", "1.2", *SEARCH) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "16")
     words = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
     run_to_success("distill", [*words, "--student", "teacher"])
     report = report_of(tmp_path / "run")
@@ -102,7 +104,7 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
     teacher, output = PooledModel.from_pretrained(body), tmp_path / "run"
     teacher.save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
-    more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "32")
+    more = ("--speedup", "1.2", *SEARCH) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "32")
     words = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
     run_to_success("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
     student = PooledModel.from_pretrained(output / "student")

@@ -23,7 +23,7 @@ from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules import check_ignored_keep
-from pipelines.stages.cache import kept_of
+from pipelines.stages.cache import choose_signals
 from support.commands import refusal_of, run_to_success, small_run, start
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
@@ -164,10 +164,10 @@ def test_cache_settings_for_tokens_are_refused_for_a_classifier(more, said, tmp_
 def test_requested_cache_formats_are_used_for_a_classifier():
     task, sizes = TASKS["text-classification"], LayerSizes(4, 32, 4)
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"))
-    assert kept_of(config, task, sizes, sizes) == KeepConfig(signals="logits")
+    assert choose_signals(config, task, sizes, sizes) == KeepConfig(signals="logits")
     asked = replace(config, keep=KeepConfig(dtype="float16", compression="zstd", signals="logits"))
     check_ignored_keep(Facts(asked, 1, "text-classification"))
-    found = kept_of(asked, task, sizes, sizes)
+    found = choose_signals(asked, task, sizes, sizes)
     assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
 
 
@@ -295,7 +295,7 @@ BAD_DATA = {
     "broken csv": (text_file("train.csv", b"text,label\na,x\nb,y,z\n"), "#3"),
     "broken jsonl": (text_file("train.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n'), "row 2"),
     "broken parquet": (broken_parquet, "are damaged"),
-    "no label": (text_file("train.csv", [("a", "x"), ("b", ""), ("c", "y")]), "holds no label in row 2, 1 in all"),
+    "no label": (text_file("train.csv", [("a", "x"), ("b", ""), ("c", "y")]), "contains no label in row 2, 1 in all"),
     "another encoding": (text_file("train.csv", "text,label\nä,x\nb,y\n".encode("latin-1")), "UTF-8"),
 }
 

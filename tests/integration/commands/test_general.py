@@ -28,7 +28,7 @@ from pipelines import distill
 from pipelines.runs.console import Console
 from pipelines.runs.processes import World
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
-from pipelines.stages.general import blocks_of, general_stage
+from pipelines.stages.general import general_stage, read_blocks
 from support.commands import refusal_of, run_to_success, small_run
 from support.plans import plan_of
 from support.tiny_models import WORDS, build_model, saved
@@ -157,13 +157,13 @@ def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer
 
 def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, prose, tmp_path):
     config = GeneralConfig(data=str(prose), length=16, blocks=20)
-    train, held_out = blocks_of(config, tokenizer, 3)
-    again, _ = blocks_of(config, tokenizer, 3)
+    train, held_out = read_blocks(config, tokenizer, 3)
+    again, _ = read_blocks(config, tokenizer, 3)
     assert (len(train), len(held_out)) == (20, 2)
     seen = {row.tobytes() for row in train.input_ids}
     assert seen == {row.tobytes() for row in again.input_ids}
     assert not seen & {row.tobytes() for row in held_out.input_ids}
-    assert seen != {row.tobytes() for row in blocks_of(config, tokenizer, 4)[0].input_ids}
+    assert seen != {row.tobytes() for row in read_blocks(config, tokenizer, 4)[0].input_ids}
     with (tmp_path / "train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("text",), *((text,) for text in documents(5))])
     with (tmp_path / "dev.csv").open("w", newline="") as file:
@@ -173,7 +173,7 @@ def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, 
         (tmp_path / name).rename(tmp_path / "tables" / name)
     assert set(split_names(str(tmp_path / "tables"))) == {"train", "validation"}
     config = GeneralConfig(data=str(tmp_path / "tables"), length=16)
-    train, held_out = blocks_of(config, tokenizer, 3)
+    train, held_out = read_blocks(config, tokenizer, 3)
     assert [row.tolist() for row in held_out.input_ids] == [
         row.tolist() for row in token_blocks(tokenizer, documents(2, seed=9), 16)
     ]

@@ -18,14 +18,14 @@ from compress.measure.latency import Latency
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.prune.importance.gates import LAYERS, Gates
-from compress.prune.schedule import cubic
-from compress.prune.search.candidates import outline_of
+from compress.prune.schedule import interpolate_cubic
+from compress.prune.search.candidates import get_outline
 from compress.prune.search.cost import CostModel, Outline
 from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.pruned import load_pruned
 from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
@@ -50,10 +50,10 @@ from pipelines.stages.gate_closing import (
     Goal,
     LearnedMaskClosing,
     MovementClosing,
+    build_learned_masks,
     expected_cost,
-    learned_masks,
 )
-from pipelines.stages.gradual_prune import ClosingModule, closing_train, gap
+from pipelines.stages.gradual_prune import ClosingModule, closing_settings, measure_gap
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.students import split_epochs
 from support.interrupted_training import Killed, killed_at
@@ -62,7 +62,7 @@ from support.run_inputs import write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
 
 MACHINE = MachineConfig(accelerator="cpu", precision="32", threads=1)
-TRAIN = closing_train(TrainConfig(learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=100), 3)
+TRAIN = closing_settings(TrainConfig(learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=100), 3)
 GOAL = Goal((0, 1, 3), {"hidden": 20, "layers.0.heads": 2, "layers.1.ffn": 9, "layers.3.heads": 1, "layers.3.ffn": 40})
 COSTS = CostModel((0.1, 1e-3, 0.01, 1e-4, 1e-3, 1e-4, 1e-4, 1e-5), 0.0)
 COLUMNS = [(text, LABELS.index(label)) for text, label in make_rows(56, 3)]
@@ -85,11 +85,11 @@ def closing_by(masks: str, goal: Goal = GOAL) -> tuple[PreTrainedModel, list, Cl
     gates = Gates(model, axes)
     if masks == "movement":
         return model, axes, MovementClosing(gates, goal)
-    whole = outline_of(axes)
+    whole = get_outline(axes)
     cost = expected_cost(COSTS, axes, goal.layers, whole)
     target = COSTS.predict(Outline(20, (2, 4, 1), (64, 9, 40))) / COSTS.predict(whole)
-    sizes = {name: gates.size(name) for name in goal.units}
-    return model, axes, LearnedMaskClosing(gates, goal, learned_masks(sizes, cost, target))
+    sizes = {name: gates.get_size(name) for name in goal.units}
+    return model, axes, LearnedMaskClosing(gates, goal, build_learned_masks(sizes, cost, target))
 
 
 def close_once(tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN) -> tuple[ClosingModule, Closing, Watch]:
@@ -162,12 +162,12 @@ def test_another_model_than_the_gated_one_is_refused(closed, token_batch):
     other = next(pair for pair in ([0, 1], [2, 3]) if pair != closing.shape().kept["layers.0.heads"].tolist())
     wrong = dict(closing.shape().kept) | {"layers.0.heads": torch.tensor(other)}
     with closing.gates, pytest.raises(CompressError, match="without the closed units the logits differ"):
-        gap(module.student, prune(module.student, axes, Shape(GOAL.layers, wrong)), token_batch)
+        measure_gap(module.student, prune(module.student, axes, Shape(GOAL.layers, wrong)), token_batch)
 
 
 def test_the_kept_units_are_those_that_the_masks_rank_highest(closed):
     masks, module, closing, _ = closed
-    ranking = module.masks.scores() if masks == "movement" else module.masks.open_probability()
+    ranking = module.masks.scores() if masks == "movement" else module.masks.compute_open_probability()
     ranking = {name: rank.detach() for name, rank in ranking.items()}
     assert all(len(rank.unique()) > 1 for rank in ranking.values())  # the rankings were trained
     for name, units in closing.kept.items():
@@ -185,9 +185,9 @@ def test_the_number_of_masked_units_follows_the_cubic_schedule(moved):
     for step, gates in enumerate(watch.seen[:-1]):  # the last batch ends with the final gates
         chosen = step - step % every
         for name, left in GOAL.units.items():
-            wanted = round(cubic(chosen, 0, steps, 0, closing.gates.size(name) - left))
+            wanted = round(interpolate_cubic(chosen, 0, steps, 0, closing.gates.get_size(name) - left))
             assert int((gates[name] == 0).sum()) == wanted, (step, name)
-        assert float(gates[LAYERS][2]) == pytest.approx(1 - cubic(step, 0, steps, 0, 1))
+        assert float(gates[LAYERS][2]) == pytest.approx(1 - interpolate_cubic(step, 0, steps, 0, 1))
         assert gates[LAYERS][[0, 1, 3]].tolist() == [1, 1, 1]
     assert sum(int((gates["layers.1.ffn"] == 0).sum()) > 0 for gates in watch.seen) > 15  # masked throughout training
 
@@ -206,7 +206,9 @@ def test_learned_gates_are_sampled_until_the_final_decision(closed):
         assert closing.learned.warmup == 10
         assert (closing.learned.multipliers != 0).all()  # only the penalty changes them
         with torch.no_grad():
-            assert float(closing.learned.cost(closing.learned.open_probability())) < float(closing.learned.begin)
+            assert float(closing.learned.cost(closing.learned.compute_open_probability())) < float(
+                closing.learned.begin
+            )
 
 
 @pytest.mark.slow
@@ -214,13 +216,13 @@ def test_learned_masks_approach_the_cost_of_the_shape(tokenizer, tmp_path):
     module, _, _ = close_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=43))
     masks = module.masks
     with torch.no_grad():
-        found, begin = float(masks.cost(masks.open_probability())), float(masks.begin)
+        found, begin = float(masks.cost(masks.compute_open_probability())), float(masks.begin)
     assert abs(found - masks.target) < 0.3 * (begin - masks.target), (found, begin, masks.target)
 
 
 def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
     _, axes = tiny_model_with_axes("bert")
-    whole, small = outline_of(axes), Outline(20, (2, 4, 1), (64, 9, 40))
+    whole, small = get_outline(axes), Outline(20, (2, 4, 1), (64, 9, 40))
     cost = expected_cost(COSTS, axes, GOAL.layers, whole)
     gates = {axis.name: torch.ones(axis.units) for axis in axes if axis.name in GOAL.units}
     full = Outline(32, (4,) * 3, (64,) * 3)
@@ -438,7 +440,7 @@ def test_rounds_follow_the_cubic_schedule(in_rounds):
     begin = COSTS.predict(outline(in_rounds["start"]))
     for number in (1, 2):
         said = shape_of(in_rounds[f"shape-2x-round{number}"])
-        assert said["milliseconds"] == pytest.approx(cubic(number, 0, 3, begin, begin / 2), rel=0.02)
+        assert said["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)
         assert 0.85 * said["milliseconds"] <= said["predicted_ms"] <= said["milliseconds"] * 1.001
 
 

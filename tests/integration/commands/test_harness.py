@@ -83,5 +83,5 @@ def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):
     process = start("harness", words)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 2, said
-    assert "error: --tasks endings: expected their data, found no way to it" in said
+    assert "error: --tasks endings: expected their data, but it is unavailable" in said
     assert "Traceback" not in said

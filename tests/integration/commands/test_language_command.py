@@ -18,7 +18,7 @@ from pipelines import distill
 from pipelines.runs.cli import parse
 from pipelines.settings.defaults import fill_task_defaults
 from pipelines.settings.distill_config import SHORT, DistillConfig
-from pipelines.stages.teacher_answers import Writer, read_lines
+from pipelines.stages.teacher_answers import AnswerGenerator, read_answers
 from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import WORD_PAIRS, books_data, prose
 from support.tiny_models import VOCABULARY, WORDS, build_model, saved
@@ -152,7 +152,7 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     assert [chat.messages[0] for chat in before] == [chat.messages[0] for chat in after]
     changed = [b.messages[1]["content"] for a, b in zip(before, after, strict=True) if a != b]
     assert changed == [WORDS[50]] * 30
-    assert "30 of 60 are the teacher's, 0 weren't taken" in said
+    assert "30 of 60 are the teacher's, 0 were discarded" in said
     cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
     assert "/answers/" in cache["made_from"]["data"]["path"]
     assert_made_again_after_a_kill_within_an_answer(
@@ -174,12 +174,12 @@ def assert_made_again_after_a_kill_within_an_answer(file: Path, words: list[str]
 def test_a_completion_keeps_the_space_after_its_prompt():
     words = sentencepiece()
     ids = words("The old mill stood by the river")["input_ids"]
-    writer = Writer.__new__(Writer)
+    writer = AnswerGenerator.__new__(AnswerGenerator)
     writer.tokenizer, writer.ends = words, [words.eos_token_id]
     for cut in (k for k in range(2, len(ids)) if words.convert_ids_to_tokens(ids[k]).startswith("▁")):
-        said = writer.spoken(ids[:cut], [*ids[cut:], words.eos_token_id])
+        said = writer.decode_answer(ids[:cut], [*ids[cut:], words.eos_token_id])
         assert words.decode(ids[:cut], skip_special_tokens=True) + said == "The old mill stood by the river"
-    assert writer.spoken(ids, ids) == "", "it has no end"
+    assert writer.decode_answer(ids, ids) == "", "it has no end"
 
 
 def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp_path, monkeypatch, capsys):
@@ -210,7 +210,7 @@ def test_an_answer_truncated_by_a_kill_is_dropped(tmp_path):
     kept = tmp_path / "answers.jsonl"
     for cut in ('[5, "cut sh', '[5, "say \\"]', '[5, "no end of its line"]'):
         kept.write_text('[3, "whole"]\n[4, ""]\n' + cut)
-        assert list(read_lines(kept)) == [(3, "whole"), (4, "")]
+        assert list(read_answers(kept)) == [(3, "whole"), (4, "")]
         assert kept.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
 
 
@@ -276,7 +276,10 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
         (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
         (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
         (("--teacher.signals", "online", "--temperature", "4"), "across.temperature softens both distributions"),
-        (("--teacher.signals", "online", "--across.kind", "sorted"), "across.kind sorted: expected loss.ce above 0, found 0"),
+        (
+            ("--teacher.signals", "online", "--across.kind", "sorted"),
+            "across.kind sorted: expected loss.ce above 0, found 0",
+        ),
     ):
         words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
         assert message in refusal_of(distill, words, monkeypatch, capsys)

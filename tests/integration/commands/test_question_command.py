@@ -12,7 +12,7 @@ from distill.data.config import DataConfig
 from distill.tasks.question_answering import QuestionAnswering
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.stages.general import with_head
+from pipelines.stages.general import attach_head
 from support.commands import run_to_success, small_run
 from support.task_data import question_data
 from support.tiny_models import build_model, make_rows, saved
@@ -48,7 +48,7 @@ def test_the_general_stages_body_gets_a_new_question_answering_head(questions, t
     body = build_model("bert", "Model")
     folder, task = saved(body, tokenizer, tmp_path / "body"), QuestionAnswering(())
     texts = TextDataModule(task.read(DataConfig(path=str(questions)), 0), load_tokenizer(folder), encode=task.encode)
-    student = with_head(Run(tmp_path / "run", 0, Console()), folder, task, texts)
+    student = attach_head(Run(tmp_path / "run", 0, Console()), folder, task, texts)
     assert student.qa_outputs.out_features == 2
     assert all(each.requires_grad for each in student.parameters())
     taught = dict(body.named_parameters())

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from distill.checkpoint.sentence_folder import SentenceForm
+from distill.checkpoint.sentence_form import SentenceForm
 from distill.data.batches.batches import EvalBatches
 from distill.data.config import DataConfig
 from distill.tasks.choose import TASKS
@@ -18,7 +18,7 @@ from pipelines.reports.headline import write_headline
 from pipelines.reports.render import render_card, render_html
 from pipelines.reports.tables import build_scores
 from pipelines.reports.wording import WORDING
-from pipelines.stages.report import show
+from pipelines.stages.report import print_results
 from support.sample_reports import Page, front_matter, sample_curves, sample_report, without_teacher
 from support.task_data import (
     books_data,
@@ -79,7 +79,7 @@ def text_of(report, curves=None):
 def test_all_scores_of_a_task_are_shown_with_explanations(task):
     report, console = report_of(task), RecordingConsole()
     page, card = text_of(report), " ".join(render_card(report).split())
-    show(console, report, {})
+    print_results(console, report, {})
     header, rows = console.tables["Scores"]
     assert [name.partition(" (")[0] for name in header] == ["model", "runtime", *SCORES[task]]
     assert [row[:2] for row in rows] == [[e["name"], f"{'ONNX Runtime' if i % 2 else 'PyTorch'}"]
@@ -105,7 +105,7 @@ def test_a_single_score_gets_no_separate_table():
     report, console = report_of("text-classification"), RecordingConsole()
     for each in report["models"]:
         each["scores"].pop("macro F1")
-    show(console, report, {})
+    print_results(console, report, {})
     assert list(console.tables) == ["Result"]
     assert "<h2>Scores</h2>" not in render_html(report, {})
     assert "All scores" not in render_card(report)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from distill.checkpoint.sentence_folder import SentenceForm, is_sentence_folder
+from distill.checkpoint.sentence_folder import is_sentence_folder
+from distill.checkpoint.sentence_form import SentenceForm
 from distill.models.sentence_encoder import PooledModel
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run

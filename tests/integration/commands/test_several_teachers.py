@@ -63,7 +63,7 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     run = tmp_path / "run"
     asked = ("--teacher.also", f'["{second}"]', "--teacher.weights", "[1, 3]", "--until", "distill", "--epochs", "1")
     said = run_to_success("distill", small_run(first, data_folder, run, *asked))
-    assert "ensemble: on the validation split teacher " in said
+    assert "ensemble: validation scores: teacher " in said
     (ensemble,) = (run / "ensemble").glob("*/model")
     (written,) = (run / "cache").glob("*/cache")
     register_ensemble()

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from distill.data.config import DataConfig
 from distill.errors import InputError
-from distill.tasks.choose import TASKS, choose
+from distill.tasks.choose import TASKS, choose_task
 from pipelines import distill
 from pipelines.settings.distill_config import TaskName
 from support.commands import refusal_of, run_to_success, small_run
@@ -32,7 +32,7 @@ def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "30", "--epochs", "20", "--teacher_train.dropout", "0", "--train.dropout", "0")
     said = run_to_success("distill", small_run(body_folder, tagged, output, *more))
-    assert "task: token-classification (columns tokens and tags hold lists)" in said
+    assert "task: token-classification (columns tokens and tags contain lists)" in said
     report = report_of(output)
     assert (report["task"], report["metric"]) == ("token-classification", "span F1")
     assert report["baseline"]["name"] == "most frequent tag"
@@ -70,10 +70,10 @@ def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged,
 def test_multi_label_and_regression_students_are_scored_with_their_own_metric(task, body_folder, tmp_path):
     if task == "multi-label":
         data = multi_label_data(tmp_path / "data")
-        metric, why = "micro F1", "column label holds lists"
+        metric, why = "micro F1", "column label contains lists"
     else:
         data = regression_data(tmp_path / "data")
-        metric, why = "Spearman", "column label holds fractions"
+        metric, why = "Spearman", "column label contains fractions"
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "12", "--teacher_train.dropout", "0", "--train.dropout", "0")
     said = run_to_success("distill", small_run(body_folder, data, output, *more))
@@ -108,7 +108,7 @@ def test_the_task_follows_the_teachers_head_and_other_heads_are_refused(headed_f
     config = build_model("bert").config
     config.architectures = ["BertForSequenceClassification"]
     with pytest.raises(InputError, match="--task token-classification: the teacher 'x' was trained for text-class"):
-        choose("token-classification", config, "x", DataConfig(path=str(tagged)))
+        choose_task("token-classification", config, "x", DataConfig(path=str(tagged)))
     for problem, count, wanted in (
         (None, 5, "text-classification"),
         (None, 1, "regression"),
@@ -116,10 +116,10 @@ def test_the_task_follows_the_teachers_head_and_other_heads_are_refused(headed_f
         ("regression", 1, "regression"),
     ):
         config.problem_type, config.num_labels = problem, count
-        assert choose("auto", config, "x", DataConfig(path=str(tagged)))[0] == wanted
+        assert choose_task("auto", config, "x", DataConfig(path=str(tagged)))[0] == wanted
     config.architectures = ["BertForMultipleChoice"]
     with pytest.raises(InputError, match="found BertForMultipleChoice: it was trained for another task"):
-        choose("auto", config, "x", DataConfig(path=str(tagged)))
+        choose_task("auto", config, "x", DataConfig(path=str(tagged)))
 
 
 def test_a_taggers_head_is_reused_with_its_labels_reordered(tokenizer, tagged, tmp_path):

@@ -52,7 +52,7 @@ def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model
 def test_holding_zeros_changes_nothing_in_a_dense_student(tiny_model, tokenizer, tmp_path):
     config = replace(BASE, epochs=1)
     dense = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "dense", config, LossConfig(kl=1)))
-    held = [SparsityCallback(SparsityConfig("2:4"), held=True)]
+    held = [SparsityCallback(SparsityConfig("2:4"), is_sparse=True)]
     found = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "held", config, LossConfig(kl=1), held))
     assert found == dense, "a student without zeros has none to hold"
 

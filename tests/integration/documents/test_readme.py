@@ -25,7 +25,7 @@ CACHE = {
 CONFIGS = {
     "pipelines.distill": (DistillConfig, SHORT),
     "pipelines.prune": (DistillConfig, prune.MODEL_SHORT),
-    "pipelines.quantize": (DistillConfig, quantize.OWN),
+    "pipelines.quantize": (DistillConfig, quantize.QUANTIZE_SHORT),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),

@@ -59,7 +59,7 @@ def distil(rank: int, processes: int, words: list[str], port: int, place: Path) 
     dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
 
 
-QUICK = ("zero", "pipeline")
+QUICK = ("zero",)
 FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # launches its own processes: test_launch.py
 
 
@@ -87,7 +87,7 @@ def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body
 @pytest.mark.parametrize(("memory", "expected"), [(1e12, Layout(dp=2)), (1e6, Layout(fsdp=2))])
 def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(layouts, "memory_of_process", lambda processes: memory)
+    monkeypatch.setattr(layouts, "process_memory", lambda processes: memory)
     found = planned("--devices", "2")
     assert found.teacher == found.student == found.tuned == expected
 

@@ -36,16 +36,16 @@ CONFIGS = {
         config_with(num_attention_heads=5),
         r"no model can be built.*\(32\).*attention heads \(5\)",
     ),
-    "unknown-activation": (config_with(hidden_act="no_such"), "no model can be built of its config.json: .*no_such"),
+    "unknown-activation": (config_with(hidden_act="no_such"), "no model can be built from its config.json: .*no_such"),
     "auto-map-is-a-string": (config_with(auto_map="x"), "expected names of classes under auto_map.*found 'x'"),
-    "foreign-code": (config_with(auto_map={"AutoModel": "evil.Model"}), "could do anything, and is not run"),
+    "foreign-code": (config_with(auto_map={"AutoModel": "evil.Model"}), "could do anything, and is not executed"),
     "labels-are-a-list": (
         config_with(id2label=["a", "b"]),
         "expected a name for the number of each label under id2label",
     ),
     "labels-not-numbered": (config_with(id2label={"a": "b"}), "expected a name for the number of each label"),
     "ffn-below-one": (config_with(intermediate_size=-4), "at least 1 for intermediate_size in config.json, found -4"),
-    "a-list-of-widths": (config_with(hidden_size=[32]), "config.json is refused by its class: .*hidden_size"),
+    "a-list-of-widths": (config_with(hidden_size=[32]), "config.json is rejected by its class: .*hidden_size"),
 }
 WEIGHTS = {
     "some-missing": (without(f"{LAYER}output.dense"), r"2 missing \(bert\.encoder\.layer\.1\.output\.dense\.bias, "),
@@ -89,7 +89,7 @@ WEIGHTS = {
     "no-weights-in-file": (weights(lambda held: {}), r"missing \(bert\.embeddings"),
     "cut-off": (
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000]),
-        r"model\.safetensors is damaged or no safetensors file",
+        r"model\.safetensors is damaged or not a safetensors file",
     ),
     "other-name": (
         lambda folder: (folder / "model.safetensors").rename(folder / "weights.safetensors"),

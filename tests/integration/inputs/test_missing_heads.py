@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import support.broken_checkpoints as broken
 from distill.checkpoint.pruned import save_pruned
-from distill.checkpoint.sentence_folder import Projection, SentenceForm
+from distill.checkpoint.sentence_form import Projection, SentenceForm
 from pipelines import cache, distill, evaluate, harness
 from support.broken_checkpoints import without
 from support.commands import ROOT, refusal_of, run_to_success, small_run
@@ -29,7 +29,7 @@ def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_cop
     folder = changed_copy("headed", without("classifier"))
     said = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
     assert re.search(r"fine-tuned first \(the files have no weights of its head \(classifier\.bias, classifier\.", said)
-    assert "it is used as it is" not in said
+    assert "it is used unchanged" not in said
     (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["metrics"]["trained"]
 
@@ -42,7 +42,7 @@ def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints,
 
 def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
     said = run_to_success("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT))
-    assert "its head has these 5 labels, in the same order: it is used as it is" in said
+    assert "its head has these 5 labels, in the same order: it is used unchanged" in said
 
 
 def test_an_incomplete_head_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
@@ -213,8 +213,8 @@ MODULE = {"path": "", "type": "sentence_transformers.models.Transformer"}
         (POOLING, [], "expected a JSON object, found a list"),
         (POOLING, {"pooling_mode": 5}, "expected one pooling among mean, .* found 5"),
         (POOLING, {"pooling_mode": [["mean"]]}, "expected one pooling among mean, "),
-        (DENSE, {"out_features": "wide"}, "expected a Dense of a given width"),
-        (DENSE, {"out_features": 16, "module_input_name": ["x"]}, "expected a Dense of a given width"),
+        (DENSE, {"out_features": "wide"}, "expected a Dense with out_features"),
+        (DENSE, {"out_features": 16, "module_input_name": ["x"]}, "expected a Dense with out_features"),
         ("sentence_bert_config.json", [], "expected a JSON object, found a list"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "expected a whole number .* max_seq_length .*'long'"),
         ("config_sentence_transformers.json", "x", "expected a JSON object, found a str"),
@@ -241,8 +241,8 @@ def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_pa
 def test_a_broken_config_is_refused_without_importing_torch(checkpoints, changed_copy):
     folder = changed_copy("headed", broken.config_with(model_type="bertt"))
     code = (
-        "import sys\nfrom distill.checkpoint.folder import checkpoint_folder\nfrom distill.errors import InputError\n"
-        f"try: checkpoint_folder({str(folder)!r})\nexcept InputError as error: print(error)\n"
+        "import sys\nfrom distill.checkpoint.folder import locate_checkpoint\nfrom distill.errors import InputError\n"
+        f"try: locate_checkpoint({str(folder)!r})\nexcept InputError as error: print(error)\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)

@@ -7,7 +7,7 @@ from transformers import BertTokenizerFast, BloomConfig, DebertaV2Config, GPT2Co
 import pipelines.cache
 from distill.errors import InputError
 from distill.tasks.choose import TASKS
-from distill.tasks.positions import check_length, positions_of
+from distill.tasks.positions import check_length, find_max_tokens
 from pipelines import distill
 from support.commands import refusal_of, small_run
 from support.task_data import books_data
@@ -23,7 +23,7 @@ def boundless() -> BertTokenizerFast:
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
 def test_positions_of_returns_the_longest_row_that_the_model_accepts(family):
     model = build_model(family)
-    most = positions_of(model.config)
+    most = find_max_tokens(model.config)
     assert most is not None
     ids = torch.full((1, most), 9)
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
@@ -32,12 +32,12 @@ def test_positions_of_returns_the_longest_row_that_the_model_accepts(family):
 
 
 def test_positions_of_returns_none_for_models_without_a_limit():
-    assert positions_of(LlamaConfig(max_position_embeddings=64)) == 64
+    assert find_max_tokens(LlamaConfig(max_position_embeddings=64)) == 64
     stretched = LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 4.0})
-    assert positions_of(stretched) is None
-    assert positions_of(GPT2Config(n_positions=32)) == 32
-    assert positions_of(BloomConfig()) is None
-    assert positions_of(DebertaV2Config(position_biased_input=False)) is None
+    assert find_max_tokens(stretched) is None
+    assert find_max_tokens(GPT2Config(n_positions=32)) == 32
+    assert find_max_tokens(BloomConfig()) is None
+    assert find_max_tokens(DebertaV2Config(position_biased_input=False)) is None
 
 
 def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates(tokenizer, boundless):

@@ -182,7 +182,7 @@ def test_a_column_named_score_selects_the_regression_task(ending, body, tmp_path
     content = {"csv": separated(rows, header=("text", "score")), "jsonl": lines}[ending]
     data = write_files(tmp_path / "data", {f"train.{ending}": content})
     said, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
-    assert "task: regression (column score holds numbers)" in said
+    assert "task: regression (column score contains numbers)" in said
     assert everything(found) == sorted((text, float(number)) for text, number in rows)
 
 
@@ -201,7 +201,7 @@ def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkey
         for text in pq.read_table(next((tmp_path / "run").glob(f"data/*/{split}.parquet")))["text"].to_pylist()
     ]
     assert sorted(found) == sorted(texts)
-    assert "data: not read: config.json, notes.md, for they aren't txt files" in capsys.readouterr().out
+    assert "data: not read: config.json, notes.md, because they aren't txt files" in capsys.readouterr().out
 
 
 def test_two_text_files_of_one_split_are_refused(tokenizer, tmp_path, monkeypatch, capsys):
@@ -222,7 +222,7 @@ def test_unread_files_of_the_folder_are_named(body, tmp_path, monkeypatch, capsy
     }
     said, rows = read(body, write_files(tmp_path / "data", files), tmp_path / "run", monkeypatch, capsys)
     assert everything(rows) == sorted(ROWS)
-    assert "data: not read: more.csv, test-00000-of-00001.parquet, test.xlsx, for their names or endings" in said
+    assert "data: not read: more.csv, test-00000-of-00001.parquet, test.xlsx, because their names or extensions" in said
 
 
 # --- refusals
@@ -486,7 +486,7 @@ def test_unread_splits_of_a_hub_data_set_are_named(body, tmp_path, monkeypatch, 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
     said, rows = read(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
     assert everything(rows) == sorted(ROWS)
-    assert "data: not read: validation_matched, for their names are no splits'" in said
+    assert "data: not read: validation_matched, because their names aren't those of splits" in said
 
 
 def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from transformers import BertTokenizerFast
 from distill.data.rows.questions import Questions
 from distill.data.rows.tagged import Tagged
 from distill.data.sources.answer_cells import Answer
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.tasks.choose import TASKS
 from pipelines import distill, report
 from pipelines.stages.evaluate import baseline_scores
@@ -110,7 +110,7 @@ def test_unlabelled_texts_that_occur_in_test_or_validation_are_dropped_and_count
     assert "unlabelled: 4 of 10 texts were left out, because they occur in test" in printed
     assert "unlabelled: 3 of 10 texts were left out, because they occur in validation" in printed
     assert "unlabelled: 2 of 10 texts also occur in train, and stay in both" in printed
-    assert "unlabelled: 1 of 11 rows were left out, because they hold no text" in printed
+    assert "unlabelled: 1 of 11 rows were left out, because they contain no text" in printed
 
 
 def test_labelled_texts_in_two_splits_are_counted_and_kept(data, reads):
@@ -176,8 +176,8 @@ def test_dropped_empty_rows_are_counted_for_each_split(data, reads):
     write(data / "test.csv", [*make_rows(20, 2), ("", LABELS[0])])
     printed, metrics = reads(data)
     assert (metrics["train_dropped_empty"], metrics["test_dropped_empty"], metrics["dropped_empty"]) == (3, 1, 4)
-    assert "train: 3 of 63 rows were left out, because they hold no text" in printed
-    assert "test: 1 of 21 rows were left out, because they hold no text" in printed
+    assert "train: 3 of 63 rows were left out, because they contain no text" in printed
+    assert "test: 1 of 21 rows were left out, because they contain no text" in printed
 
 
 # --- missing labels
@@ -188,7 +188,7 @@ def test_unquoted_words_for_missing_values_are_missing_labels(word, data, refuse
     rows = make_rows(60, 1)
     write(data / "train.csv", [(text, word if i in (6, 11) else label) for i, (text, label) in enumerate(rows)])
     printed = refuses(data)
-    assert "train: column 'label' holds no label" in printed
+    assert "train: column 'label' contains no label" in printed
     assert "in rows 7 and 12, 2 in all" in printed
     if word:
         assert f"({word!r} without quotes)" in printed
@@ -214,21 +214,21 @@ def test_quoted_words_for_missing_values_and_words_in_jsonl_are_classes(data, re
 def test_missing_values_in_jsonl_and_parquet_are_missing_labels(data, refuses, tmp_path):
     rows = [{"text": text, "label": i % 2 if i > 2 else None} for i, (text, _) in enumerate(make_rows(60, 1))]
     write_jsonl(tmp_path / "null" / "train.jsonl", rows)
-    assert "column 'label' holds no label in rows 1, 2 and 3, 3 in all" in refuses(tmp_path / "null")
+    assert "column 'label' contains no label in rows 1, 2 and 3, 3 in all" in refuses(tmp_path / "null")
     write_jsonl(tmp_path / "nan" / "train.jsonl", [row | {"label": row["label"] or float("nan")} for row in rows])
-    assert "column 'label' holds no label in rows 1, 2, 3, 5, 7, …, 31 in all" in refuses(tmp_path / "nan")
+    assert "column 'label' contains no label in rows 1, 2, 3, 5, 7, …, 31 in all" in refuses(tmp_path / "nan")
     (tmp_path / "floats").mkdir()
     numbers = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
     pq.write_table(pa.table({"text": [text for text, _ in make_rows(60, 1)], "label": numbers}),
                    tmp_path / "floats" / "train.parquet")  # fmt: skip
-    assert "column 'label' holds no label in row 5, 1 in all" in refuses(tmp_path / "floats")
+    assert "column 'label' contains no label in row 5, 1 in all" in refuses(tmp_path / "floats")
 
 
 def test_missing_values_in_multi_label_data_are_refused(refuses, tmp_path):
     rows = [(text, "NaN" if i == 3 else "a|b" if i % 2 else "a") for i, (text, _) in enumerate(make_rows(60, 1))]
     write(tmp_path / "several" / "train.csv", rows)
     printed = refuses(tmp_path / "several", "--task", "multi-label")
-    assert "column 'label' holds no label ('NaN' without quotes) in row 4" in printed
+    assert "column 'label' contains no label ('NaN' without quotes) in row 4" in printed
     lists = [{"text": text, "label": ["a", None] if i == 3 else ["b"]} for i, (text, _) in enumerate(rows)]
     write_jsonl(tmp_path / "lists" / "train.jsonl", lists)
     assert "row 4, column 'label': expected names of labels, found" in refuses(tmp_path / "lists")
@@ -267,7 +267,7 @@ def test_rows_of_a_hub_data_set_without_a_class_are_named(refuses, tmp_path):
     labels = [-1 if i in (5, 9) else i % 2 for i in range(60)]
     (tmp_path / "hub").mkdir()
     datasets.Dataset.from_dict({"text": texts, "label": labels}, kinds).to_parquet(tmp_path / "hub" / "train.parquet")
-    assert "column 'label' holds no label in rows 6 and 10, 2 in all" in refuses(tmp_path / "hub")
+    assert "column 'label' contains no label in rows 6 and 10, 2 in all" in refuses(tmp_path / "hub")
 
 
 # --- labels that look alike, or that don't occur in train
@@ -343,7 +343,7 @@ def test_a_split_without_a_label_column_is_replaced_by_rows_held_out_of_train(da
 
 def test_a_test_split_with_some_labels_is_refused(data, refuses):
     write(data / "test.csv", [*make_rows(20, 2), ("bale", ""), ("meka", "")])
-    assert "test: column 'label' holds no label in rows 21 and 22, 2 in all" in refuses(data)
+    assert "test: column 'label' contains no label in rows 21 and 22, 2 in all" in refuses(data)
 
 
 def test_the_validation_split_replaces_the_test_split_on_request(data, reads):
@@ -471,7 +471,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     for remark in made["data"]["remarks"]:
         assert remark in printed
         assert f"- {remark[0].upper()}{remark[1:]}.".replace("<", "&lt;") in card
-    assert "Train: 1 of 41 rows were left out, because they hold no text." in page
+    assert "Train: 1 of 41 rows were left out, because they contain no text." in page
     assert "lacks their labels: &#39;&lt;i&gt;&#39; (1 rows)" in page
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distill.cache import CacheReader
-from distill.cache.verify import verify
+from distill.cache.verify import verify_cache
 from distill.errors import InputError
 from support.cache_samples import Teacher, files_of, make_rows, start_writer, write
 from support.forking import fork_server
@@ -29,7 +29,7 @@ def server() -> None:
 def alone(tmp_path_factory) -> Path:
     """A cache written by one undisturbed writer."""
     folder = tmp_path_factory.mktemp("alone") / "cache"
-    assert write(folder, ROWS, Teacher(whole_batch=True)).computed == SHARDS
+    assert write(folder, ROWS, Teacher(whole_batch=True)).computed_shards == SHARDS
     return folder
 
 
@@ -57,7 +57,7 @@ def write_at_once(folder: Path, ranks: list[int], pause: float = PAUSE) -> list:
 def check_ends_alike(folder: Path, expected: Path, rows=ROWS) -> None:
     write(folder, rows, Teacher(whole_batch=True))
     assert files_of(folder) == files_of(expected)
-    assert verify(folder) == []
+    assert verify_cache(folder) == []
 
 
 # --- concurrent writers
@@ -66,17 +66,17 @@ def check_ends_alike(folder: Path, expected: Path, rows=ROWS) -> None:
 def test_four_concurrent_writers_write_the_same_cache_as_one(alone, tmp_path):
     found = write_at_once(tmp_path / "four", [0, 1, 2, 3])
     assert files_of(tmp_path / "four") == files_of(alone)
-    assert sum(written.computed for written in found) == SHARDS
-    assert sum(written.queried for written in found) == len(ROWS), "a sample was asked twice"
+    assert sum(written.computed_shards for written in found) == SHARDS
+    assert sum(written.queried_samples for written in found) == len(ROWS), "a sample was asked twice"
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 0]])
 def test_two_writers_of_one_folder_share_the_work(ranks, alone, tmp_path):
     first, second = write_at_once(tmp_path / "two", ranks)
     assert files_of(tmp_path / "two") == files_of(alone)
-    assert first.computed + second.computed == first.computed + first.reused == SHARDS
-    assert min(first.computed, second.computed) >= 1, "one of them only waited"
-    assert first.queried + second.queried == len(ROWS)
+    assert first.computed_shards + second.computed_shards == first.computed_shards + first.reused_shards == SHARDS
+    assert min(first.computed_shards, second.computed_shards) >= 1, "one of them only waited"
+    assert first.queried_samples + second.queried_samples == len(ROWS)
 
 
 def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(alone, tmp_path):
@@ -86,7 +86,7 @@ def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(alone, tmp_pat
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     (folder / "codebook.safetensors").unlink()
     found = write_at_once(folder, [0, 1])
-    assert sum(written.computed for written in found) == 2
+    assert sum(written.computed_shards for written in found) == 2
     assert files_of(folder) == files_of(alone)
 
 

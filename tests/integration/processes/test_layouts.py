@@ -47,7 +47,7 @@ def alone(student, tmp_path_factory) -> dict:
         (2, "fsdp=2"),
         (2, "tp=2"),
         (2, "pp=2"),
-        (4, "hsdp=2x2"),
+        pytest.param(4, "hsdp=2x2", marks=pytest.mark.slow),
         pytest.param(4, "fsdp=2,tp=2", marks=pytest.mark.slow),
         pytest.param(4, "dp=2,tp=2", marks=pytest.mark.slow),
         pytest.param(4, "pp=4", marks=pytest.mark.slow),
@@ -70,8 +70,8 @@ def test_every_layout_trains_the_same_student(processes, layout, student, alone,
 @pytest.mark.parametrize(
     ("processes", "layout"),
     [
-        (2, "zero2"),
         (2, "pp=2"),
+        pytest.param(2, "zero2", marks=pytest.mark.slow),
         pytest.param(2, "replicated", marks=pytest.mark.slow),
         pytest.param(2, "fsdp=2", marks=pytest.mark.slow),
         pytest.param(2, "tp=2", marks=pytest.mark.slow),
@@ -108,14 +108,14 @@ def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
 
 TEACHERS = ("replicated", "fsdp=2", "tp=2", "pp=2")
 STUDENTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2")
-SOME = {("fsdp=2", "tp=2"), ("tp=2", "zero1"), ("pp=2", "fsdp=2"), ("replicated", "zero2")}
+QUICK = {("fsdp=2", "tp=2"), ("pp=2", "fsdp=2")}
 
 
 def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...]) -> Iterator[Any]:
     for teacher in teachers:
         for student in students:
-            few = (teacher, student) in SOME
-            yield pytest.param(processes, teacher, student, marks=() if few else pytest.mark.slow)
+            quick = (teacher, student) in QUICK
+            yield pytest.param(processes, teacher, student, marks=() if quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers import BertTokenizerFast
 
 from pipelines import report
 from pipelines.runs.manifest import hash_file
-from pipelines.settings.command_line import replace_words
+from pipelines.settings.command_line import override_flags
 from support.commands import refusal_of
 from support.run_inputs import make_inputs
 from support.tiny_models import VOCABULARY, build_model, saved
@@ -146,7 +146,7 @@ def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied, capsys)
     report.main(words)
     gc.collect()
     first = (output / "report.json").read_bytes()
-    report.main(replace_words((), [*words, "--measure.rounds", "2"], {}))
+    report.main(override_flags((), [*words, "--measure.rounds", "2"], {}))
     assert len(list((output / "report").glob("*/report.json"))) == 3, "one of the run that was copied"
     gc.collect()
     report.main(words)

@@ -21,7 +21,7 @@ STOPS = [
     pytest.param(signal.SIGTERM, "SIGTERM", 143, id="SIGTERM"),
     pytest.param(signal.SIGINT, "Ctrl-C (SIGINT)", 130, id="SIGINT"),
 ]
-EPOCHS = ("--epochs", "12", "--teacher_train.epochs", "12", "--train.dropout", "0.1", "--until", "distill")
+EPOCHS = ("--epochs", "8", "--teacher_train.epochs", "8", "--train.dropout", "0.1", "--until", "distill")
 SELDOM = ("--train.checkpoint_every", "1000", "--teacher_train.checkpoint_every", "1000")
 SLOWLY = "import time; from pipelines.runs import cli, stops; cli.run(lambda argv: ({}, print('here', flush=True), {}))"
 
@@ -51,16 +51,16 @@ def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(i
     output = tmp_path / "run"
     words = small_run(*inputs, output, *EPOCHS, *SELDOM)
     tuning = Running.of("distill", words)
-    tuning.wait_for_line("teacher: fine-tuning: epoch 2/12")
+    tuning.wait_for_line("teacher: fine-tuning: epoch 2/8")
     assert tuning.stop(signal.SIGINT) == 130
     assert_stopped(tuning, "Ctrl-C (SIGINT)")
     (kept,) = checkpoints(output, "teacher")
     distilling = Running.of("distill", words)
-    distilling.wait_for_line("student: distilling: epoch 2/12")
+    distilling.wait_for_line("student: distilling: epoch 2/8")
     assert distilling.stop(signal.SIGTERM) == 143
     assert_stopped(distilling, "SIGTERM")
     assert "teacher: resuming" in distilling.output
-    assert "teacher: fine-tuning: epoch 2/12" not in distilling.output, f"it didn't go on from {kept}"
+    assert "teacher: fine-tuning: epoch 2/8" not in distilling.output, f"it didn't go on from {kept}"
     (kept,) = checkpoints(output, "distill")
     run_to_success("distill", words)
     assert student_hash(output) == undisturbed, f"not the same bits after {kept}"
@@ -84,7 +84,7 @@ def exported(tmp_path_factory) -> tuple[Path, list[str]]:
 
     place = tmp_path_factory.mktemp("exported")
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
-    model = saved(build_model("bert"), tokenizer, place / "model")
+    model = saved(build_model("bert", num_hidden_layers=1), tokenizer, place / "model")
     texts = place / "texts.csv"
     texts.write_text("text\n" + "badi goka lume\n" * 20)
     return place, ["--model", str(model), "--data", str(texts), "--max_length", "32", "--parity", "8"]

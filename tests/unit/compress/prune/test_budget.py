@@ -10,21 +10,21 @@ import pytest
 from compress.errors import CompressError
 from compress.prune import budget as budgets
 from compress.prune.budget import Budget, parse_bytes
-from compress.prune.importance.estimate import magnitude
-from compress.prune.search.allocate import Limit, Options, allocate
+from compress.prune.importance.estimate import score_by_magnitude
+from compress.prune.search.allocate import LayerOptions, Limit, allocate
 from compress.prune.search.candidates import (
-    RATIO,
-    SPENT,
-    Space,
-    candidates,
-    evenly_spaced,
-    first_units,
-    options,
-    outline_of,
-    reallocated,
-    smallest,
+    FFN_RATIO,
+    MIN_BUDGET_USE,
+    SearchSpace,
+    get_outline,
+    list_candidates,
+    list_layer_options,
+    make_first_units_shape,
+    make_smallest_candidate,
+    reallocate,
+    space_layers_evenly,
 )
-from compress.prune.search.cost import CostModel, Outline, features, fit_costs, plan
+from compress.prune.search.cost import CostModel, Outline, compute_features, fit_costs, plan_measurements
 from distill.slicing import find_axes, prune
 from support.tiny_models import build_model
 
@@ -41,14 +41,14 @@ BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # mostly
 )
 def test_sizes_with_decimal_and_binary_units_are_parsed(text, count):
     assert parse_bytes(text) == count
-    assert Budget(speedup="2", max_bytes=text).most_bytes() == count
+    assert Budget(speedup="2", max_bytes=text).find_max_bytes() == count
 
 
 def test_sizes_are_paired_with_speedups_in_the_order_given():
     family = Budget(speedup="10,4,2", max_bytes="1MB, 2MB,3MB")
-    assert [family.most_bytes(each) for each in family.speedups] == [3_000_000, 2_000_000, 1_000_000]
-    assert Budget(speedup="4,10", max_bytes="5MB").most_bytes(4) == 5_000_000
-    assert Budget(latency_ms=2).most_bytes() is None
+    assert [family.find_max_bytes(each) for each in family.speedups] == [3_000_000, 2_000_000, 1_000_000]
+    assert Budget(speedup="4,10", max_bytes="5MB").find_max_bytes(4) == 5_000_000
+    assert Budget(latency_ms=2).find_max_bytes() is None
     with pytest.raises(CompressError, match="expected one size, or one for each of 2,4,8, found '1MB,2MB'"):
         Budget(speedup="2,4,8", max_bytes="1MB,2MB")
 
@@ -66,12 +66,15 @@ def test_speedups_are_sorted():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"speedup": "ten"}, "expected numbers such as 10 or 2,4,8,15, found 'ten'"),
         ({"speedup": "0.5"}, "expected more than 1, found 0.5"),
         ({"speedup": "4", "latency_ms": 2}, "found both"),
-        ({"speedup": "2,4,8,4.0", "max_bytes": "1MB,2MB,3MB"}, "4 is given twice in '2,4,8,4.0'"),
+        (
+            {"speedup": "2,4,8,4.0", "max_bytes": "1MB,2MB,3MB"},
+            "expected different speed-ups, found 4 twice in '2,4,8,4.0'",
+        ),
         ({"latency_ms": -1}, "expected more than 0"),
         ({"min_score": 98}, "a share from 0 to 1"),
         ({"threads": 0}, "budget.threads: expected at least 1"),
@@ -79,8 +82,8 @@ def test_speedups_are_sorted():
         ({"runtime": "pytorch", "precision": "int8"}, "expected runtime onnxruntime, found pytorch"),
     ],
 )
-def test_invalid_budgets_are_rejected(settings, told):
-    with pytest.raises(CompressError, match=told):
+def test_invalid_budgets_are_rejected(settings, message):
+    with pytest.raises(CompressError, match=message):
         Budget(**settings)
 
 
@@ -100,7 +103,7 @@ def test_the_default_precision_depends_on_the_runtime():
 
 def test_fitted_costs_predict_the_costs_they_were_computed_from():
     full = Outline(64, (8,) * 4, (256,) * 4)
-    outlines = plan(full, step=8)
+    outlines = plan_measurements(full, step=8)
     fitted = fit_costs(outlines, [COSTS.predict(each) for each in outlines])
     unseen = [Outline(48, (3, 8, 1), (200, 16, 100)), full, Outline(8, (1,), (1,))]
     for each in unseen:
@@ -109,7 +112,7 @@ def test_fitted_costs_predict_the_costs_they_were_computed_from():
 
 
 def test_coefficients_fitted_to_noisy_times_are_never_negative():
-    outlines = plan(Outline(64, (8,) * 4, (256,) * 4), step=8)
+    outlines = plan_measurements(Outline(64, (8,) * 4, (256,) * 4), step=8)
     noise = np.random.default_rng(0).normal(1, 0.1, len(outlines))
     fitted = fit_costs(outlines, [COSTS.predict(each) * n for each, n in zip(outlines, noise, strict=True)])
     assert min(fitted.coefficients) >= 0
@@ -123,38 +126,38 @@ def test_times_of_zero_are_rejected():
 
 def test_planned_sizes_never_exceed_each_layers_own_size():
     full = Outline(64, (8, 2, 1), (256, 16, 1))
-    for each in plan(full, step=8):
+    for each in plan_measurements(full, step=8):
         assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
         assert all(units <= most for units, most in zip(each.ffn, full.ffn, strict=False))
-    assert Outline(64, (8, 2), (128, 8)) in plan(full, step=8)
+    assert Outline(64, (8, 2), (128, 8)) in plan_measurements(full, step=8)
 
 
 def test_the_plan_determines_every_cost_coefficient():
-    outlines = plan(Outline(384, (12,) * 6, (1536,) * 6), step=32)
-    rows = np.stack([features(each) for each in outlines])
+    outlines = plan_measurements(Outline(384, (12,) * 6, (1536,) * 6), step=32)
+    rows = np.stack([compute_features(each) for each in outlines])
     assert len(set(outlines)) == len(outlines) <= 12
     assert np.linalg.matrix_rank(rows / rows.max(0), tol=1e-3) == rows.shape[1]
     assert {each.hidden for each in outlines} == {384, 192, 96}
 
 
 def test_planned_widths_are_the_models_width_and_multiples_of_the_step():
-    assert {each.hidden for each in plan(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
-    assert {each.hidden for each in plan(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
+    assert {each.hidden for each in plan_measurements(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
+    assert {each.hidden for each in plan_measurements(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
 
 
 # --- the solver
 
 
-def some_options(seed: int, layers: int = 3) -> list[Options]:
+def some_options(seed: int, layers: int = 3) -> list[LayerOptions]:
     rng = np.random.default_rng(seed)
 
     def losses(count: int) -> tuple[float, ...]:
         return tuple(sorted(rng.uniform(0, 3, count), reverse=True)[:-1]) + (0.0,)
 
-    return [Options((1, 2, 4), (8, 16, 32), losses(3), losses(3), float(rng.uniform(1, 8))) for _ in range(layers)]
+    return [LayerOptions((1, 2, 4), (8, 16, 32), losses(3), losses(3), float(rng.uniform(1, 8))) for _ in range(layers)]
 
 
-def every_choice(options: list[Options], depth: int, uniform: bool):
+def every_choice(options: list[LayerOptions], depth: int, uniform: bool):
     """Yields (layers, heads, ffn, loss) of every possible choice."""
     total = sum(each.layer_loss for each in options)
     for kept in (k for k in product((0, 1), repeat=len(options)) if sum(k) == depth):
@@ -223,24 +226,24 @@ def test_allocation_returns_none_when_nothing_fits():
 
 
 @pytest.fixture(scope="module")
-def space() -> Space:
+def space() -> SearchSpace:
     model = build_model("bert")
     axes = find_axes(model)
-    scores = magnitude(model, axes)
-    return Space(axes, scores, COSTS, 8)
+    scores = score_by_magnitude(model, axes)
+    return SearchSpace(axes, scores, COSTS, 8)
 
 
-def whole_ms(space: Space) -> float:
-    return COSTS.predict(outline_of(space.axes))
+def whole_ms(space: SearchSpace) -> float:
+    return COSTS.predict(get_outline(space.axes))
 
 
 def test_candidates_spend_the_budget_without_exceeding_it(space):
     budget = whole_ms(space) / 2
-    found = candidates(space, budget)
+    found = list_candidates(space, budget)
     assert len(found) > 3
     for each in found:
-        assert SPENT * budget <= COSTS.predict(each.outline) <= budget + 1e-9
-        assert RATIO[0] <= sum(each.outline.ffn) / each.outline.depth / each.outline.hidden <= RATIO[1]
+        assert MIN_BUDGET_USE * budget <= COSTS.predict(each.outline) <= budget + 1e-9
+        assert FFN_RATIO[0] <= sum(each.outline.ffn) / each.outline.depth / each.outline.hidden <= FFN_RATIO[1]
     assert len({each.label for each in found}) == len(found), "each is tried once"
     assert len({each.outline.hidden for each in found}) > 1
     assert len({each.outline.depth for each in found}) > 1
@@ -250,29 +253,29 @@ def test_candidates_spend_the_budget_without_exceeding_it(space):
 def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(neurons):
     model = build_model("bert", intermediate_size=neurons)
     axes = find_axes(model)
-    space = Space(axes, magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
-    assert space.widths()[0] == space.hidden
-    assert all(each.ffn[-1] == neurons for each in options(space, space.hidden))
+    space = SearchSpace(axes, score_by_magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
+    assert space.list_widths()[0] == space.hidden
+    assert all(each.ffn[-1] == neurons for each in list_layer_options(space, space.hidden))
 
 
 def test_candidates_and_reallocations_respect_the_byte_limit(space):
-    free = candidates(space, whole_ms(space) / 2)
+    free = list_candidates(space, whole_ms(space) / 2)
     most = statistics.median(BYTES.predict(each.outline) for each in free)
     bound = replace(space, size=Limit(BYTES, most))
-    found = candidates(bound, whole_ms(space) / 2)
+    found = list_candidates(bound, whole_ms(space) / 2)
     assert found
     assert all(BYTES.predict(each.outline) <= most for each in found)
     assert {each.outline.hidden for each in found} < {each.outline.hidden for each in free}, "none is narrower"
-    again = reallocated(bound, found[0], 2 * whole_ms(space))
+    again = reallocate(bound, found[0], 2 * whole_ms(space))
     assert again is not None
     assert BYTES.predict(again.outline) <= most
 
 
 def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(space):
     model = build_model("bert")
-    for each in candidates(space, whole_ms(space) / 2)[:4]:
+    for each in list_candidates(space, whole_ms(space) / 2)[:4]:
         cut = prune(model, space.axes, each.shape)
-        assert outline_of(find_axes(cut)) == each.outline
+        assert get_outline(find_axes(cut)) == each.outline
         for name, kept in each.shape.kept.items():
             scores = space.scores.values[name]
             gone = np.setdiff1d(np.arange(len(scores)), kept.numpy())
@@ -282,8 +285,8 @@ def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(s
 def test_uniform_candidates_fit_the_stock_class():
     model = build_model("bert")
     axes = find_axes(model)
-    space = Space(axes, magnitude(model, axes), COSTS, 8, uniform=True)
-    found = candidates(space, whole_ms(space) / 2)
+    space = SearchSpace(axes, score_by_magnitude(model, axes), COSTS, 8, uniform=True)
+    found = list_candidates(space, whole_ms(space) / 2)
     assert found
     for each in found:
         assert len(set(each.outline.heads)) == len(set(each.outline.ffn)) == 1
@@ -291,19 +294,19 @@ def test_uniform_candidates_fit_the_stock_class():
 
 
 def test_reallocation_to_a_smaller_budget_keeps_layers_and_width(space):
-    first = candidates(space, whole_ms(space) / 2)[0]
-    less = reallocated(space, first, first.choice.milliseconds * 0.9)
+    first = list_candidates(space, whole_ms(space) / 2)[0]
+    less = reallocate(space, first, first.allocation.milliseconds * 0.9)
     assert less is not None
-    assert (less.choice.layers, less.outline.hidden) == (first.choice.layers, first.outline.hidden)
-    assert less.choice.milliseconds <= first.choice.milliseconds * 0.9
-    assert reallocated(space, first, 0.01) is None
+    assert (less.allocation.layers, less.outline.hidden) == (first.allocation.layers, first.outline.hidden)
+    assert less.allocation.milliseconds <= first.allocation.milliseconds * 0.9
+    assert reallocate(space, first, 0.01) is None
 
 
 def test_the_smallest_candidate_has_one_layer_and_one_head(space):
-    least = smallest(space)
+    least = make_smallest_candidate(space)
     assert least.outline.depth == 1
     assert least.outline.heads == (1,)
-    assert candidates(space, COSTS.predict(least.outline) * 0.99) == []
+    assert list_candidates(space, COSTS.predict(least.outline) * 0.99) == []
     cut = prune(build_model("bert"), space.axes, least.shape)
     assert (cut.config.num_hidden_layers, cut.config.hidden_size) == (1, least.outline.hidden)
     assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.outline.ffn[0]
@@ -311,9 +314,9 @@ def test_the_smallest_candidate_has_one_layer_and_one_head(space):
 
 def test_models_pruned_to_planned_outlines_have_those_outlines(space):
     model = build_model("bert")
-    for outline in plan(outline_of(space.axes), step=8):
-        assert outline_of(find_axes(prune(model, space.axes, first_units(space.axes, outline)))) == outline
+    for outline in plan_measurements(get_outline(space.axes), step=8):
+        assert get_outline(find_axes(prune(model, space.axes, make_first_units_shape(space.axes, outline)))) == outline
 
 
 def test_kept_layers_are_spread_evenly():
-    assert [evenly_spaced(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]
+    assert [space_layers_evenly(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]

@@ -36,7 +36,7 @@ def test_closing_units_equals_removing_them(family: str, names: list[str], token
     model, axes = tiny_model_with_axes(family)
     kept = {name: KEPT[name] for name in names}
     gates = Gates(model, axes)
-    gates.set(gates.kept(kept))
+    gates.set(gates.make_mask(kept))
     with gates:
         gated = valid_logits(model, token_batch)
     assert largest_gap(gated, valid_logits(without_units(model, axes, kept), token_batch)) < 2e-6
@@ -63,7 +63,7 @@ def test_closing_a_layer_equals_removing_it(family: str, number: int, token_batc
     model, axes = tiny_model_with_axes(family)
     gates = Gates(model, axes)
     stay = [layer for layer in range(len(gates.layers)) if layer != number]
-    gates.set(gates.kept({LAYERS: torch.tensor(stay)}))
+    gates.set(gates.make_mask({LAYERS: torch.tensor(stay)}))
     with gates:
         gated = valid_logits(model, token_batch)
     assert torch.equal(gated, valid_logits(without_layer(model, number), token_batch))
@@ -74,7 +74,7 @@ def test_open_gates_change_nothing(family: str, token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
     before = valid_logits(model, token_batch)
     gates = Gates(model, axes)
-    ones = gates.ones()
+    ones = gates.make_open()
     with gates:
         gates.set({name: gate for name, gate in ones.items() if name != "hidden"})
         assert torch.equal(valid_logits(model, token_batch), before)
@@ -87,7 +87,7 @@ def test_removing_gates_restores_logits_weights_and_hooks(family: str, token_bat
     model, axes = tiny_model_with_axes(family)
     before, weights = valid_logits(model, token_batch), copy.deepcopy(model.state_dict())
     gates = Gates(model, axes)
-    gates.set({name: one * 0.3 for name, one in gates.ones().items()})
+    gates.set({name: one * 0.3 for name, one in gates.make_open().items()})
     gates.attach()
     assert largest_gap(valid_logits(model, token_batch), before) > 1e-3
     gates.remove()
@@ -106,7 +106,7 @@ def test_gates_are_removed_after_an_error(token_batch: Batch):
 def test_gates_survive_switching_between_train_and_eval(token_batch: Batch):
     model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
-    gates.set(gates.kept(KEPT))
+    gates.set(gates.make_mask(KEPT))
     with gates:
         first = valid_logits(model, token_batch)
         model.train()
@@ -120,7 +120,7 @@ def test_each_sample_gets_its_own_gates(family: str, token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
     gates = Gates(model, axes)
     generator = torch.Generator().manual_seed(3)
-    drawn = {name: torch.rand(one.shape, generator=generator) for name, one in gates.ones(6).items()}
+    drawn = {name: torch.rand(one.shape, generator=generator) for name, one in gates.make_open(6).items()}
     with gates, torch.no_grad():
         gates.set(drawn)
         together = model(**token_batch).logits
@@ -136,7 +136,7 @@ def test_logits_change_continuously_between_open_and_closed_gates(family: str, t
     model, axes = tiny_model_with_axes(family)
     for name in ("hidden", "layers.0.heads", LAYERS):
         gates = Gates(model, axes)
-        one = gates.ones()[name]
+        one = gates.make_open()[name]
         with gates:
             for end, near in ((0.0, 1e-5), (1.0, 1 - 1e-5)):
                 gates.set({name: torch.cat((torch.tensor([end]), one[1:]))})
@@ -149,7 +149,7 @@ def test_logits_change_continuously_between_open_and_closed_gates(family: str, t
 def test_every_gate_gets_a_gradient(family: str, token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
     gates = Gates(model, axes)
-    gates.set({name: (one * 0.7).requires_grad_() for name, one in gates.ones().items()})
+    gates.set({name: (one * 0.7).requires_grad_() for name, one in gates.make_open().items()})
     with gates:
         model(**token_batch).logits.square().mean().backward()
     assert all((gate.grad != 0).all() and gate.grad.isfinite().all() for gate in gates.values.values())
@@ -159,8 +159,8 @@ def test_every_gate_gets_a_gradient(family: str, token_batch: Batch):
 def test_gates_work_in_half_precision(family: str, token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
     gates = Gates(model, axes)
-    kept = gates.kept(KEPT)
-    gates.set({name: gate.requires_grad_() for name, gate in (gates.ones() | kept).items()})
+    kept = gates.make_mask(KEPT)
+    gates.set({name: gate.requires_grad_() for name, gate in (gates.make_open() | kept).items()})
     with gates:
         exact = valid_logits(model, token_batch)
         with torch.autocast("cpu", torch.bfloat16):
@@ -176,7 +176,7 @@ def test_gates_work_in_half_precision(family: str, token_batch: Batch):
 def test_closed_coordinates_are_zero_in_hidden_states(family: str, token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
     gates = Gates(model, axes)
-    gates.set(gates.kept({"hidden": KEPT["hidden"]}))
+    gates.set(gates.make_mask({"hidden": KEPT["hidden"]}))
     with gates, torch.no_grad():
         states = model(**token_batch, output_hidden_states=True).hidden_states
     closed = [i for i in range(32) if i not in KEPT["hidden"].tolist()]
@@ -198,8 +198,8 @@ def test_a_tied_output_layer_is_gated_like_an_untied_one(token_batch: Batch):
     ("values", "message"),
     [
         ({"layers.9.ffn": torch.ones(64)}, "no such axis"),
-        ({"layers.0.ffn": torch.ones(63)}, r"shape \[63\], expected \[64\]"),
-        ({LAYERS: torch.ones(5)}, r"expected \[4\]"),
+        ({"layers.0.ffn": torch.ones(63)}, r"expected shape \[64\] or \[batch, 64\], found \[63\]"),
+        ({LAYERS: torch.ones(5)}, r"expected shape \[4\]"),
     ],
 )
 def test_gates_of_unknown_axes_or_wrong_sizes_are_rejected(values: dict[str, Tensor], message: str):
@@ -217,8 +217,11 @@ def test_gates_for_another_number_of_samples_are_rejected(token_batch: Batch):
 @pytest.mark.parametrize(
     ("slot", "message"),
     [
-        (Slot("bert.encoder.layer.0.nothing.weight", 1, 1, 1, "in"), "no weight"),
-        (Slot("bert.encoder.layer.0.intermediate.dense.weight", 0, 1, 1, "out"), "64 coordinates"),
+        (Slot("bert.encoder.layer.0.nothing.weight", 1, 1, 1, "in"), "expected a weight .*, found none"),
+        (
+            Slot("bert.encoder.layer.0.intermediate.dense.weight", 0, 1, 1, "out"),
+            "expected 1 x 32 x 1 coordinates .*, found 64",
+        ),
         (Slot("extra.weight", 0, 1, 1, "scale"), "expected a LayerNorm"),
         (Slot("extra.weight", 0, 1, 1, "in"), "expected a linear layer"),
     ],

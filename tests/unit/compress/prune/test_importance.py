@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compress.errors import CompressError
-from compress.prune.importance.estimate import activation, layer_losses, magnitude, measure_scores
+from compress.prune.importance.estimate import (
+    measure_layer_losses,
+    score_by_activation,
+    score_by_gradients,
+    score_by_magnitude,
+)
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.scores import Scores
 from distill.slicing import find_axes
@@ -53,13 +58,17 @@ def assert_same_scores(a: Scores, b: Scores) -> None:
 def test_scores_do_not_depend_on_the_batches(bert, token_batch: Batch):
     model, axes = bert
     one, other = (
-        measure_scores(model, axes, [token_batch], loss, METHODS),
-        measure_scores(model, axes, rebatched(token_batch), loss, METHODS),
+        score_by_gradients(model, axes, [token_batch], loss, METHODS),
+        score_by_gradients(model, axes, rebatched(token_batch), loss, METHODS),
     )
     for method in METHODS:
         assert_same_scores(one[method], other[method])
-    assert_same_scores(activation(model, axes, [token_batch]), activation(model, axes, rebatched(token_batch)))
-    whole, parts = (layer_losses(model, axes, batches, loss) for batches in ([token_batch], rebatched(token_batch)))
+    assert_same_scores(
+        score_by_activation(model, axes, [token_batch]), score_by_activation(model, axes, rebatched(token_batch))
+    )
+    whole, parts = (
+        measure_layer_losses(model, axes, batches, loss) for batches in ([token_batch], rebatched(token_batch))
+    )
     torch.testing.assert_close(whole, parts, rtol=1e-6, atol=1e-12)
     assert (one["fisher"].samples, one["fisher"].tokens) == (6, 37)
 
@@ -68,12 +77,12 @@ def test_scores_match_a_loop_over_single_samples(bert, token_batch: Batch):
     model, axes = bert
     gates, gradients = Gates(model, axes), []
     for row in range(6):
-        gates.set({name: one.double().requires_grad_() for name, one in gates.ones().items()})
+        gates.set({name: one.double().requires_grad_() for name, one in gates.make_open().items()})
         with gates:
             loss(model, {name: value[row : row + 1] for name, value in token_batch.items()}).sum().backward()
         gradients.append({name: gate.grad for name, gate in gates.values.items()})
-    scores = measure_scores(model, axes, [token_batch], loss, METHODS)
-    for name in gates.ones():
+    scores = score_by_gradients(model, axes, [token_batch], loss, METHODS)
+    for name in gates.make_open():
         each = torch.stack([gradient[name] for gradient in gradients])
         expected = {"taylor": each.mean(0).abs(), "absolute": each.abs().mean(0), "fisher": each.square().mean(0)}
         for method, value in expected.items():
@@ -85,13 +94,13 @@ def test_scores_match_a_loop_over_single_samples(bert, token_batch: Batch):
 @pytest.mark.parametrize("name", ["layers.2.heads", "layers.0.ffn", "hidden", LAYERS])
 def test_taylor_scores_match_numerical_slopes_of_the_loss_along_the_gate(bert, token_batch: Batch, name: str):
     model, axes = bert
-    scores = measure_scores(model, axes, [token_batch], loss)["taylor"]
+    scores = score_by_gradients(model, axes, [token_batch], loss)["taylor"]
     gates, step = Gates(model, axes), 1e-5
     for unit in (0, 3):
         with gates, torch.no_grad():
             sides = []
             for sign in (1, -1):
-                gate = gates.ones()[name].double()
+                gate = gates.make_open()[name].double()
                 gate[unit] += sign * step
                 gates.set({name: gate})
                 sides.append(loss(model, token_batch).mean())
@@ -103,7 +112,7 @@ def test_taylor_scores_match_numerical_slopes_of_the_loss_along_the_gate(bert, t
 def test_a_head_with_zero_output_weights_has_zero_importance(bert, token_batch: Batch):
     model, axes = bert
     model.bert.encoder.layer[1].attention.output.dense.weight.data[:, 8:16] = 0
-    for scores in measure_scores(model, axes, [token_batch], loss, METHODS).values():
+    for scores in score_by_gradients(model, axes, [token_batch], loss, METHODS).values():
         heads = scores.values["layers.1.heads"]
         assert heads[1] == 0
         assert (heads[[0, 2, 3]] > 0).all()
@@ -114,9 +123,9 @@ def test_measuring_leaves_the_model_unchanged(bert, token_batch: Batch):
     model.train()
     model.bert.encoder.layer[2].eval()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    measure_scores(model, axes, [token_batch], loss)
-    activation(model, axes, [token_batch])
-    layer_losses(model, axes, [token_batch], loss)
+    score_by_gradients(model, axes, [token_batch], loss)
+    score_by_activation(model, axes, [token_batch])
+    measure_layer_losses(model, axes, [token_batch], loss)
     assert model.training
     assert not model.bert.encoder.layer[2].training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -130,9 +139,9 @@ def test_queries_of_a_group_share_one_score(token_batch: Batch):
     def token_loss(model, batch: Batch) -> Tensor:
         return (model(**batch).logits.square().mean(-1) * batch["attention_mask"]).sum(dim=1)
 
-    scores = measure_scores(model, axes, [token_batch], token_loss)["fisher"]
+    scores = score_by_gradients(model, axes, [token_batch], token_loss)["fisher"]
     assert scores.values["layers.0.heads"].shape == (2,)
-    assert activation(model, axes, [token_batch]).values["layers.0.heads"].shape == (2,)
+    assert score_by_activation(model, axes, [token_batch]).values["layers.0.heads"].shape == (2,)
     assert "vocabulary" not in scores.values
 
 
@@ -140,15 +149,15 @@ def test_queries_of_a_group_share_one_score(token_batch: Batch):
     ("wrong", "message"),
     [
         (lambda model, batch: loss(model, batch).mean(), "expected one for each of 6 samples"),
-        (lambda model, batch: loss(model, batch).detach(), "no gradients on the gates"),
-        (lambda model, batch: model.classifier.bias.sum().expand(6), "no gradients on the gates"),
+        (lambda model, batch: loss(model, batch).detach(), "expected gradients on the gates, found none"),
+        (lambda model, batch: model.classifier.bias.sum().expand(6), "expected gradients on the gates, found none"),
     ],
 )
 def test_a_loss_without_per_sample_values_or_gate_gradients_is_rejected(
     bert, token_batch: Batch, wrong: Callable, message: str
 ):
     with pytest.raises(CompressError, match=message):
-        measure_scores(*bert, [token_batch], wrong)
+        score_by_gradients(*bert, [token_batch], wrong)
 
 
 def test_the_divergence_of_a_model_from_itself_is_rejected_as_a_loss(token_batch: Batch):
@@ -160,7 +169,7 @@ def test_the_divergence_of_a_model_from_itself_is_rejected_as_a_loss(token_batch
         return F.kl_div(model(**batch).logits.log_softmax(dim=-1), teacher, reduction="none").sum(dim=-1)
 
     with pytest.raises(CompressError, match="distance of the model to itself"):
-        measure_scores(model, axes, [token_batch], divergence)
+        score_by_gradients(model, axes, [token_batch], divergence)
 
 
 def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_unit(token_batch: Batch):
@@ -177,7 +186,7 @@ def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_un
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         return batch["weight"] * F.cross_entropy(logits, batch["label"], reduction="none")
 
-    scores = measure_scores(model, axes, [batch], drawn)["fisher"]
+    scores = score_by_gradients(model, axes, [batch], drawn)["fisher"]
     gates = Gates(model, axes)
     for unit in scores.values["layers.1.ffn"][:16].topk(3).indices:
         gates.set({"layers.1.ffn": torch.ones(64).index_fill(0, unit, 0)})
@@ -189,19 +198,19 @@ def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_un
 
 def test_missing_batches_and_unknown_methods_are_rejected(bert, token_batch: Batch):
     for function in (
-        lambda: measure_scores(*bert, [], loss),
-        lambda: layer_losses(*bert, [], loss),
-        lambda: activation(*bert, []),
+        lambda: score_by_gradients(*bert, [], loss),
+        lambda: measure_layer_losses(*bert, [], loss),
+        lambda: score_by_activation(*bert, []),
     ):
         with pytest.raises(CompressError, match="no batch"):
             function()
     with pytest.raises(CompressError, match="'guess'"):
-        measure_scores(*bert, [token_batch], loss, ["guess"])
+        score_by_gradients(*bert, [token_batch], loss, ["guess"])
 
 
 def test_magnitude_is_the_root_mean_square_of_a_units_weights(bert):
     model, axes = bert
-    scores = magnitude(model, axes)
+    scores = score_by_magnitude(model, axes)
     layer = model.bert.encoder.layer[1]
     inner, outer = layer.intermediate.dense, layer.output.dense
     neuron = torch.cat((inner.weight[7], inner.bias[7:8], outer.weight[:, 7]))
@@ -221,10 +230,10 @@ def test_magnitude_is_the_root_mean_square_of_a_units_weights(bert):
 def test_tied_weights_count_once():
     model = tiny_llama(tie_word_embeddings=True)
     words = next(axis for axis in find_axes(model) if axis.kind == "vocabulary")
-    found = magnitude(model, [words]).values["vocabulary"]
+    found = score_by_magnitude(model, [words]).values["vocabulary"]
     torch.testing.assert_close(found, model.lm_head.weight.double().square().mean(dim=1).sqrt())
     once = dataclasses.replace(words, slots=words.slots[:1])
-    torch.testing.assert_close(found, magnitude(model, [once]).values["vocabulary"])
+    torch.testing.assert_close(found, score_by_magnitude(model, [once]).values["vocabulary"])
 
 
 def test_activation_scores_are_mean_magnitudes_over_real_tokens(bert, token_batch: Batch):
@@ -241,7 +250,7 @@ def test_activation_scores_are_mean_magnitudes_over_real_tokens(bert, token_batc
     rows = {kind: torch.stack([value[real] for value in values]) for kind, values in seen.items()}
     for parts in seen.values():
         parts.clear()
-    scores = activation(model, axes, [token_batch])
+    scores = score_by_activation(model, axes, [token_batch])
     heads = rows["heads"][0].unflatten(-1, (4, 8)).norm(dim=-1).mean(dim=0)
     torch.testing.assert_close(scores.values["layers.2.heads"], heads)
     torch.testing.assert_close(scores.values["layers.2.ffn"], rows["ffn"][0].abs().mean(dim=0))
@@ -253,7 +262,7 @@ def test_a_layer_that_changes_nothing_has_zero_importance(token_batch: Batch):
     model, axes = tiny_model_with_axes("llama")
     model.model.layers[1].self_attn.o_proj.weight.data.zero_()
     model.model.layers[1].mlp.down_proj.weight.data.zero_()
-    influence = activation(model, axes, [token_batch]).layers
+    influence = score_by_activation(model, axes, [token_batch]).layers
     with torch.no_grad():
         states = model(**token_batch, output_hidden_states=True).hidden_states
     real = token_batch["attention_mask"].bool()
@@ -264,7 +273,7 @@ def test_a_layer_that_changes_nothing_has_zero_importance(token_batch: Batch):
 
 def test_layer_losses_are_loss_increases_of_models_without_the_layer(bert, token_batch: Batch):
     model, axes = bert
-    found = layer_losses(model, axes, [token_batch], loss)
+    found = measure_layer_losses(model, axes, [token_batch], loss)
     with torch.no_grad():
         whole = loss(model, token_batch).mean()
         expected = torch.stack([loss(without_layer(model, i), token_batch).mean() - whole for i in range(4)])
@@ -273,7 +282,7 @@ def test_layer_losses_are_loss_increases_of_models_without_the_layer(bert, token
 
 def test_saved_scores_are_loaded_unchanged(bert, token_batch: Batch, tmp_path: Path):
     model, axes = bert
-    scores = activation(model, axes, [token_batch])
+    scores = score_by_activation(model, axes, [token_batch])
     scores.save(tmp_path / "scores.safetensors")
     back = Scores.load(tmp_path / "scores.safetensors", model)
     assert_same_scores(scores, back)
@@ -283,9 +292,9 @@ def test_saved_scores_are_loaded_unchanged(bert, token_batch: Batch, tmp_path: P
 def test_scores_of_another_model_are_rejected(bert, tmp_path: Path):
     model, axes = bert
     file = tmp_path / "scores.safetensors"
-    magnitude(model, axes).save(file)
+    score_by_magnitude(model, axes).save(file)
     model.classifier.bias.data[0] += 1
-    with pytest.raises(CompressError, match="another model's worth"):
+    with pytest.raises(CompressError, match="another model's importance"):
         Scores.load(file, model)
 
 

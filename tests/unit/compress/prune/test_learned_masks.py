@@ -9,13 +9,13 @@ from compress.errors import CompressError
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.learned_masks import (
     LearnedMasks,
-    Movement,
-    hard_concrete,
-    keep_best,
-    logistic_noise,
-    parameter_share,
+    MovementScores,
+    choose_units,
+    compute_hard_concrete,
+    make_parameter_cost,
+    sample_logistic_noise,
 )
-from compress.prune.schedule import cubic
+from compress.prune.schedule import interpolate_cubic
 from support.pruning_axes import tiny_model_with_axes, without_units
 
 Batch = dict[str, Tensor]
@@ -40,7 +40,10 @@ def test_expected_gates_are_the_mean_of_many_samples():
     log_alpha = torch.tensor([-3.0, -1.0, 0.0, 1.5, 4.0])
     learned.log_alpha["some-axis"].data = log_alpha.repeat(draws)
     samples = learned.sample()["some.axis"].view(draws, 5)
-    expected, chance = learned.expected()["some.axis"][:5], learned.open_probability()["some.axis"][:5]
+    expected, chance = (
+        learned.compute_mean_gates()["some.axis"][:5],
+        learned.compute_open_probability()["some.axis"][:5],
+    )
     torch.testing.assert_close(expected, samples.mean(dim=0), atol=0.01, rtol=0)
     torch.testing.assert_close(chance, (samples != 0).float().mean(dim=0), atol=0.01, rtol=0)
     assert samples.min() == 0
@@ -48,7 +51,7 @@ def test_expected_gates_are_the_mean_of_many_samples():
 
 
 def test_masks_start_at_the_requested_open_probability():
-    assert torch.allclose(masks({"a": 3}, start=0.8).open_probability()["a"], torch.tensor(0.8))
+    assert torch.allclose(masks({"a": 3}, start=0.8).compute_open_probability()["a"], torch.tensor(0.8))
 
 
 def test_samples_are_reproducible_with_the_same_seed():
@@ -62,17 +65,17 @@ def test_samples_are_reproducible_with_the_same_seed():
 
 def test_noise_is_always_finite():
     torch.manual_seed(0)
-    noise = logistic_noise(torch.zeros(3_000_000))
+    noise = sample_logistic_noise(torch.zeros(3_000_000))
     assert noise.isfinite().all()
-    assert hard_concrete(noise).isfinite().all()
+    assert compute_hard_concrete(noise).isfinite().all()
 
 
 def test_gradients_reach_every_parameter():
     learned = masks({"a": 200, LAYERS: 4})
-    (sum(gate.sum() for gate in learned.sample().values()) + learned.penalty(100)).backward()
+    (sum(gate.sum() for gate in learned.sample().values()) + learned.compute_penalty(100)).backward()
     assert (learned.log_alpha["a"].grad != 0).any()
     # the multipliers' gradient is reversed, so that gradient descent performs ascent on them
-    excess = open_share(learned.open_probability()).detach() - 0.3
+    excess = open_share(learned.compute_open_probability()).detach() - 0.3
     torch.testing.assert_close(learned.multipliers.grad, -torch.stack((excess, excess.square())))
 
 
@@ -84,20 +87,20 @@ def test_multipliers_drive_the_cost_to_the_target(target: float):
     optimizer, shares = torch.optim.Adam(groups, lr=0.1), []
     for step in range(800):
         optimizer.zero_grad()
-        (((1 - learned.sample()["a"]) * worth).sum() / 40 + learned.penalty(step)).backward()
+        (((1 - learned.sample()["a"]) * worth).sum() / 40 + learned.compute_penalty(step)).backward()
         optimizer.step()
-        shares.append(open_share(learned.open_probability()).item())
+        shares.append(open_share(learned.compute_open_probability()).item())
     assert sum(shares[-400:]) / 400 == pytest.approx(target, abs=0.02)  # the share oscillates around the target
     assert max(abs(share - target) for share in shares[-400:]) < 0.15
-    kept = learned.decide()["a"]
+    kept = learned.choose_units()["a"]
     assert len(kept) == round(40 * target)
     assert float(worth[kept].mean()) > 0.9 * float(worth[-len(kept) :].mean())
 
 
 def test_the_target_falls_linearly_while_warming_up():
     learned = masks({"a": 10}, target=0.3, warmup=10)
-    assert [learned.target_at(step) for step in (0, 5, 10, 99)] == pytest.approx([0.95, 0.625, 0.3, 0.3], rel=1e-6)
-    assert masks({"a": 10}, warmup=0).target_at(0) == pytest.approx(0.3)
+    assert [learned.get_target(step) for step in (0, 5, 10, 99)] == pytest.approx([0.95, 0.625, 0.3, 0.3], rel=1e-6)
+    assert masks({"a": 10}, warmup=0).get_target(0) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("target", [0.0, 0.99])
@@ -119,9 +122,11 @@ def test_a_useless_head_closes_first(token_batch: Batch):
         for step in range(60):
             optimizer.zero_grad()
             gates.set(learned.sample())
-            (F.mse_loss(model(**token_batch).logits, whole) + learned.penalty(step)).backward()
+            (F.mse_loss(model(**token_batch).logits, whole) + learned.compute_penalty(step)).backward()
             optimizer.step()
-    openness = {(name, i): p for name, gate in learned.open_probability().items() for i, p in enumerate(gate.tolist())}
+    openness = {
+        (name, i): p for name, gate in learned.compute_open_probability().items() for i, p in enumerate(gate.tolist())
+    }
     first, second = sorted(openness, key=openness.__getitem__)[:2]
     assert first == ("layers.2.heads", 1)
     assert openness[first] < openness[second] - 0.05
@@ -132,7 +137,7 @@ def test_resumed_training_is_bit_identical_to_uninterrupted_training():
         for step in steps:
             torch.manual_seed(step)
             optimizer.zero_grad()
-            (learned.sample()["a.b"].square().sum() + learned.penalty(step)).backward()
+            (learned.sample()["a.b"].square().sum() + learned.compute_penalty(step)).backward()
             optimizer.step()
 
     def new() -> tuple[LearnedMasks, torch.optim.Optimizer]:
@@ -150,21 +155,21 @@ def test_resumed_training_is_bit_identical_to_uninterrupted_training():
 
 def test_the_fewest_units_close_and_they_have_the_lowest_scores():
     ranking = {"a": torch.tensor([0.9, 0.1, 0.5]), "b": torch.tensor([0.2, 0.3])}
-    kept = keep_best(ranking, open_share, 0.65)
+    kept = choose_units(ranking, open_share, 0.65)
     assert {name: units.tolist() for name, units in kept.items()} == {"a": [0, 2], "b": [1]}
-    assert [units.tolist() for units in keep_best(ranking, open_share, 1.0).values()] == [[0, 1, 2], [0, 1]]
-    assert [units.tolist() for units in keep_best(ranking, open_share, 0.4).values()] == [[0], [1]]
+    assert [units.tolist() for units in choose_units(ranking, open_share, 1.0).values()] == [[0, 1, 2], [0, 1]]
+    assert [units.tolist() for units in choose_units(ranking, open_share, 0.4).values()] == [[0], [1]]
 
 
 def test_a_target_below_the_minimum_cost_is_rejected():
-    with pytest.raises(CompressError, match="the cost is still 0.4"):
-        keep_best({"a": torch.rand(3), "b": torch.rand(2)}, open_share, 0.39)
+    with pytest.raises(CompressError, match="expected at least 0.4"):
+        choose_units({"a": torch.rand(3), "b": torch.rand(2)}, open_share, 0.39)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_the_parameter_share_matches_the_pruned_model(family: str):
     model, axes = tiny_model_with_axes(family)
-    share = parameter_share(model, [axis for axis in axes if axis.kind != "vocabulary"])
+    share = make_parameter_cost(model, [axis for axis in axes if axis.kind != "vocabulary"])
     gates = Gates(model, axes)
     kept = {"layers.0.heads": torch.tensor([1]), "layers.1.ffn": torch.arange(11)}
     if family == "llama":  # in a BERT classifier the pooler's weight has the hidden axis twice
@@ -174,7 +179,7 @@ def test_the_parameter_share_matches_the_pruned_model(family: str):
         sum(weight.numel() for name, weight in some.named_parameters() if name != "classifier.bias")
         for some in (without_units(model, axes, kept), model)
     )
-    assert float(share(gates.kept(kept))) == pytest.approx(left / whole, rel=1e-6)
+    assert float(share(gates.make_mask(kept))) == pytest.approx(left / whole, rel=1e-6)
     inside = sum(weight.numel() for name, weight in model.named_parameters() if ".1." in name)
     layers = torch.ones(len(gates.layers)).index_fill(0, torch.tensor(1), 0)
     assert float(share({LAYERS: layers})) == pytest.approx(1 - inside / whole, rel=1e-6)
@@ -184,7 +189,7 @@ def test_the_parameter_share_of_probabilities_is_the_expected_share():
     """The expectation is estimated over many draws."""
     model, axes = tiny_model_with_axes("llama")
     axes = [axis for axis in axes if axis.name in ("layers.0.ffn", "hidden")]
-    share, chance = parameter_share(model, axes), {"layers.0.ffn": torch.rand(48), "hidden": torch.rand(32)}
+    share, chance = make_parameter_cost(model, axes), {"layers.0.ffn": torch.rand(48), "hidden": torch.rand(32)}
     draws = [share({name: torch.bernoulli(p) for name, p in chance.items()}) for _ in range(2000)]
     assert float(share(chance)) == pytest.approx(float(torch.stack(draws).mean()), rel=0.02)
 
@@ -193,30 +198,30 @@ def test_movement_scores_are_minus_the_sum_of_weights_times_gradients(token_batc
     """For weights that take the unit as input, their product with their gradient is the gate's gradient."""
     model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
-    movement = Movement(gates.sizes)
+    movement = MovementScores(gates.sizes)
     weight, expected = model.bert.encoder.layer[1].output.dense.weight, torch.zeros(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gates:
         for _ in range(3):
             optimizer.zero_grad()
-            gates.set(movement.gates())
+            gates.set(movement.make_gates())
             model(**token_batch).logits.square().mean().backward()
             movement.accumulate()
             expected -= (weight.detach() * weight.grad).sum(dim=0)
             optimizer.step()
     torch.testing.assert_close(movement.scores()["layers.1.ffn"], expected, rtol=1e-4, atol=1e-6)
-    again = Movement(gates.sizes)
+    again = MovementScores(gates.sizes)
     again.load_state_dict(movement.state_dict())
     assert torch.equal(again.scores()["layers.1.ffn"], movement.scores()["layers.1.ffn"])
-    kept = movement.decide(lambda open_units: open_units["layers.1.ffn"].mean(), 0.5)
+    kept = movement.choose_units(lambda open_units: open_units["layers.1.ffn"].mean(), 0.5)
     assert float(expected[kept["layers.1.ffn"]].min()) >= float(expected.median())
 
 
 def test_closed_units_still_accumulate_movement_scores(token_batch: Batch):
     model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
-    movement = Movement({"layers.1.ffn": 64})
-    gates.set(movement.gates({"layers.1.ffn": torch.arange(10, 64)}))
+    movement = MovementScores({"layers.1.ffn": 64})
+    gates.set(movement.make_gates({"layers.1.ffn": torch.arange(10, 64)}))
     with gates:
         model(**token_batch).logits.square().mean().backward()
     movement.accumulate()
@@ -224,17 +229,17 @@ def test_closed_units_still_accumulate_movement_scores(token_batch: Batch):
 
 
 def test_accumulating_twice_adds_a_gradient_once(token_batch: Batch):
-    movement = Movement({"a": 2})
-    (movement.gates()["a"] * torch.tensor([1.0, -2.0])).sum().backward()
+    movement = MovementScores({"a": 2})
+    (movement.make_gates()["a"] * torch.tensor([1.0, -2.0])).sum().backward()
     movement.accumulate()
     movement.accumulate()
     assert movement.scores()["a"].tolist() == [-1, 2]
 
 
 def test_the_cubic_schedule_prunes_fastest_at_the_start():
-    shares = [cubic(step, 10, 30, 0.1, 0.9) for step in (0, 10, 20, 30, 99)]
+    shares = [interpolate_cubic(step, 10, 30, 0.1, 0.9) for step in (0, 10, 20, 30, 99)]
     assert shares == pytest.approx([0.1, 0.1, 0.9 - 0.8 / 8, 0.9, 0.9])
-    assert cubic(10, 10, 10, 0.1, 0.9) == 0.9
-    assert cubic(9, 10, 10, 0.1, 0.9) == 0.1
+    assert interpolate_cubic(10, 10, 10, 0.1, 0.9) == 0.9
+    assert interpolate_cubic(9, 10, 10, 0.1, 0.9) == 0.1
     with pytest.raises(CompressError, match="ends before"):
-        cubic(0, 5, 4, 0, 1)
+        interpolate_cubic(0, 5, 4, 0, 1)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from compress.errors import CompressError
-from compress.prune.vocabulary.tokenizer import REMOVED, prune_tokenizer, remap_ids, same_pieces
+from compress.prune.vocabulary.tokenizer import REMOVED, have_same_tokens, prune_tokenizer, remap_ids
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, draw_weights, make_rows
 
@@ -167,7 +167,7 @@ def test_texts_without_removed_tokens_keep_their_pieces_under_new_ids(words: Pre
         old = ids_of(words, text)
         if REMOVED not in remap[old]:
             assert ids_of(pruned, text) == remap[old].tolist()
-            assert same_pieces(words, pruned, text)
+            assert have_same_tokens(words, pruned, text)
             same += 1
     assert same > 5
 
@@ -177,7 +177,7 @@ def test_pruning_adds_no_unknown_tokens_to_any_text(words: PreTrainedTokenizerBa
     for text in CORPUS + UNSEEN + TRAINED_ON + random_texts(1500, 2):
         before, after = (t.convert_tokens_to_ids(t.unk_token) if t.unk_token else None for t in (words, pruned))
         assert ids_of(pruned, text).count(after) == ids_of(words, text).count(before), text
-        changed += not same_pieces(words, pruned, text)
+        changed += not have_same_tokens(words, pruned, text)
     assert changed > 100  # otherwise the test exercised nothing
 
 
@@ -348,7 +348,7 @@ def test_remaining_room_is_filled_with_unseen_tokens_in_id_order():
     words = minilm()
     counts = count_tokens(words, ["which word is it ?"])
     seen = choose_tokens(words, counts, coverage=1, unseen=1)
-    ids = choose_tokens(words, counts, unseen=0, at_most=len(seen) + 500)
+    ids = choose_tokens(words, counts, unseen=0, max_tokens=len(seen) + 500)
     new = np.setdiff1d(ids, seen)
     assert len(new) == 500
     names = words.convert_ids_to_tokens(new.tolist())
@@ -373,11 +373,11 @@ def test_the_maximum_size_is_never_exceeded_and_too_small_ones_are_rejected(word
     counts = count_tokens(words, CORPUS)
     least, full = len(minimal_ids(words)), len(choose_tokens(words, counts, coverage=1, unseen=1))
     for limit in (least, (least + full) // 2, full):
-        ids = choose_tokens(words, counts, coverage=1, unseen=0, at_most=limit)
+        ids = choose_tokens(words, counts, coverage=1, unseen=0, max_tokens=limit)
         assert len(ids) <= limit
         prune_tokenizer(words, ids)
-    with pytest.raises(CompressError, match=f"at least the {least} words.*found {least - 1}"):
-        choose_tokens(words, counts, at_most=least - 1)
+    with pytest.raises(CompressError, match=f"max_tokens: expected at least {least}, .*found {least - 1}"):
+        choose_tokens(words, counts, max_tokens=least - 1)
 
 
 @pytest.mark.parametrize("coverage", [0, -0.5, 1.001, float("nan")])
@@ -392,9 +392,9 @@ def test_a_coverage_or_unseen_share_outside_zero_to_one_is_rejected(coverage: fl
 
 def test_an_empty_corpus_empty_counts_and_a_single_string_are_rejected():
     words = wordpiece()
-    with pytest.raises(CompressError, match="expected a corpus, found nothing"):
+    with pytest.raises(CompressError, match="expected a corpus, found no tokens"):
         count_tokens(words, [])
-    with pytest.raises(CompressError, match="expected uses of words, found none"):
+    with pytest.raises(CompressError, match="expected uses of tokens, found none"):
         choose_tokens(words, np.zeros(len(words), np.int64))
     with pytest.raises(CompressError, match="expected several strings, found one"):
         count_tokens(words, "one text")
@@ -410,15 +410,15 @@ def test_counts_of_another_tokenizer_are_rejected():
 
 def test_an_id_outside_the_vocabulary_is_rejected_by_number():
     words = wordpiece()
-    with pytest.raises(CompressError, match=f"found {len(words)}: there is no such word"):
+    with pytest.raises(CompressError, match=f"found {len(words)}: there is no such token"):
         prune_tokenizer(words, [*chosen_ids(words), len(words)])
-    with pytest.raises(CompressError, match="found -1: there is no such word"):
+    with pytest.raises(CompressError, match="found -1: there is no such token"):
         prune_tokenizer(words, [-1, *chosen_ids(words)])
 
 
 @pytest.mark.parametrize("ids", [[0, 2, 1], [0, 0, 1], [], [[0, 1]], [0.0, 1.0]])
 def test_ids_that_are_not_strictly_increasing_integers_are_rejected(ids: list):
-    with pytest.raises(CompressError, match="expected rising whole numbers"):
+    with pytest.raises(CompressError, match="expected ascending integers"):
         prune_tokenizer(wordpiece(), ids)
 
 
@@ -432,7 +432,7 @@ def test_removing_a_special_token_is_rejected_by_name(words: PreTrainedTokenizer
 def test_removing_a_single_letter_piece_is_rejected():
     words = wordpiece()
     gone = words.convert_tokens_to_ids("##q")
-    with pytest.raises(CompressError, match="pieces that spelling needs, found 1 missing, such as '##q'"):
+    with pytest.raises(CompressError, match="tokens that spelling needs, found 1 missing, such as '##q'"):
         prune_tokenizer(words, [i for i in chosen_ids(words) if i != gone])
 
 
@@ -440,7 +440,7 @@ def test_removing_the_parts_of_a_kept_bpe_token_is_rejected():
     words = byte_level()
     always = minimal_ids(words)
     long = max(words.get_vocab(), key=lambda word: len(word) if word not in ROBERTA else 0)
-    with pytest.raises(CompressError, match="parts that merges make"):
+    with pytest.raises(CompressError, match="expected all results of merges"):
         prune_tokenizer(words, sorted({*always.tolist(), words.get_vocab()[long]}))
 
 
@@ -454,7 +454,7 @@ def test_a_slow_tokenizer_is_rejected():
 
 def test_a_word_level_tokenizer_is_rejected():
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    with pytest.raises(CompressError, match="found WordLevel: it has no pieces"):
+    with pytest.raises(CompressError, match="found WordLevel: it has no sub-word pieces"):
         prune_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"), [0, 1])
 
 
@@ -463,11 +463,11 @@ def test_a_wordpiece_vocabulary_that_cannot_be_respelled_safely_is_rejected():
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "ab", "##bb", "##bq"]
     words = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
     assert words.tokenize("abbq") == ["ab", "##bq"]
-    with pytest.raises(CompressError, match="'##bq' has 'q', expected '##q'"):
+    with pytest.raises(CompressError, match="expected a token '##q' for the 'q' in '##bq'"):
         choose_tokens(words, count_tokens(words, ["a"]))
 
 
-def test_tokens_with_a_letter_that_is_no_piece_are_kept():
+def test_tokens_with_a_character_that_is_no_token_are_kept():
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "xab", "axb", "##xb", "ba"]
     words = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
     pruned = prune_tokenizer(words, minimal_ids(words))
@@ -658,7 +658,7 @@ def test_a_padding_id_that_would_shift_positions_is_rejected():
     words = byte_level()
     words.add_special_tokens({"pad_token": "<late>"})
     model = build_model("roberta", vocab_size=len(words), pad_token_id=words.pad_token_id, max_position_embeddings=900)
-    with pytest.raises(CompressError, match=f"padding id: expected {words.pad_token_id} to keep its number"):
+    with pytest.raises(CompressError, match=f"padding id: expected it to stay {words.pad_token_id}"):
         prune_vocabulary(model, words, chosen_ids(words))
 
 
@@ -666,7 +666,7 @@ def test_a_config_with_the_id_of_a_removed_token_is_rejected():
     words = wordpiece()
     gone = len(words) - 1
     model = bert(words, eos_token_id=gone)
-    with pytest.raises(CompressError, match=f"config.eos_token_id: expected an id that stays, found {gone}"):
+    with pytest.raises(CompressError, match=f"config.eos_token_id: expected the id of a kept token, found {gone}"):
         prune_vocabulary(model, words, chosen_ids(words))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compress.blocks import by_block
+from compress.blocks import group_by_block
 from compress.errors import CompressError
 from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_layers
 from compress.sparsity.oneshot import sparsify
@@ -167,6 +167,6 @@ def test_a_filter_selects_the_layers_to_sparsify(tiny_model):
 
 
 def test_layers_are_grouped_by_block_of_the_model(tiny_model):
-    groups = by_block(find_sparsifiable_layers(tiny_model("bert")))
+    groups = group_by_block(find_sparsifiable_layers(tiny_model("bert")))
     assert [len(group) for group in groups] == [6] * 4
     assert all(f".layer.{i}." in name for i, group in enumerate(groups) for name in group)

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerBase
 
-from distill.checkpoint.sentence_folder import Projection, SentenceForm, described, read_form, set_form, vector_width
+from distill.checkpoint.sentence_folder import describe_vectors, read_form
+from distill.checkpoint.sentence_form import Projection, SentenceForm, set_form, vector_width
 from distill.errors import InputError
 from distill.models.sentence_encoder import PooledModel, pool_states
 from distill.student.build import build_student
@@ -121,7 +122,7 @@ def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, 
     model = SentenceEmbedding(()).load(str(body_folder), 0)
     assert model.form == SentenceForm("mean")
     assert read_form(body_folder) is None
-    assert described(body_folder) == "mean of the tokens (assumed: body has no modules.json)"
+    assert describe_vectors(body_folder) == "mean of the tokens (assumed: body has no modules.json)"
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = AutoModel.from_pretrained(body_folder)(**inputs).last_hidden_state
@@ -129,7 +130,7 @@ def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, 
     torch.testing.assert_close(vectors(model, tokenizer), wanted)
     form = SentenceForm("cls", (Projection(8),), normalize=True)
     written = saved(build("bert", form), tokenizer, tmp_path / "written")
-    assert described(written) == "first token, projected to 8, normalised (modules.json)"
+    assert describe_vectors(written) == "first token, projected to 8, normalised (modules.json)"
 
 
 def test_classifiers_and_encoder_decoders_are_refused_but_masked_lms_are_loaded(headed_folder, tokenizer, tmp_path):
@@ -163,7 +164,7 @@ def modules(*kinds: str) -> list[dict[str, object]]:
     ("file", "values", "error"),
     [
         ("modules.json", {"modules": modules("CLIPModel")}, "found CLIPModel in modules.json: CLIPModel can't be"),
-        ("modules.json", {"modules": modules("Transformer", "LSTM", "Pooling")}, "LSTM can't be computed here"),
+        ("modules.json", {"modules": modules("Transformer", "LSTM", "Pooling")}, "LSTM isn't supported"),
         ("modules.json", {"modules": modules("Transformer", "Pooling", "Normalize", "Dense")}, "another order gives"),
         ("modules.json", {"modules": modules("Transformer")}, "found Transformer in modules.json: another order"),
         ("modules.json", {"modules": []}, "found none in modules.json"),
@@ -174,7 +175,7 @@ def modules(*kinds: str) -> list[dict[str, object]]:
         ("2_Dense/config.json", {"use_residual": True}, "found one with a residual"),
         ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "on something else or of no width"),
         ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.SELU"}, "found 'SELU'"),
-        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "gives states of tokens, found 'fill-mask'"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "outputs states of tokens, found 'fill-mask'"),
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "found a SparseEncoder"),
         (
             "config_sentence_transformers.json",
@@ -197,7 +198,7 @@ def test_do_lower_case_requires_a_tokenizer_that_lowercases(folder):
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(rules))
-    with pytest.raises(InputError, match="expected a tokenizer that writes small letters"):
+    with pytest.raises(InputError, match="expected a tokenizer that lowercases"):
         read_form(folder)
 
 
@@ -210,7 +211,7 @@ def test_a_damaged_folder_is_refused(folder):
     with pytest.raises(InputError, match="expected weights of Dense modules as in its config, found others"):
         PooledModel.from_pretrained(folder.with_name("whole"))
     (folder / "1_Pooling" / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"1_Pooling/config.json': no such file, or no JSON"):
+    with pytest.raises(InputError, match=r"1_Pooling/config.json': no such file, or it isn't JSON"):
         PooledModel.from_pretrained(folder)
     with pytest.raises(InputError, match="expected a pooling among mean, cls, max, lasttoken, found 'sum'"):
         SentenceForm("sum")

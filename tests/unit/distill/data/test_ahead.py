@@ -66,14 +66,14 @@ def test_waiting_counts_only_the_time_that_the_step_waits_for_a_batch():
     waiting = Waiting()
     consumer = iter(Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
     next(consumer)
-    waiting.share()
+    waiting.measure_share()
     for _ in consumer:
         time.sleep(0.1)  # the training step, long enough to prepare the next batch meanwhile
-    assert waiting.share() < 0.2
+    assert waiting.measure_share() < 0.2
     slow = Waiting()
     for _ in Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
         pass
-    assert slow.share() > 0.8
+    assert slow.measure_share() > 0.8
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from distill.data.alignment.encoded import AlignedRows, encode_twice, teacher_inputs
-from distill.data.alignment.tokens import aligned_spans, shared_vocabulary, spellings
+from distill.data.alignment.encoded import AlignedRows, encode_aligned, select_teacher_inputs
+from distill.data.alignment.tokens import align_spans, find_spellings, shared_vocabulary
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import LanguageBlocks
@@ -82,7 +82,7 @@ def test_spans_cover_every_token_hold_the_same_text_and_are_minimal(pair):
     several = 0
     for text in random_texts(30):
         offsets = offsets_of(a, text), offsets_of(b, text)
-        spans = aligned_spans(*offsets)
+        spans = align_spans(*offsets)
         for side, places in ((spans[:, :2], offsets[0]), (spans[:, 2:], offsets[1])):
             inside = [k for first, end in side for k in range(first, end)]
             assert inside == sorted(set(inside))
@@ -102,17 +102,17 @@ def test_spans_equal_examples_computed_by_hand():
     words = [(0, 0), (0, 5), (6, 8), (8, 11), (0, 0)]  # [CLS] hello wo ##rld [SEP]
     whole, trimmed = [(0, 3), (3, 5), (5, 11)], [(0, 3), (3, 5), (6, 11)]  # hel lo Ġworld
     for letters in (whole, trimmed):
-        assert aligned_spans(np.array(words), np.array(letters)).tolist() == [[1, 2, 0, 2], [2, 4, 2, 3]]
+        assert align_spans(np.array(words), np.array(letters)).tolist() == [[1, 2, 0, 2], [2, 4, 2, 3]]
     alone = [(0, 5), (5, 6), (6, 11)]  # hello Ġ world
-    assert aligned_spans(np.array(words), np.array(alone)).tolist() == [[1, 2, 0, 1], [2, 4, 1, 3]]
+    assert align_spans(np.array(words), np.array(alone)).tolist() == [[1, 2, 0, 1], [2, 4, 1, 3]]
     # The second token holds the last byte of character 0 and the first of character 1.
     shared_letter = [(0, 1), (0, 2), (1, 2), (2, 3)]
-    assert aligned_spans(np.array([(0, 1), (1, 2), (2, 3)]), np.array(shared_letter)).tolist() == [
+    assert align_spans(np.array([(0, 1), (1, 2), (2, 3)]), np.array(shared_letter)).tolist() == [
         [0, 2, 0, 3],
         [2, 3, 3, 4],
     ]
     for empty in ([], [(0, 0), (0, 0)]):
-        assert aligned_spans(np.array(empty).reshape(-1, 2), np.array(whole)).shape == (0, 4)
+        assert align_spans(np.array(empty).reshape(-1, 2), np.array(whole)).shape == (0, 4)
 
 
 # --- vocabularies
@@ -148,7 +148,7 @@ def test_shared_tokens_spell_the_same_text(a, b, kind):
 
 def test_spellings_of_the_tokens_of_a_text_join_to_its_bytes():
     tokenizer = byte_level()
-    spelled = {number: text for (kind, text), number in spellings(tokenizer).items() if kind == "text"}
+    spelled = {number: text for (kind, text), number in find_spellings(tokenizer).items() if kind == "text"}
     for text in random_texts(40, seed=1):
         assert b"".join(spelled[i] for i in tokenizer(text)["input_ids"]) == text.encode()
 
@@ -160,7 +160,7 @@ def test_spellings_of_the_tokens_of_a_text_join_to_its_bytes():
 def test_rows_hold_all_text_once_within_both_length_limits(length, teacher_length):
     student, teacher = wordpiece(), byte_level()
     texts = random_texts(40, seed=2)
-    rows = encode_twice(student, teacher, texts, length, teacher_length)
+    rows = encode_aligned(student, teacher, texts, length, teacher_length)
     assert rows.unaligned == 0
     assert rows.lengths.max() <= length
     assert max(map(len, rows.teacher_input_ids)) <= teacher_length
@@ -177,7 +177,7 @@ def test_rows_hold_all_text_once_within_both_length_limits(length, teacher_lengt
 
 def test_spans_of_a_row_hold_the_same_text_on_both_sides():
     student, teacher = wordpiece(), byte_level()
-    rows = encode_twice(student, teacher, SENTENCES, 20, 30)
+    rows = encode_aligned(student, teacher, SENTENCES, 20, 30)
     for ids, taught, spans in zip(rows.input_ids, rows.teacher_input_ids, rows.spans, strict=True):
         assert spans[0].tolist()[0] == 1
         assert (spans[1:, [0, 2]] == spans[:-1, [1, 3]]).all(), "a token is in no span"
@@ -193,28 +193,28 @@ def test_spans_of_a_row_hold_the_same_text_on_both_sides():
 def test_texts_and_tokens_that_cannot_be_compared_are_counted():
     student, teacher = wordpiece(), byte_level()
     long = "ж" * 9  # one unknown token for the student, 18 bytes for the teacher
-    rows = encode_twice(student, teacher, ["a mill", long, "\u200b"], 12, 12)
+    rows = encode_aligned(student, teacher, ["a mill", long, "\u200b"], 12, 12)
     assert (len(rows), rows.unaligned, rows.single) == (1, 2, 1), "after the long word only the text's end is left"
-    assert len(encode_twice(student, teacher, [], 12, 12)) == 0
-    unknown = encode_twice(student, teacher, ["the ж mill"], 12, 12)
+    assert len(encode_aligned(student, teacher, [], 12, 12)) == 0
+    unknown = encode_aligned(student, teacher, ["the ж mill"], 12, 12)
     assert unknown.unknown == 1
     assert student.unk_token_id in unknown.input_ids[0]
     place = unknown.input_ids[0].tolist().index(student.unk_token_id)
     assert place not in unknown.spans[0][:, 0]
-    assert encode_twice(teacher, teacher, ["a b"] * 3, 2, 2).single > 0
+    assert encode_aligned(teacher, teacher, ["a b"] * 3, 2, 2).single > 0
 
 
 def test_spans_of_a_batch_point_to_next_token_labels():
     student, teacher = wordpiece(), byte_level()
-    rows = encode_twice(student, teacher, SENTENCES, 20, 30)
+    rows = encode_aligned(student, teacher, SENTENCES, 20, 30)
     order = [3, 0, 5]
     batch = rows.collate(order, student.pad_token_id)
     alone = LanguageBlocks(rows.input_ids).collate(order, student.pad_token_id)
     assert all(torch.equal(batch[name], alone[name]) for name in alone)
     taught = LanguageBlocks(rows.teacher_input_ids).collate(order, teacher.pad_token_id)
     assert torch.equal(batch["teacher_labels"], taught["labels"])
-    assert torch.equal(teacher_inputs(batch)["attention_mask"], taught["attention_mask"])
-    assert torch.equal(teacher_inputs(batch)["input_ids"], taught["input_ids"])
+    assert torch.equal(select_teacher_inputs(batch)["attention_mask"], taught["attention_mask"])
+    assert torch.equal(select_teacher_inputs(batch)["input_ids"], taught["input_ids"])
     for k, i in enumerate(order):
         kept = [each for each in rows.spans[i].tolist() if each[0] > 0 and each[2] > 0]
         assert len(kept) == len(rows.spans[i]) - 1, "byte-level rows have nothing before their first token"
@@ -231,7 +231,7 @@ def test_spans_of_a_batch_point_to_next_token_labels():
 
 @pytest.fixture(scope="module")
 def masked_rows() -> tuple[AlignedRows, MaskedAlignedRows]:
-    rows = encode_twice(wordpiece(), byte_level(masked=True), SENTENCES * 3, 24, 40)
+    rows = encode_aligned(wordpiece(), byte_level(masked=True), SENTENCES * 3, 24, 40)
     return rows, MaskedAlignedRows.build(
         rows, MaskConfig(rate=0.3, random=0.2, replaced=0.7), wordpiece(), byte_level(masked=True)
     )
@@ -281,12 +281,12 @@ def test_masks_on_two_tokenizers_depend_on_the_epoch_but_not_on_the_batch(masked
 def test_unsuitable_tokenizers_and_lengths_are_refused():
     slow = ByT5Tokenizer()
     assert "expected a fast one" in refusal(shared_vocabulary, slow, wordpiece())
-    assert "expected a fast one" in refusal(encode_twice, wordpiece(), slow, ["a"], 9, 9)
+    assert "expected a fast one" in refusal(encode_aligned, wordpiece(), slow, ["a"], 9, 9)
     endless = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    assert "expected an eos or a sep token" in refusal(encode_twice, wordpiece(), endless, ["a"], 9, 9)
-    assert "teacher_length: expected at least 2" in refusal(encode_twice, wordpiece(), byte_level(), ["a"], 9, 1)
+    assert "expected an eos or a sep token" in refusal(encode_aligned, wordpiece(), endless, ["a"], 9, 9)
+    assert "teacher_length: expected at least 2" in refusal(encode_aligned, wordpiece(), byte_level(), ["a"], 9, 1)
     assert "length: expected at least 4 tokens a row, found 3" in refusal(
-        encode_twice, wordpiece(), byte_level(), ["a"], 3, 9
+        encode_aligned, wordpiece(), byte_level(), ["a"], 3, 9
     )
-    rows = encode_twice(wordpiece(), byte_level(), SENTENCES, 20, 20)
+    rows = encode_aligned(wordpiece(), byte_level(), SENTENCES, 20, 20)
     assert "expected a mask token" in refusal(MaskedAlignedRows.build, rows, MaskConfig(), wordpiece(), byte_level())

@@ -14,7 +14,7 @@ from distill.data.config import DataConfig
 from distill.data.rows.tagged import load_tagged
 from distill.data.sources.cells import hold_fractions, hold_lists, list_in, parse_literal
 from distill.errors import InputError
-from distill.tasks.choose import TASKS, choose
+from distill.tasks.choose import TASKS, choose_task
 
 SEVERAL = [{"text": f"text {i}", "labels": [["a", "b"], [], ["b"]][i % 3]} for i in range(12)]
 NUMBERS = [{"text": f"text {i}", "label": i / 4} for i in range(12)]
@@ -52,7 +52,7 @@ def as_csv(rows: list[dict[str, Any]], file: Path) -> None:
 def test_the_task_and_its_labels_are_the_same_in_every_format(write, rows, task, labels, tmp_path):
     write(rows, tmp_path / "train")
     config = DataConfig(path=str(tmp_path))
-    found, why = choose("auto", BertConfig(architectures=["BertModel"]), "x", config)
+    found, why = choose_task("auto", BertConfig(architectures=["BertModel"]), "x", config)
     assert found == task, why
     assert TASKS[found].read(config, 0).labels == labels
 

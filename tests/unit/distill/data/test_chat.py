@@ -11,19 +11,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from distill.data.batches.encode import IGNORED
-from distill.data.batches.packing import PackedRows, padding_id
+from distill.data.batches.packing import PackedRows, find_padding_id
 from distill.data.config import DataConfig
 from distill.data.rows.chat import (
     Chat,
     ChatConfig,
-    Completed,
+    PromptCompletion,
     TargetBlocks,
     Turns,
     encode_chats,
-    prompt_rows,
-    target_mask,
+    encode_prompts,
+    mask_targets,
 )
-from distill.data.rows.conversations import load_bare_conversations
+from distill.data.rows.conversations import load_all_conversations
 from distill.errors import InputError
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -111,7 +111,7 @@ def test_answers_are_training_targets_and_prompts_are_not(template, end, kind):
     assert blocks.input_ids[0].tolist() == whole
     blank = " " if template == BRACKETS and kind != "marked" else ""  # that decoder strips the first blank
     assert target_texts(tokenizer, blocks) == [blank + answer + end for answer in ANSWERS]
-    last = encode_chats(tokenizer, [Turns(messages)], 500, ChatConfig(asked="last"))
+    last = encode_chats(tokenizer, [Turns(messages)], 500, ChatConfig(turns="last"))
     assert target_texts(tokenizer, last) == [blank + ANSWERS[1] + end]
     assert last.input_ids[0].tolist() == whole
     assert not any(last.counted.values())
@@ -135,9 +135,9 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last(
     assert said == (
         "chat 2: expected a chat template that writes the first messages alike whatever follows, found one that "
         "doesn't at message 3: the assistant's tokens can't be told from the others; mark them in the template with "
-        "{% generation %}, or ask for the last turn only (chat.asked)"
+        "{% generation %}, or ask for the last turn only (chat.turns)"
     )
-    blocks = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(asked="last"))
+    blocks = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(turns="last"))
     assert target_texts(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
 
 
@@ -172,27 +172,29 @@ def test_a_conversation_that_the_template_cannot_write_is_refused():
 @pytest.mark.parametrize("bos", [False, True])
 def test_a_completion_is_joined_to_its_prompt_and_ends_in_eos(bos):
     tokenizer = tokenizer_of(bos=bos)
-    blocks = encode_chats(tokenizer, [Completed("what is it", " it is good")], 500)
+    blocks = encode_chats(tokenizer, [PromptCompletion("what is it", " it is good")], 500)
     ids = tokenizer("what is it it is good")["input_ids"]
     assert blocks.input_ids[0].tolist() == [*ids, tokenizer.eos_token_id]
     assert (ids[0] == 0) == bos
     assert target_texts(tokenizer, blocks) == [" it is good<|im_end|>"]
-    prompts = prompt_rows(tokenizer, [Completed("what is it", " it is good"), Completed("also", "")], 500)
+    prompts = encode_prompts(
+        tokenizer, [PromptCompletion("what is it", " it is good"), PromptCompletion("also", "")], 500
+    )
     assert [row.tolist() for row in prompts] == [tokenizer(text)["input_ids"] for text in ("what is it", "also")]
 
 
 def test_a_token_shared_by_prompt_and_completion_is_counted():
     tokenizer = tokenizer_of()
-    blocks = encode_chats(tokenizer, [Completed("wha", "t is it"), Completed("what is", " it")], 500)
+    blocks = encode_chats(tokenizer, [PromptCompletion("wha", "t is it"), PromptCompletion("what is", " it")], 500)
     assert blocks.counted["answers_that_share_a_token"] == 1
     assert target_texts(tokenizer, blocks, 0) == ["what is it<|im_end|>"]
 
 
 def test_an_answer_keeps_its_tokens_without_characters():
     offsets = np.array([[0, 2], [3, 3], [4, 5], [6, 6], [6, 8], [0, 0]])
-    asked, shared = target_mask(offsets, [(2, 6)])
+    asked, shared = mask_targets(offsets, [(2, 6)])
     assert (asked.tolist(), shared) == ([False, True, True, True, False, False], 0)
-    asked, shared = target_mask(offsets, [(1, 2), (6, 7)])
+    asked, shared = mask_targets(offsets, [(1, 2), (6, 7)])
     assert (asked.tolist(), shared) == ([True, False, False, False, True, False], 2)
 
 
@@ -203,7 +205,7 @@ def test_an_answer_keeps_its_tokens_without_characters():
 def test_prompts_equal_the_template_with_its_generation_prompt(template):
     tokenizer = tokenizer_of(template)
     open_end = Turns(TALK[:2])
-    *prompts, nobody, unasked = prompt_rows(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
+    *prompts, nobody, unasked = encode_prompts(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
     wanted = [
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         for messages in (TALK[:4], TALK[:2])
@@ -250,13 +252,17 @@ def test_skipped_and_truncated_conversations_are_counted():
             WHOLE,
             "found none: a model couldn't be told who speaks; name a file with one in chat.template",
         ),
-        (tokenizer_of(eos_token=""), Completed("a", "b"), "tokenizer: expected an eos or a sep token, found neither"),
+        (
+            tokenizer_of(eos_token=""),
+            PromptCompletion("a", "b"),
+            "tokenizer: expected an eos or a sep token, found neither",
+        ),
     ],
 )
 def test_a_tokenizer_without_the_required_template_or_end_token_is_refused(tokenizer, chat, said):
     assert said in refusal(encode_chats, tokenizer, [chat], 500)
-    other = Completed("a", "b") if isinstance(chat, Turns) else WHOLE
-    if isinstance(chat, Completed):
+    other = PromptCompletion("a", "b") if isinstance(chat, Turns) else WHOLE
+    if isinstance(chat, PromptCompletion):
         tokenizer.chat_template = CHATML
     assert len(encode_chats(tokenizer, [other], 500)) == 1
 
@@ -268,7 +274,7 @@ def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
         blocks = encode_chats(tokenizer_of(own), [WHOLE], 500, config)
         assert target_texts(tokenizer_of(), blocks)[0] == "it is good<|eot|>"
     assert "none.jinja': expected a file" in refusal(encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja"))
-    for setting in ({"asked": "first"}, {"longer": "wrap"}):
+    for setting in ({"turns": "first"}, {"longer": "wrap"}):
         assert "chat." in refusal(lambda setting=setting: ChatConfig(**setting))
 
 
@@ -277,10 +283,10 @@ def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
 
 def test_an_eos_that_also_pads_is_a_label_at_the_end_of_each_answer_only():
     tokenizer = tokenizer_of(CHATML)
-    assert padding_id(tokenizer) == tokenizer.eos_token_id
-    blocks = encode_chats(tokenizer, [WHOLE, Turns(TALK[1:3]), Completed("also", " good")], 500)
+    assert find_padding_id(tokenizer) == tokenizer.eos_token_id
+    blocks = encode_chats(tokenizer, [WHOLE, Turns(TALK[1:3]), PromptCompletion("also", " good")], 500)
     for rows in (blocks, PackedRows.build(blocks, int(blocks.lengths.max()) + 5)):
-        batch = rows.collate(range(len(rows)), padding_id(tokenizer))
+        batch = rows.collate(range(len(rows)), find_padding_id(tokenizer))
         assert torch.equal(batch["positions"], batch["labels"] != IGNORED)
         assert not batch["positions"][batch["attention_mask"] == 0].any()
         assert int((batch["labels"] == tokenizer.eos_token_id).sum()) == 4, "one for every answer"
@@ -295,7 +301,7 @@ def test_an_eos_that_also_pads_is_a_label_at_the_end_of_each_answer_only():
 
 
 def chats_at(path: str) -> list[Chat]:
-    return load_bare_conversations(DataConfig(path=path)).texts
+    return load_all_conversations(DataConfig(path=path)).texts
 
 
 def test_every_conversation_format_is_read_from_jsonl_and_parquet(tmp_path):
@@ -306,7 +312,7 @@ def test_every_conversation_format_is_read_from_jsonl_and_parquet(tmp_path):
     }
     wanted = {
         "messages": [WHOLE, Turns(TALK[:2])],
-        "pairs": [Completed("a", " b"), Completed("c", "")],
+        "pairs": [PromptCompletion("a", " b"), PromptCompletion("c", "")],
         "alpaca": [
             Turns([{"role": "user", "content": "a\n\nb"}, {"role": "assistant", "content": "c"}]),
             Turns([{"role": "user", "content": "d"}]),
@@ -339,4 +345,4 @@ def test_rows_that_are_not_conversations_are_refused(tmp_path, content, said):
 def test_a_list_in_the_prompt_column_is_refused(tmp_path):
     pq.write_table(pa.table({"prompt": [["a"]], "completion": ["b"]}), tmp_path / "a.parquet")
     assert "column 'prompt': expected text, found list<" in refusal(chats_at, str(tmp_path / "a.parquet"))
-    assert "no path given" in refusal(chats_at, "")
+    assert "no path is set" in refusal(chats_at, "")

@@ -14,10 +14,11 @@ from transformers import BertTokenizerFast
 from distill.data.batches.batches import EvalBatches, TrainBatches, epoch_order, length_order
 from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
-from distill.data.sources.cells import hot_width
+from distill.data.sources.cells import find_multi_hot_width
 from distill.data.sources.tables import read_hub, read_splits, read_table
+from distill.data.splits.examples import Examples
 from distill.data.splits.holdout import hold_out
-from distill.data.splits.labelled import Examples, load_bare, load_labelled, load_splits
+from distill.data.splits.labelled import load_all_texts, load_labelled, load_splits
 from distill.errors import InputError
 from support.tiny_models import LABELS, VOCABULARY
 
@@ -205,7 +206,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_rows(tmp_path):
 
 def test_a_missing_path_or_a_folder_without_a_train_file_is_refused(tmp_path):
     assert "no such file or folder" in refusal(tmp_path / "none")
-    assert "no path given" in refusal("")
+    assert "no path is set" in refusal("")
     (tmp_path / "notes.md").touch()
     assert "expected a train file (train.parquet, train.csv" in refusal(tmp_path)
     assert "found notes.md" in refusal(tmp_path)
@@ -284,7 +285,7 @@ def test_a_class_of_one_row_stays_in_train():
     assert sorted(kept + held) == [0, 1, 2, 3, 4]
     assert {1, 3} < set(kept)
     assert len(held) == 2
-    with pytest.raises(InputError, match="nothing to measure on"):
+    with pytest.raises(InputError, match="nothing to evaluate on"):
         hold_out(["a", "b", "c"], 0.5, seed=0)
 
 
@@ -293,9 +294,9 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "zz"), ("w", "zz")])
     assert "test has labels that train lacks: 'zz' (2 rows)" in refusal(tmp_path)
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "")])
-    assert "test: column 'label' holds no label in row 2, 1 in all" in refusal(tmp_path)
+    assert "test: column 'label' contains no label in row 2, 1 in all" in refusal(tmp_path)
     assert "found 1 (only)" in refusal(write_rows(tmp_path / "one.csv", [(f"t{i}", "only") for i in range(9)]))
-    assert "holds no text in any of 2 rows" in refusal(write_rows(tmp_path / "no.csv", [(" ", "a"), ("", "b")]))
+    assert "contains no text in any of 2 rows" in refusal(write_rows(tmp_path / "no.csv", [(" ", "a"), ("", "b")]))
 
 
 @pytest.mark.parametrize("wrong", [{"test_fraction": 1.0}, {"validation_fraction": 0.0}, {"max_length": 3}])
@@ -342,11 +343,11 @@ def test_unlabelled_texts_get_the_ignored_label(tmp_path, data_folder, tokenizer
     more = write_csv(tmp_path / "more.csv", [("text", "n"), ("bale fiso", "1"), ("  ", "2"), ("meka", "3")])
     splits = load_splits(config(data_folder, unlabelled=str(more)))
     assert splits.unlabelled == Examples(["bale fiso", "meka"], None, [])
-    both = encode(tokenizer, splits.train, 64).joined(encode(tokenizer, splits.unlabelled, 64))
+    both = encode(tokenizer, splits.train, 64).join(encode(tokenizer, splits.unlabelled, 64))
     assert both.labels.tolist() == [*splits.train.labels, IGNORED, IGNORED]
     assert tokenizer.decode(both.input_ids[-1]) == "[CLS] meka [SEP]"
     cut = encode(tokenizer, splits.train, 4), encode(tokenizer, splits.unlabelled, 4)
-    assert cut[0].joined(cut[1]).truncated == len(splits.train)
+    assert cut[0].join(cut[1]).truncated == len(splits.train)
     assert len(both.token_type_ids) == len(both) == len(splits.train) + 2
 
 
@@ -509,7 +510,7 @@ def test_unlabelled_single_texts_are_refused_beside_pairs(tmp_path):
     write_csv(tmp_path / "train.csv", [("text", "text_pair", "label"), ("a", "b", "x"), ("c", "d", "y")])
     write_csv(tmp_path / "more.csv", [("text",), ("e",)])
     with pytest.raises(InputError, match="only train has a second text"):
-        load_bare(config(tmp_path, unlabelled=str(tmp_path / "more.csv")))
+        load_all_texts(config(tmp_path, unlabelled=str(tmp_path / "more.csv")))
 
 
 @pytest.mark.parametrize("value", [["a", "b"], {"role": "user"}])
@@ -546,4 +547,4 @@ def test_the_label_format_of_train_holds_for_every_split(tmp_path):
 
 def test_lists_of_names_are_not_read_as_multi_hot_labels():
     for cells in ([["0", "1"], ["1"]], [["a", "b"], ["b", "c"]], [[0], [1]], [["0", "2"], ["1", "0"]]):
-        assert hot_width(cells) == 0
+        assert find_multi_hot_width(cells) == 0

@@ -186,7 +186,7 @@ def test_a_column_without_text_is_refused(tmp_path):
     assert "column 'text': expected text, found list<" in said
     assert said.endswith("the model would learn how such values are written down")
     assert "found none in 1 documents" in refusal(read_texts, str(tmp_path / "a.parquet"), "none")
-    assert "no path given" in refusal(read_texts, "")
+    assert "no path is set" in refusal(read_texts, "")
 
 
 # --- blocks

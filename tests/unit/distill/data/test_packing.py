@@ -12,7 +12,7 @@ from transformers import BertTokenizerFast, PreTrainedModel, PreTrainedTokenizer
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.encode import IGNORED
-from distill.data.batches.packing import PackedRows, best_fit, padding_id, text_documents
+from distill.data.batches.packing import PackedRows, best_fit, find_padding_id, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import MaskedBlocks
@@ -355,9 +355,9 @@ def test_a_tokenizer_without_an_end_token_and_too_short_rows_are_refused():
 def test_an_eos_that_also_pads_stays_a_label():
     bare = decoder_tokenizer(eos_token="<eos>")
     kept = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
-    assert [padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
+    assert [find_padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
     rows = PackedRows.build(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7), 7)
-    labels = rows.collate(range(len(rows)), padding_id(bare))["labels"]
+    labels = rows.collate(range(len(rows)), find_padding_id(bare))["labels"]
     assert (labels == bare.eos_token_id).sum() == 2
 
 

@@ -9,12 +9,12 @@ from transformers import AutoConfig, AutoTokenizer, GPT2Config, GPT2ForSequenceC
 
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.task import Task, output_layer
 from distill.tasks.text_classification import MultiLabel, TextClassification
 from distill.teacher.head import collect_features, probe_head
-from pipelines.stages.cached_signals import load_model
+from pipelines.stages.cache_job import load_task_model
 from support.tiny_families import build
 from support.tiny_models import FILLERS, LABELS, SPECIAL, build_model, draw_weights, saved
 from unit.distill.data.test_language import decoder_tokenizer
@@ -53,8 +53,8 @@ def test_a_decoders_logits_for_a_text_are_independent_of_padding(build_one, padd
     batch, task = served(folder), TextClassification(LABELS)
     own = AutoConfig.from_pretrained(folder)
     loaded = [
-        task.load_headed(str(folder), task.head_rows(own)),
-        load_model(folder, task.name, "it"),
+        task.load_with_head(str(folder), task.head_rows(own)),
+        load_task_model(folder, task.name, "it"),
         TextClassification(()).load_checkpoint(folder),
     ]
     ids = batch["input_ids"]
@@ -104,11 +104,11 @@ def test_a_decoders_new_head_is_fitted_to_the_token_that_stock_decoders_classify
     )
     model = task.load(str(folder), 0).eval()
     head, batch = output_layer(model), rows.collate([0, 1, 2, 3], EOS)
-    features, labels = collect_features(model, head, [batch], task.answers, lambda count: None)
+    features, labels = collect_features(model, head, [batch], task.output_rows, lambda count: None)
     expected = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     torch.testing.assert_close(head(features), expected)
-    assert torch.equal(labels, task.answers.labels(batch))
-    probe_head(model, head, [batch], task.answers)
+    assert torch.equal(labels, task.output_rows.labels(batch))
+    probe_head(model, head, [batch], task.output_rows)
     with torch.no_grad():
         said = model(input_ids=batch["input_ids"][:2], attention_mask=batch["attention_mask"][:2]).logits
     assert said.argmax(1).tolist() == [0, 1]

@@ -11,10 +11,12 @@ from transformers import BertTokenizerFast
 
 from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
-from distill.data.rows.questions import Answer, Questions, answers_of, encode_questions, load_questions, placed_in
+from distill.data.rows.questions import Questions, load_questions
+from distill.data.rows.windows import encode_questions
+from distill.data.sources.answer_cells import Answer, locate_answer, parse_answers
 from distill.errors import InputError
 from distill.tasks.logit_rows import SpanRows
-from distill.tasks.question_answering import AnswerScorer, QuestionAnswering, best_span
+from distill.tasks.question_answering import AnswerScorer, QuestionAnswering, find_best_span
 from support.tiny_models import VOCABULARY
 
 WORDS = [word for word in VOCABULARY if len(word) == 4 and word.isalpha()]
@@ -46,18 +48,18 @@ def test_answers_are_read_alike_from_every_format_and_malformed_ones_are_refused
     lists = {"text": ["a b", "b"], "answer_start": [3, 5]}
     singles = [{"text": "a b", "answer_start": 3}, {"text": "b", "answer_start": 5}]
     for cell in (lists, singles, json.dumps(lists), str(lists)):
-        assert answers_of(cell, "here") == wanted
-    assert answers_of("a b", "here") == [Answer("a b", -1)]
-    assert answers_of(None, "here") == answers_of({"text": [], "answer_start": []}, "here") == []
+        assert parse_answers(cell, "here") == wanted
+    assert parse_answers("a b", "here") == [Answer("a b", -1)]
+    assert parse_answers(None, "here") == parse_answers({"text": [], "answer_start": []}, "here") == []
     for cell in ({"start": [1]}, {"text": ["a"], "answer_start": [1, 2]}, "{broken"):
         with pytest.raises(InputError, match="here: "):
-            answers_of(cell, "here")
+            parse_answers(cell, "here")
 
 
 def test_an_answer_is_placed_where_its_text_occurs():
-    assert placed_in("to be or to be", Answer("to", 9)) == Answer("to", 9)
-    assert placed_in("to be or to be", Answer("or", 0)) == Answer("or", 6)
-    assert placed_in("to be", Answer("not", 0)) is None
+    assert locate_answer("to be or to be", Answer("to", 9)) == Answer("to", 9)
+    assert locate_answer("to be or to be", Answer("or", 0)) == Answer("or", 6)
+    assert locate_answer("to be", Answer("not", 0)) is None
 
 
 def test_questions_without_their_answer_are_counted_and_dropped_from_train(tmp_path):
@@ -126,7 +128,7 @@ def test_answers_are_mapped_to_their_tokens_in_every_window(tokenizer):
     assert len(covered) == 20, "a word of the context is in no window"
     bare = encode_questions(tokenizer, Questions(part.texts, part.pairs), 14)
     assert (bare.starts == IGNORED).all()
-    both = rows.joined(bare)
+    both = rows.join(bare)
     assert both.owners.max() == 3
     assert len(both.part.labels) == 4
     batch = both.collate([0, len(rows)], 0)
@@ -146,7 +148,7 @@ def test_the_best_span_is_ordered_and_within_the_length_limit():
         for j in np.flatnonzero(inside)
         if i <= j and inside[: j + 1].sum() - inside[: i + 1].sum() < 30
     )
-    assert best_span(starts, ends, inside) == pytest.approx(wanted)
+    assert find_best_span(starts, ends, inside) == pytest.approx(wanted)
 
 
 def test_predictions_of_all_windows_are_combined_into_one_answer_and_scored(tokenizer):
@@ -186,12 +188,12 @@ def test_cached_start_and_end_logits_are_mapped_to_their_tokens(tokenizer):
 
 
 def test_missing_answers_are_skipped_and_invalid_starts_are_refused():
-    assert answers_of({"text": None, "answer_start": None}, "here") == []
-    assert answers_of({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
+    assert parse_answers({"text": None, "answer_start": None}, "here") == []
+    assert parse_answers({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
     with pytest.raises(InputError, match="here: expected a whole number for an answer's start, found 'x'"):
-        answers_of({"text": ["a"], "answer_start": ["x"]}, "here")
+        parse_answers({"text": ["a"], "answer_start": ["x"]}, "here")
     with pytest.raises(InputError, match="expected a whole number for an answer's start, found 'inf'"):
-        answers_of('{"text": ["a"], "answer_start": [Infinity]}', "here")
+        parse_answers('{"text": ["a"], "answer_start": [Infinity]}', "here")
 
 
 def test_answers_keep_their_place_in_a_context_that_begins_with_an_empty_line(tmp_path):

@@ -13,7 +13,8 @@ from distill.data.config import DataConfig
 from distill.data.sources.json_rows import RowTable
 from distill.data.sources.tables import named_classes
 from distill.data.sources.text_column import BLOCK_ROWS, WHITESPACE, TextColumn, strip_texts
-from distill.data.splits.labelled import Examples, load_splits
+from distill.data.splits.examples import Examples
+from distill.data.splits.labelled import load_splits
 from distill.errors import InputError
 
 TEXTS = [f"text {number}" for number in range(2 * BLOCK_ROWS + 7)]

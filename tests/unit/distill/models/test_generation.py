@@ -7,8 +7,8 @@ import transformers
 from torch import Tensor, nn
 
 from distill.cache import CacheReader, Generated, Identity, TopK, write_cache
-from distill.cache.samples import from_rows, samples_of
-from distill.cache.sequences import Sequences, teacher_sequences
+from distill.cache.samples import build_samples, from_rows
+from distill.cache.sequences import Sequences, collect_sequences
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
@@ -210,16 +210,16 @@ def test_cached_and_online_sequences_equal_the_teachers_continuations_in_prompt_
     )
     expected = generate_rows(model, PROMPTS, 6, temperature=1.0, seed=2).split_rows()[0]
     for signals in (CacheReader(tmp_path), teacher):
-        found = teacher_sequences(signals, samples, batch_tokens=8)
+        found = collect_sequences(signals, samples, batch_tokens=8)
         assert [each.tolist() for each in found.prompts] == PROMPTS
         assert [each.tolist() for each in found.continuations] == [each.tolist() for each in expected]
 
 
 def test_signals_without_sequences_and_mismatched_or_empty_sequences_are_refused(tmp_path):
-    samples = samples_of(LanguageBlocks(TEXTS), 0)
+    samples = build_samples(LanguageBlocks(TEXTS), 0)
     write_cache(tmp_path, Identity("t", "w", (TopK(VOCABULARY_SIZE, k=4),)), samples, OnlineTeacher(decoder()))
     with pytest.raises(InputError, match="expected a teacher's generated sequences, found ids, log_probs, tail"):
-        teacher_sequences(CacheReader(tmp_path), samples)
+        collect_sequences(CacheReader(tmp_path), samples)
     with pytest.raises(InputError, match="found 1 for 2"):
         Sequences(TEXTS[:2], TEXTS[:1])
     with pytest.raises(InputError, match="found 1 empty ones"):
@@ -246,7 +246,7 @@ def test_labels_and_positions_cover_the_continuations_but_not_prompts_or_padding
 
 def test_the_loss_on_sequences_is_the_mean_over_the_tokens_of_their_continuations():
     model, teacher = decoder(seed=1), decoder()
-    sequences = teacher_sequences(OnlineTeacher(teacher, ["generated"], new_tokens=5), from_rows(TEXTS, None, None, 0))
+    sequences = collect_sequences(OnlineTeacher(teacher, ["generated"], new_tokens=5), from_rows(TEXTS, None, None, 0))
     batch = sequences.collate(range(len(TEXTS)), 0)
     module = DistillationModule(
         model, loss=LossConfig(kl=1, ce=1, temperature=1), train=TrainConfig(), signals=OnlineTeacher(teacher)

@@ -15,7 +15,7 @@ from distill.errors import InputError
 from distill.losses.compose import distribution_loss
 from distill.losses.config import LossConfig
 from distill.models.output_head import restrict_logits
-from distill.tasks.logit_rows import rows_of
+from distill.tasks.logit_rows import flatten_rows
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -48,7 +48,7 @@ def test_logits_at_requested_positions_equal_those_of_the_full_forward(family, p
     model = build_model(family, "ForMaskedLM") if encoder else decoder_of(family)
     batch = batch_of(positions)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
-    full = rows_of(batch, model(**inputs).logits, 2)
+    full = flatten_rows(batch, model(**inputs).logits, 2)
     with restrict_logits(model, batch):
         restricted = model(**inputs).logits
     assert restricted.shape == full.shape
@@ -81,7 +81,7 @@ def test_gradients_through_the_requested_positions_equal_those_of_the_full_forwa
             with restrict_logits(model, batch):
                 rows = model(**inputs).logits
         else:
-            rows = rows_of(batch, model(**inputs).logits, 2)
+            rows = flatten_rows(batch, model(**inputs).logits, 2)
         rows.logsumexp(-1).sum().backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys()

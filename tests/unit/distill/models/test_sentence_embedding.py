@@ -12,13 +12,13 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
-from distill.checkpoint.sentence_folder import Projection, SentenceForm, set_form
+from distill.checkpoint.sentence_form import Projection, SentenceForm, set_form
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
-from distill.data.rows.sentences import load_sentences, unlabelled_sentences
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.rows.sentences import load_sentences, load_unlabelled_sentences
+from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
@@ -126,7 +126,11 @@ def test_lines_of_a_text_file_are_trained_on(tmp_path):
             [{"text": "a", "label": 1}],
             "test: expected pairs of texts with a number each, found none",
         ),
-        ([{"text": "a"}], [{"text": "a", "text2": "b"}], "among the columns text, text2: no student could be measured"),
+        (
+            [{"text": "a"}],
+            [{"text": "a", "text2": "b"}],
+            "among the columns text, text2: no student could be evaluated",
+        ),
         (
             [pair_row(1, 2, "entailment"), pair_row(3, 4, "1")],
             None,
@@ -217,9 +221,9 @@ def test_the_metric_of_incomplete_pairs_is_0_and_pairs_are_joined_across_updates
 def test_texts_without_a_score_get_ignored_labels(tokenizer):
     rows = TASK.encode(tokenizer, Examples(["badi", "goka"], None), 32)
     assert (rows.labels == IGNORED).all()
-    joined = TASK.encode(tokenizer, some_pairs(2), 32).joined(rows)
+    joined = TASK.encode(tokenizer, some_pairs(2), 32).join(rows)
     assert joined.labels.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1], [IGNORED] * 2, [IGNORED] * 2]
-    assert rows.joined(TASK.encode(tokenizer, Examples([], None), 32)) is rows
+    assert rows.join(TASK.encode(tokenizer, Examples([], None), 32)) is rows
 
 
 # --- loss terms
@@ -269,7 +273,7 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
         loss=BOTH,
         train=TrainConfig(),
         signals=OnlineTeacher(teacher, BOTH.teacher_outputs),
-        output_rows=TASK.answers,
+        output_rows=TASK.output_rows,
         teacher_sizes=read_layer_sizes(teacher.config),
     )
     assert module.layer_terms.vector_projection.weight.shape == (12, 16)
@@ -285,7 +289,7 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
     with pytest.raises(InputError, match="expected vectors of texts in the teacher's signals, found hidden"):
         module.compute_terms(batch | {"signals": {"hidden": teacher_vectors}})
     untold = DistillationModule(
-        student, loss=BOTH, train=TrainConfig(), signals=module.signals, output_rows=TASK.answers
+        student, loss=BOTH, train=TrainConfig(), signals=module.signals, output_rows=TASK.output_rows
     )
     with pytest.raises(
         InputError, match="expected vectors of width 16, found the teacher's of 12: .*pass teacher_sizes"
@@ -318,7 +322,7 @@ def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokeniz
         train=TrainConfig(epochs=8, learning_rate=2e-3, warmup=0, batch_size=16, dropout=0),
         signals=OnlineTeacher(teacher, BOTH.teacher_outputs),
         metric=TASK.scorer(),
-        output_rows=TASK.answers,
+        output_rows=TASK.output_rows,
         teacher_sizes=read_layer_sizes(teacher.config),
     )
     unseen = TASK.encode(tokenizer, Examples([text for text, _ in make_rows(40, 9)], None), 32).collate(range(40), 0)
@@ -356,7 +360,7 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
 
 def test_a_missing_text_file_is_refused_with_its_path(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.txt'?: no such file"):
-        unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
+        load_unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
 
 
 def test_cosines_that_differ_by_rounding_only_count_as_ties(tokenizer):

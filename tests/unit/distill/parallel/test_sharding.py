@@ -9,11 +9,12 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from distill.errors import InputError
-from distill.parallel.apply import apply_layout, gather_state_dict, gather_tensor, reshard
+from distill.parallel.apply import apply_layout, gather_tensor, reshard
 from distill.parallel.clip import clip_gradients
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.load import load_sharded
@@ -24,6 +25,7 @@ from support.tiny_models import VOCABULARY, build_model, draw_weights
 
 CLASSIFIERS = ("bert", "roberta", "distilbert", "electra-projected")
 DECODERS = ("llama", "llama-tied", "qwen3")
+FULL = StateDictOptions(full_state_dict=True)
 VOCABULARY_SIZE = 51  # odd, so that tp=2 splits the vocabulary unevenly
 
 
@@ -126,7 +128,7 @@ def compare_one(folder: Path, family: str, layout: Layout) -> LayoutComparison:
     model = load_sharded(folder, auto_class(family), layout, mesh)
     plain = auto_class(family).from_pretrained(folder)
     share, (place, places) = share_of(model), find_data_rank(mesh)
-    state, expected_state = gather_state_dict(model), plain.state_dict()
+    state, expected_state = get_model_state_dict(model, options=FULL), plain.state_dict()
     loaded = state.keys() == expected_state.keys()
     loaded &= all(torch.equal(values, expected_state[name]) for name, values in state.items())
     buffers = all(torch.equal(mine, theirs) for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True))
@@ -261,7 +263,8 @@ def run_options(rank: int, folders: Path) -> dict[str, object]:
     found["outside"] = (inside, find_data_rank(alone) if inside else None)
     uncut = load_sharded(folders / "llama", auto_class("llama"), Layout(dp=2), build_mesh(Layout(dp=2), "cpu"))
     found["uncut"] = not any(isinstance(each, DTensor) for each in uncut.parameters())
-    found["keys"] = list(gather_state_dict(llama(), keep=rank == 0))
+    first_only = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found["keys"] = list(get_model_state_dict(llama(), options=first_only))
     return found
 
 
@@ -312,7 +315,7 @@ def test_a_layout_that_shards_nothing_leaves_plain_parameters(optional):
     assert all(found["uncut"] for found in optional)
 
 
-def test_the_full_weights_are_gathered_only_in_the_process_that_keeps_them(optional):
+def test_the_full_weights_are_gathered_only_in_the_first_process(optional):
     assert optional[0]["keys"] == list(tiny("llama").state_dict())
     assert optional[1]["keys"] == []
 

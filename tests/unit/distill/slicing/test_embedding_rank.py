@@ -207,7 +207,7 @@ def test_gates_of_a_factorised_model_match_its_pruned_model():
     axes = find_axes(model)
     shape = Shape((0, 1, 2), {"hidden": torch.arange(1, 32, 2)})
     gates = Gates(model, axes)
-    gates.set(gates.kept(shape.kept))
+    gates.set(gates.make_mask(shape.kept))
     expected = logits(prune(model, axes, shape), padded_batch(model))
     with gates:
         torch.testing.assert_close(logits(model, padded_batch(model)), expected, rtol=0, atol=1e-5)

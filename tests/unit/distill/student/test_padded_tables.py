@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distill.cache import CacheReader, Dense, Identity, Sampled, TopK, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -53,7 +53,7 @@ def signals_of(kind: str, teacher: LlamaForCausalLM, blocks: LanguageBlocks, fol
     if kind == "online":
         return OnlineTeacher(teacher)
     identity = Identity("t", "t", (made[kind],))
-    write_cache(folder, identity, samples_of(blocks, 0), OnlineTeacher(teacher))
+    write_cache(folder, identity, build_samples(blocks, 0), OnlineTeacher(teacher))
     return CacheReader(folder, identity)
 
 

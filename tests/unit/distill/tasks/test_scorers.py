@@ -45,7 +45,7 @@ CASES = {
 def update_with(scorer: Scorer, task: Task, labels: np.ndarray, logits: torch.Tensor, rows: np.ndarray) -> None:
     mask = torch.ones(logits.shape[:2], dtype=torch.long)
     batch = {"labels": torch.from_numpy(labels[rows]), "attention_mask": mask[rows]}
-    scorer.update(task.answers.logits(batch, logits[rows]), task.answers.labels(batch))
+    scorer.update(task.output_rows.logits(batch, logits[rows]), task.output_rows.labels(batch))
 
 
 @pytest.mark.parametrize("case", CASES)

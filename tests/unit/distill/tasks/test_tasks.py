@@ -20,9 +20,10 @@ from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.share import loss_counts, shard_batch
 from distill.data.config import DataConfig
-from distill.data.rows.tagged import Tagged, encode_tagged, load_bare_words, load_tagged
+from distill.data.rows.tagged import Tagged, load_all_words, load_tagged
+from distill.data.rows.tagged_rows import encode_tagged
 from distill.data.sources.conll import read_conll
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import squared_error
@@ -94,14 +95,14 @@ def test_unlabelled_rows_are_marked_ignored_and_left_out_of_the_loss(tokenizer):
     task = MultiLabel(("a", "b", "c"))
     known = task.encode(tokenizer, Examples(["ba ka", "le mi"], None, [[1, 0, 1], [0, 0, 0]]), 16)
     assert known.labels.dtype == np.float32
-    rows = known.joined(task.encode(tokenizer, Examples(["so"], None), 16))
+    rows = known.join(task.encode(tokenizer, Examples(["so"], None), 16))
     batch = rows.collate([0, 1, 2], 0)
     assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [IGNORED] * 3]
     assert loss_counts(batch)["labels"] == 6
     answers = LabelRows()
     assert answers.labels(batch).tolist() == [1, 0, 1, 0, 0, 0, -100, -100, -100]
     numbers = Regression(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
-    more = numbers.joined(Regression(("number",)).encode(tokenizer, Examples(["so"], None), 16))
+    more = numbers.join(Regression(("number",)).encode(tokenizer, Examples(["so"], None), 16))
     assert more.labels.tolist() == [0.25, 3.5, IGNORED]
     said = torch.tensor([[1.25], [3.5], [7.0]])
     assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)
@@ -118,7 +119,7 @@ def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer)
     metric = task.scorer()
     metric.update(torch.tensor([[3.0], [1.0], [2.0]]), labels)
     assert metric.compute() == pytest.approx(-0.5, abs=1e-5)
-    unlabelled = rows.joined(task.encode(tokenizer, Examples(["so"], None), 16))
+    unlabelled = rows.join(task.encode(tokenizer, Examples(["so"], None), 16))
     assert unlabelled.labels[3] == IGNORED
 
 
@@ -127,7 +128,7 @@ def module(task, loss, signals=None, head="ForSequenceClassification", **changes
         build_model("bert", head, **changes),
         loss=loss,
         train=TrainConfig(epochs=1),
-        output_rows=task.answers,
+        output_rows=task.output_rows,
         signals=signals,
         metric=task.scorer(),
     )
@@ -241,8 +242,8 @@ def test_tagged_words_are_tokenized_as_in_running_text(make, prefixed, tmp_path)
     part = load_tagged(config).train
     rows = encode_tagged(tokenizer, part, 64)
     assert rows.input_ids[0].tolist() == tokenizer(" ".join(words))["input_ids"]
-    assert rows.places == [list(range(7))]
-    assert load_bare_words(config).texts == part.texts
+    assert rows.words == [list(range(7))]
+    assert load_all_words(config).texts == part.texts
     counted = count_tokens(tokenizer, part.texts)  # vocabulary pruning counts the same tokens
     assert counted.nonzero()[0].tolist() == sorted({*rows.input_ids[0].tolist()})
 
@@ -271,7 +272,7 @@ def test_words_that_a_run_stored_are_read_back_unchanged(tmp_path):
     (tmp_path / "kept").mkdir()
     pa.parquet.write_table(part.table(), tmp_path / "kept" / "train.parquet")
     kept = DataConfig(path=str(tmp_path / "kept"), text="text")
-    assert load_bare_words(kept).texts == part.texts
+    assert load_all_words(kept).texts == part.texts
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -309,7 +310,7 @@ def test_an_encoder_tags_a_word_at_its_first_piece_even_if_it_is_a_blank(tmp_pat
 def test_an_empty_word_gets_no_position(tmp_path):
     words, tags = ["the", "", "mill"], ["O", "O", "B-place"]
     part = load_tagged(table(tmp_path / "tagged", tokens=all_splits([words]), tags=all_splits([tags]))).train
-    assert encode_tagged(byte_level(), part, 64).places == [[0, 2]]
+    assert encode_tagged(byte_level(), part, 64).words == [[0, 2]]
 
 
 def test_sentences_are_split_disjointly_and_reproducibly_by_seed(tmp_path):
@@ -329,12 +330,12 @@ def test_sentences_are_split_disjointly_and_reproducibly_by_seed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "tags", "named"),
     [
-        ([["a", "b"], ["c"]], [["O"], ["B-x"]], "row 1: expected a tag a word, found 2 words and 1 tags"),
+        ([["a", "b"], ["c"]], [["O"], ["B-x"]], "row 1: expected one tag per word, found 2 words and 1 tags"),
         ([["a"], ["c"]], [["O"], ["O"]], "expected at least two tags in train, found O"),
-        ([[], []], [[], []], "holds no words in any of 2 rows"),
-        ([["a", None]], [["O", "B-x"]], "row 1, column 'tokens': expected words or tags, found none at place 2"),
-        ([["a", "b"]], [["O", None]], "row 1, column 'tags': expected words or tags, found none at place 2"),
-        ([["a", "b"]], [["O", "-100"]], "row 1: expected a tag a word, found -100 for 'b'"),
+        ([[], []], [[], []], "contains no words in any of 2 rows"),
+        ([["a", None]], [["O", "B-x"]], "row 1, column 'tokens': expected words or tags, found null at position 2"),
+        ([["a", "b"]], [["O", None]], "row 1, column 'tags': expected words or tags, found null at position 2"),
+        ([["a", "b"]], [["O", "-100"]], "row 1: expected one tag per word, found -100 for 'b'"),
     ],
 )
 def test_misaligned_or_missing_tags_are_refused(words, tags, named, tmp_path):
@@ -419,11 +420,11 @@ def test_a_words_tag_lies_on_its_first_piece_and_words_without_pieces_are_skippe
     assert [pieces[i] for i in np.flatnonzero(rows.firsts[0])] == ["baka", "x", "deka", "fika"]
     assert [int(each) for each in rows.labels[0][rows.firsts[0]]] == [1, 2, 4, 0]
     assert (rows.labels[0][~rows.firsts[0]] == IGNORED).all()
-    assert rows.places == [[0, 1, 3, 4]]
+    assert rows.words == [[0, 1, 3, 4]]
     assert rows.truncated == 0
     cut = encode_tagged(tokenizer, Tagged(words, [[1, 2, 3, 4, 0]]), 5)
     assert cut.truncated == 1
-    assert cut.places == [[0, 1]]
+    assert cut.words == [[0, 1]]
     batch = rows.collate([0], 0)
     assert batch["positions"].tolist() == [rows.firsts[0].tolist()]
     bare = encode_tagged(tokenizer, Tagged(words), 64).collate([0], 0)

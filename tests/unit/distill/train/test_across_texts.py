@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from distill import DistillationModule, LossConfig, OnlineTeacher, TrainConfig
-from distill.data.alignment.encoded import encode_twice, teacher_inputs
+from distill.data.alignment.encoded import encode_aligned, select_teacher_inputs
 from distill.data.alignment.tokens import shared_vocabulary
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.twice_masked import MaskedAlignedRows
@@ -29,7 +29,7 @@ def tiny_decoder(vocabulary: int, seed: int) -> GPT2LMHeadModel:
 
 def test_the_loss_of_causal_models_compares_logits_one_position_before_each_aligned_span():
     student, teacher = wordpiece(), byte_level()
-    rows = encode_twice(student, teacher, SENTENCES, 20, 30)
+    rows = encode_aligned(student, teacher, SENTENCES, 20, 30)
     batch = rows.collate([0, 3], 0)
     student_logits = draw(*batch["input_ids"].shape, len(student), seed=1)
     teacher_logits = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
@@ -51,7 +51,7 @@ def test_the_loss_of_causal_models_compares_logits_one_position_before_each_alig
 
 def test_the_loss_of_masked_models_has_gradients_at_the_masked_positions_only():
     student, teacher = wordpiece(), byte_level(masked=True)
-    rows = encode_twice(student, teacher, SENTENCES, 20, 30)
+    rows = encode_aligned(student, teacher, SENTENCES, 20, 30)
     batch = MaskedAlignedRows.build(rows, MaskConfig(rate=0.4), student, teacher).collate(range(len(rows)), 0)
     student_logits = draw(*batch["input_ids"].shape, len(student), seed=1).requires_grad_()
     teacher_logits = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
@@ -71,13 +71,15 @@ def train_model(model: PreTrainedModel, steps: int, rate: float, loss) -> None:
 def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
     """Sorted distances alone would make the student confident in any token; as in their paper, they need labels."""
     student_words, teacher_words = wordpiece(), byte_level()
-    rows = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64)
+    rows = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64)
     batch = rows.collate(range(len(rows)), 0)
     teacher, student = tiny_decoder(len(teacher_words), 1), tiny_decoder(len(student_words), 2)
     labels = batch["teacher_labels"].flatten()
-    train_model(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
+    train_model(
+        teacher, 80, 5e-3, lambda: cross_entropy(teacher(**select_teacher_inputs(batch)).logits.flatten(0, 1), labels)
+    )
     with torch.no_grad():
-        answers = teacher(**teacher_inputs(batch)).logits
+        answers = teacher(**select_teacher_inputs(batch)).logits
     assert cross_entropy(answers.flatten(0, 1), labels) < 0.3
     shared = torch.from_numpy(shared_vocabulary(student_words, teacher_words))
 
@@ -102,12 +104,14 @@ def tiny_encoder(vocabulary: int, seed: int) -> BertForMaskedLM:
 
 def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
     student_words, teacher_words = wordpiece(), byte_level(masked=True)
-    rows = encode_twice(student_words, teacher_words, [" ".join(SENTENCES[:5])], 32, 32)
+    rows = encode_aligned(student_words, teacher_words, [" ".join(SENTENCES[:5])], 32, 32)
     data = MaskedAlignedRows.build(rows, MaskConfig(passes=1), student_words, teacher_words)
     batch = data.collate(range(len(rows)), student_words.pad_token_id)
     teacher, student = tiny_encoder(len(teacher_words), 1), tiny_encoder(len(student_words), 2)
     labels = batch["teacher_labels"].flatten()
-    train_model(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
+    train_model(
+        teacher, 80, 5e-3, lambda: cross_entropy(teacher(**select_teacher_inputs(batch)).logits.flatten(0, 1), labels)
+    )
     module = DistillationModule(
         student,
         loss=LossConfig(kl=1),
@@ -127,7 +131,7 @@ def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
 
 def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
-    batch = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
+    batch = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)
     learnt = CrossTokenizerKL.from_tokenizers(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
     own = draw(*batch["input_ids"].shape, len(student_words), seed=1)

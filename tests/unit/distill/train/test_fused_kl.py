@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
@@ -63,7 +63,7 @@ def rows_of(family: str) -> Any:
 def cached(kind: str, rows: Any, teacher: PreTrainedModel, folder: Path) -> CacheReader:
     made = {"sampled": Sampled(64, draws=9, temperature=TEMPERATURE), "topk": TopK(64, k=12, temperature=TEMPERATURE)}
     identity = Identity("t", "t", (made[kind],))
-    write_cache(folder, identity, samples_of(rows, 0), OnlineTeacher(teacher))
+    write_cache(folder, identity, build_samples(rows, 0), OnlineTeacher(teacher))
     return CacheReader(folder, identity)
 
 

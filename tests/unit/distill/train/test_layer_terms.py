@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from distill.cache import CacheReader, Dense, Identity, Relations, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.encode import encode
 from distill.data.batches.token_blocks import LanguageBlocks
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import DIVERGENCES, LayerSizes, LossConfig, match_layers
@@ -35,7 +35,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines import distill
 from pipelines.settings.cache_config import KeepConfig
-from pipelines.stages.cached_signals import make_signal
+from pipelines.stages.cache_signals import make_signal
 from support.commands import ROOT, refusal_of, small_run
 from support.tiny_models import SIZES, VOCABULARY, build_model, make_rows, saved
 from unit.distill.data.test_packing import FAMILIES as PACKED
@@ -105,7 +105,7 @@ def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(ro
     layers = match_layers(BOTH, LayerSizes(2, 32, 4), SIZE).attention_layers
     assert layers == (1, 3)
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=layers)))
-    write_cache(tmp_path / "c", identity, samples_of(rows, 0), teacher)
+    write_cache(tmp_path / "c", identity, build_samples(rows, 0), teacher)
     online, offline = module(BOTH, teacher), module(BOTH, CacheReader(tmp_path / "c", identity))
     expected, found = online.compute_terms(batch), offline.compute_terms(batch)
     for name in ("attention", "relations"):
@@ -120,7 +120,7 @@ def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(ro
 def test_vectors_of_a_layer_missing_from_the_cache_are_refused(rows, tmp_path):
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=(0,))))
     teacher = OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
-    write_cache(tmp_path / "c", identity, samples_of(rows, 0), teacher)
+    write_cache(tmp_path / "c", identity, build_samples(rows, 0), teacher)
     with pytest.raises(InputError, match="expected queries, keys and values of layer 1"):
         module(BOTH, CacheReader(tmp_path / "c", identity)).compute_terms(rows.collate(range(8), 0))
 
@@ -241,7 +241,7 @@ def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online
     keep = KeepConfig(signals="relations", vectors=",".join(map(str, wanted.attention_layers)))
     identity = Identity("t", "t", (make_signal("relations", "causal-lm", keep, teacher.config, 0),))
     online = OnlineTeacher(teacher, loss.teacher_outputs)
-    write_cache(tmp_path / "c", identity, samples_of(blocks, 0), online)
+    write_cache(tmp_path / "c", identity, build_samples(blocks, 0), online)
     found = []
     for signals in (online, CacheReader(tmp_path / "c", identity)):
         sizes = read_layer_sizes(teacher.config)

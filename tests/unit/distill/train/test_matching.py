@@ -16,11 +16,11 @@ from transformers import BertTokenizerFast, PreTrainedModel
 
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from distill.cache import CacheReader, Dense, Hidden, Identity, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Encoded, encode
 from distill.data.batches.share import shard_batch
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, LossConfig, pair_layers
 from distill.losses.features import HIDDEN_DISTANCES, hidden_mse
@@ -31,8 +31,8 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines import distill
-from pipelines.stages.cache import kept_for
-from pipelines.stages.vocabulary import Translated
+from pipelines.stages.cache import choose_loss_signals
+from pipelines.stages.vocabulary import TranslatedSignals
 from support.commands import refusal_of, small_run
 from support.ranks import run_ranks
 from support.tiny_models import LABELS, SIZES, VOCABULARY, build_model, make_rows, saved
@@ -168,7 +168,7 @@ def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind,
         pairs = ((0, 0), *((s + 1, t + 1) for s, t in enumerate(each)))
         others[pairs] = hidden_term_gradients(module(fixed_map_loss(kind, pairs), spec=spec), batch)
     assert all(value <= other * (1 + 1e-6) for other, _ in others.values())
-    expected_value, expected = others[tuple(made.layer_terms.matched)]
+    expected_value, expected = others[tuple(made.layer_terms.layer_matches)]
     assert value == expected_value
     assert all(torch.equal(g, e) for g, e in zip(grads, expected, strict=True))
     assert sum(not torch.equal(value, other) for other, _ in others.values()) == len(others) - 1
@@ -178,7 +178,7 @@ def test_a_copied_layer_is_matched_to_the_teacher_layer_it_came_from(rows):
     """The student is built of the teacher's layers 0 and 1, so its hidden states are the teacher's 0, 1 and 2."""
     made = module(LossConfig(kl=0, hidden=1, layer_map="dynamic"), spec="layers=0,1")
     assert made.compute_terms(rows.collate(range(8), 0))["hidden"] < 1e-10
-    assert made.layer_terms.matched == [(0, 0), (1, 1), (2, 2)]
+    assert made.layer_terms.layer_matches == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_narrow_student_has_one_projection_per_layer_and_one_for_the_embeddings():
@@ -207,7 +207,7 @@ def test_a_learned_map_targets_weighted_means_of_teacher_layers_and_trains_the_w
         ]
     value = made.compute_terms(batch)["hidden"]
     torch.testing.assert_close(value.double(), torch.stack(distances).mean().double(), rtol=1e-5, atol=1e-6)
-    middles = [t for _, t in made.layer_terms.matched]
+    middles = [t for _, t in made.layer_terms.layer_matches]
     assert middles == sorted(middles)
     assert len(made.layer_terms.mixture_logits) == layers
     value.backward()
@@ -230,7 +230,7 @@ def test_a_learned_map_finds_the_teacher_layers_that_the_student_was_built_from(
 
 def cached(rows: Encoded, folder: Path, layers: tuple[int, ...] = tuple(range(LAYERS + 1))) -> CacheReader:
     identity = Identity("t", "t", (Dense(5), Hidden(WIDTH, layers=layers)))
-    write_cache(folder, identity, samples_of(rows, 0), OnlineTeacher(build_model("bert"), ("logits", "hidden")))
+    write_cache(folder, identity, build_samples(rows, 0), OnlineTeacher(build_model("bert"), ("logits", "hidden")))
     return CacheReader(folder, identity)
 
 
@@ -238,7 +238,7 @@ def test_an_8_bit_cache_matches_the_same_layers_as_the_teacher_in_memory(rows, t
     batch, reader = rows.collate(range(8), 0), cached(rows, tmp_path / "c")
     online, offline = module(DYNAMIC), module(DYNAMIC, reader)
     expected, found = online.compute_terms(batch), offline.compute_terms(batch)
-    assert offline.layer_terms.matched == online.layer_terms.matched
+    assert offline.layer_terms.layer_matches == online.layer_terms.layer_matches
     torch.testing.assert_close(found["hidden"], expected["hidden"], rtol=2e-3, atol=1e-4)
     carried = module(DYNAMIC, reader)
     assert torch.equal(carried.compute_terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
@@ -256,11 +256,14 @@ def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(r
     small, own_words = prune_vocabulary(student, words, left)
     own = encode(own_words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
     reader = cached(rows, tmp_path / "c")
-    whole, cut = module(DYNAMIC, reader, spec="layers=2"), module(DYNAMIC, Translated(reader, left), spec="layers=2")
+    whole, cut = (
+        module(DYNAMIC, reader, spec="layers=2"),
+        module(DYNAMIC, TranslatedSignals(reader, left), spec="layers=2"),
+    )
     assert len(left) < len(VOCABULARY)
     cut.student = small
     expected, found = whole.compute_terms(rows.collate(range(8), 0)), cut.compute_terms(own.collate(range(8), 0))
-    assert cut.layer_terms.matched == whole.layer_terms.matched
+    assert cut.layer_terms.layer_matches == whole.layer_terms.layer_matches
     torch.testing.assert_close(found["hidden"], expected["hidden"])
 
 
@@ -356,7 +359,7 @@ def test_two_processes_match_the_same_layers_as_one(tmp_path, words):
     ],
 )
 def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
-    kept = kept_for(loss, LayerSizes(6, 32, 4), LayerSizes(3, 32, 4), pruned=pruned)
+    kept = choose_loss_signals(loss, LayerSizes(6, 32, 4), LayerSizes(3, 32, 4), pruned=pruned)
     assert kept.layers == layers if layers else kept.signals == "logits"
 
 

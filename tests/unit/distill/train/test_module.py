@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification
 from distill.cache import CacheReader, Dense, Identity, Samples, sample_keys, write_cache
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import IGNORED, encode
-from distill.data.splits.labelled import Examples, Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import forward_kl

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.cache import CacheReader, Identity, TopK, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.cache.sequences import Sequences
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import IGNORED
@@ -279,7 +279,7 @@ def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
     write_cache(
         tmp_path,
         Identity("t", "w", (TopK(VOCABULARY_SIZE, k=4),)),
-        samples_of(BLOCKS, 0),
+        build_samples(BLOCKS, 0),
         OnlineTeacher(decoder(seed=1)),
     )
     for signals, found in ((None, "none"), (CacheReader(tmp_path), "a cache")):

@@ -70,7 +70,9 @@ def test_the_default_student_depends_on_the_budget():
 )
 def test_explicit_flags_win_over_the_defaults_of_quantize(words, scheme, teacher, student):
     told = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
-    config = fill_defaults(cli.parse(DistillConfig, told, prog="x", about="", examples="", short=quantize.OWN))
+    config = fill_defaults(
+        cli.parse(DistillConfig, told, prog="x", about="", examples="", short=quantize.QUANTIZE_SHORT)
+    )
     assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
     assert config.quantize.min_score == (0.99 if "auto" in words else 0)
 

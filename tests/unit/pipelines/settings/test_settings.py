@@ -12,7 +12,7 @@ import pytest
 
 from pipelines import distill, quantize, report
 from pipelines.runs import cli
-from pipelines.settings.command_line import replace_words
+from pipelines.settings.command_line import override_flags
 from pipelines.settings.distill_config import SHORT, DistillConfig
 from support.commands import ROOT, refused_as_written
 from support.tiny_models import build_model, saved
@@ -78,14 +78,14 @@ def billion_laughs() -> str:
         ("? [1, 2]\n: 3\n", "expected a name before the colon, found sequence"),
         ("trian: {epochs: 1}\n", "unknown key 'trian'"),
         ("batch-size: 8\n", "unknown key 'batch-size'; the nearest is 'batch_size'"),
-        ("train: &a {epochs: *a}\n", "alias *a stands inside of what it stands for"),
-        ("train: &a\n  train: *a\n", "alias *a stands inside of what it stands for"),
+        ("train: &a {epochs: *a}\n", "alias *a occurs inside its own anchor"),
+        ("train: &a\n  train: *a\n", "alias *a occurs inside its own anchor"),
         ("seed: " + "[" * 5000 + "]" * 5000, "at most 32 levels deep"),
         ("{a: " * 3000 + "1" + "}" * 3000, "at most 32 levels deep"),
         (billion_laughs(), "more than 20,000 values once aliases unfold"),
         ("seed: " + "1" * 200_000, "found more than 131,072 bytes"),
-        ("epochs: 010\n", "expected a decimal number, found '010', which YAML reads as another one"),
-        ("epochs: 1:30\n", "expected a decimal number, found '1:30', which YAML reads as another one"),
+        ("epochs: 010\n", "expected a decimal number, found '010', which YAML reads as another number"),
+        ("epochs: 1:30\n", "expected a decimal number, found '1:30', which YAML reads as another number"),
         ("learning_rate: .nan\n", "train.learning_rate: expected a number, found nan"),
         ("machine: {timeout: .inf}\n", "machine.timeout: expected a number, found inf"),
         ("seed: !!python/object/apply:os.system ['true']\n", "not well-formed YAML"),
@@ -164,7 +164,7 @@ def test_optional_settings_may_be_null(tmp_path: Path):
         (("--learning-rate", "1e400"), "train.learning_rate: expected a number, found inf"),
         (("--loss.ramps", '{"kl": [1, 2], "kl": [2, 1]}'), "--loss.ramps: key 'kl' is given twice"),
         (("--loss.ramps", "[" * 3000), "--loss.ramps, line 1: expected settings, at most 32 levels deep"),
-        (("--teacher.also", "&a [*a]"), "alias *a stands inside of what it stands for"),
+        (("--teacher.also", "&a [*a]"), "alias *a occurs inside its own anchor"),
         (("--threads", "100000"), "machine.threads: expected at most"),
         (("--measure.threads", "100000"), "measure.threads: expected at most"),
         (("--budget.threads", "100000"), "budget.threads: expected at most"),
@@ -205,12 +205,12 @@ def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refus
 def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, capsys):
     words = ("--model", "m", "--data", "D", "--output", "O", "--student.given", "false")
     told = refused_as_written(quantize, words, monkeypatch, capsys)
-    assert "--student.given: pipelines.quantize takes a trained model always" in told
+    assert "--student.given: pipelines.quantize sets it itself" in told
 
 
 def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
     words = ["--teacher", "T", "--epochs", "3", "--dry-run", "--config", "a"]
-    changed = replace_words(words, ["--train.epochs=4", "--config", "b"], SHORT)
+    changed = override_flags(words, ["--train.epochs=4", "--config", "b"], SHORT)
     assert changed == ["--teacher", "T", "--dry-run", "--config", "a", "--train.epochs=4", "--config", "b"]
 
 
@@ -229,7 +229,7 @@ def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
 )
 def test_a_tilde_is_expanded_in_every_path_setting(flag, setting, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = replace_words(NEEDED, [f"{flag}=~/x"], SHORT)
+    words = override_flags(NEEDED, [f"{flag}=~/x"], SHORT)
     for config in (parse(*words), parse_file(tmp_path, f"{setting}: ~/x\n") if flag not in NEEDED else parse(*words)):
         found = config
         for name in setting.split("."):
@@ -245,9 +245,9 @@ def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_
 
 
 def test_an_unknown_home_folder_and_a_null_character_are_rejected(refuse: Refuse):
-    words = replace_words(NEEDED, ["--output=~nobody-here/x"], SHORT)
+    words = override_flags(NEEDED, ["--output=~nobody-here/x"], SHORT)
     assert "output '~nobody-here/x': there is no home folder of that name" in refuse(*words)
-    assert "output 'a\\x00b': expected a path" in refuse(*replace_words(NEEDED, ["--output=a\0b"], SHORT))
+    assert "output 'a\\x00b': expected a path" in refuse(*override_flags(NEEDED, ["--output=a\0b"], SHORT))
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +333,7 @@ REFUSALS_BY_COMMAND = {
     ],
     "prune": [
         (("--model", "{root}/none", "--data", "{root}/data", "--speedup", "4", "--output", "O"), "no such folder here"),
-        (("--model", "M", "--data", "D", "--output", "O"), "budget: none given"),
+        (("--model", "M", "--data", "D", "--output", "O"), "budget: expected a --speedup such as 10"),
     ],
     "quantize": [(("--model", "{root}/none", "--data", "{root}/data", "--output", "O"), "no such folder here")],
     "export": [
@@ -380,7 +380,7 @@ def run_all(commands: list[tuple[str, list[str]]]) -> tuple[list[str], list[str]
 def test_rejected_commands_print_one_error_and_import_no_torch(inputs: Path):
     usual = ["--teacher", "{root}/body", "--data", "{root}/data", "--output", "{root}/run"]
     listed = [*REFUSALS, *([] if has_gpu() else WITHOUT_GPU)]
-    cases = [("distill", replace_words(usual, words, SHORT), message) for words, message in listed]
+    cases = [("distill", override_flags(usual, words, SHORT), message) for words, message in listed]
     cases += [
         (module, [*words], message) for module, others in REFUSALS_BY_COMMAND.items() for words, message in others
     ]

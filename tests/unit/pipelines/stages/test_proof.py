@@ -16,11 +16,11 @@ from compress.export.onnx.int8 import products_saturate
 from compress.quantize.calibration import calibrate
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.schemes import reduce_weight_range, resolve_scheme
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from pipelines.stages import export_proof as proofs
-from pipelines.stages.compared_texts import texts_hash
+from pipelines.stages.compared_texts import hash_texts
 from pipelines.stages.evaluate import compare_with_teacher
-from pipelines.stages.export_proof import Proof
+from pipelines.stages.export_proof import ExportVerifier
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
 
 TEXTS = 400  # one text is 0.25 percentage points
@@ -39,11 +39,11 @@ def source() -> Source:
 
 
 @pytest.fixture
-def proof(source: Source, tmp_path: Path) -> Proof:
+def verifier(source: Source, tmp_path: Path) -> ExportVerifier:
     texts = [text for text, _ in make_rows(TEXTS, 2)]
-    made = Proof(source, tmp_path, Examples(texts), (texts[:8], None), MAX_LENGTH)
-    made.examples = Examples(texts, None, [int(row) for row in made.trained.argmax(-1)])
-    return made
+    verifier = ExportVerifier(source, tmp_path, Examples(texts), (texts[:8], None), MAX_LENGTH)
+    verifier.examples = Examples(texts, None, [int(row) for row in verifier.quantized_logits.argmax(-1)])
+    return verifier
 
 
 def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
@@ -64,39 +64,39 @@ def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     monkeypatch.setattr(proofs, "write_target", write)
 
 
-def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(proof, monkeypatch):
+def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(verifier, monkeypatch):
     corrupt_target(monkeypatch, "onnx-int8")
     for target in (Target("onnx"), Target("onnx", "int8"), Target("onnxruntime"), Target("openvino", "int8")):
-        proof.prove(target)
-    assert [each["target"] for each in proof.proven] == ["onnx", "onnxruntime"]
-    first, second = proof.refused
+        verifier.export(target)
+    assert [each["target"] for each in verifier.proven] == ["onnx", "onnxruntime"]
+    first, second = verifier.refused
     assert "gives other products than it was trained with" in first["reason"]
     assert second["reason"] == "it is made from onnx-int8, which was refused"
-    assert not (proof.folder / "onnx-int8").exists()
-    aside = proof.folder / first["where"]
+    assert not (verifier.folder / "onnx-int8").exists()
+    aside = verifier.folder / first["where"]
     assert (aside / "reason.txt").read_text() == first["reason"] + "\n"
     assert (aside / FILE).is_file(), "it can't be looked at"
-    assert (proof.folder / second["where"] / "reason.txt").is_file()
+    assert (verifier.folder / second["where"] / "reason.txt").is_file()
 
 
-def test_losing_one_text_in_four_hundred_is_rejected(proof):
-    proof.prove(Target("onnx"))
-    proof.prove(Target("onnx", "int8"))
-    assert [each["target"] for each in proof.proven] == ["onnx", "onnx-int8"]
-    assert proof.proven[1]["score"] == proof.proven[1]["trained_score"] == 1
-    shutil.rmtree(proof.folder / "onnx-int8")
-    proof.proven.clear()
-    row = proof.trained[0]
+def test_losing_one_text_in_four_hundred_is_rejected(verifier):
+    verifier.export(Target("onnx"))
+    verifier.export(Target("onnx", "int8"))
+    assert [each["target"] for each in verifier.proven] == ["onnx", "onnx-int8"]
+    assert verifier.proven[1]["score"] == verifier.proven[1]["trained_score"] == 1
+    shutil.rmtree(verifier.folder / "onnx-int8")
+    verifier.proven.clear()
+    row = verifier.quantized_logits[0]
     row[:] = np.roll(row, 1)  # as if one text had got another prediction
-    proof.prove(Target("onnx", "int8"))
-    assert not proof.proven
-    assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in proof.refused[0]["reason"]
+    verifier.export(Target("onnx", "int8"))
+    assert not verifier.proven
+    assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in verifier.refused[0]["reason"]
 
 
 def test_corrected_labels_change_the_hash_of_the_texts():
     right, wrong = Examples(["a", "b"], None, [0, 1]), Examples(["a", "b"], None, [1, 1])
-    assert texts_hash(right) != texts_hash(wrong)
-    assert texts_hash(right) == texts_hash(Examples(["a", "b"], None, [0, 1]))
+    assert hash_texts(right) != hash_texts(wrong)
+    assert hash_texts(right) == hash_texts(Examples(["a", "b"], None, [0, 1]))
 
 
 def test_a_teacher_missing_for_a_runtime_leaves_that_speedup_empty():

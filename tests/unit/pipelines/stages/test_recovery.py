@@ -5,7 +5,7 @@ import torch
 
 from distill.slicing import Shape, find_axes, prune
 from distill.train.config import TrainConfig
-from pipelines.stages.recovery_rate import recovering, weights_of_layers
+from pipelines.stages.recovery_rate import count_layer_weights, scale_learning_rate
 from support.tiny_models import build_model
 
 
@@ -16,8 +16,8 @@ def test_the_learning_rate_grows_with_the_share_of_pruned_weights():
     rates = []
     for shape in (Shape((0, 1, 2, 3)), Shape((0, 1, 2)), Shape((0,), few)):
         student = prune(start, axes, shape)
-        rate = recovering(train, student, start).learning_rate
-        share = 1 - weights_of_layers(student) / weights_of_layers(start)
+        rate = scale_learning_rate(train, student, start).learning_rate
+        share = 1 - count_layer_weights(student) / count_layer_weights(start)
         assert rate == pytest.approx(1e-3 * max(1e-2, share) ** 0.5)
         rates.append(rate)
     assert rates == sorted(rates)
@@ -28,4 +28,4 @@ def test_the_learning_rate_grows_with_the_share_of_pruned_weights():
 def test_the_embedding_table_does_not_count_as_layer_weights():
     start = build_model("bert")
     table = start.get_input_embeddings().weight
-    assert weights_of_layers(start) + table.numel() == start.num_parameters()
+    assert count_layer_weights(start) + table.numel() == start.num_parameters()

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import BertTokenizerFast
 
-from distill.data.batches.encode import IGNORED, padded_tokens
-from distill.data.rows.questions import Questions, encode_questions
-from distill.data.rows.tagged import Tagged, encode_tagged
+from distill.data.batches.encode import IGNORED, pad_tokens
+from distill.data.rows.questions import Questions
+from distill.data.rows.tagged import Tagged
+from distill.data.rows.tagged_rows import encode_tagged
+from distill.data.rows.windows import encode_questions
 from distill.errors import InputError
 from distill.tasks.logit_rows import LabelRows, OutputRows, SpanRows
 from distill.tasks.question_answering import QuestionAnswering
@@ -26,7 +28,7 @@ DRAWS = 20_000
 def batch_of(kind: str, samples: int) -> tuple[OutputRows, torch.Tensor, dict[str, torch.Tensor]]:
     """Returns (answers, logits of one sample [1, ...], a batch that repeats that sample)."""
     torch.manual_seed(0)
-    tokens = {name: each.expand(samples, -1) for name, each in padded_tokens([torch.ones(3).long().numpy()], 0).items()}
+    tokens = {name: each.expand(samples, -1) for name, each in pad_tokens([torch.ones(3).long().numpy()], 0).items()}
     shapes = {"classes": (1, 4), "tags": (1, 3, 4), "labels": (1, 4), "numbers": (1, 1), "spans": (1, 3, 2)}
     shapes |= {"vectors": (1, 4)}
     labels = {
@@ -58,7 +60,7 @@ def test_sampled_targets_have_the_curvature_of_the_divergence(kind):
         return lambda **inputs: {"logits": taught + along * way}, along, batch
 
     student, along, batch = compared(DRAWS)
-    drawn = distance.drawn(batch, torch.Generator().manual_seed(0))
+    drawn = distance.draw_targets(batch, torch.Generator().manual_seed(0))
     (slopes,) = torch.autograd.grad(distance.surprise(student, drawn).sum(), along)
     student, along, batch = compared(1)  # the divergence is the same in every sample
     (first,) = torch.autograd.grad(distance.divergence(student, batch).sum(), along, create_graph=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.runs.console import Console
-from pipelines.stages.trials import eliminate, rounds
+from pipelines.stages.trials import eliminate, plan_rounds
 
 
 @dataclass
@@ -58,9 +58,9 @@ def test_candidates_are_judged_after_training_and_not_by_their_start():
     ],
 )
 def test_rounds_get_longer_as_candidates_drop_out_at_bounded_total_cost(trials, plan):
-    assert rounds(trials, 450) == plan
-    assert sum(count * steps for count, steps in rounds(trials, 450)) <= 2 * 3 * 450
+    assert plan_rounds(trials, 450) == plan
+    assert sum(count * steps for count, steps in plan_rounds(trials, 450)) <= 2 * 3 * 450
 
 
 def test_every_round_has_at_least_one_step():
-    assert rounds(30, 2) == [(30, 1), (10, 1), (4, 1), (2, 2)]
+    assert plan_rounds(30, 2) == [(30, 1), (10, 1), (4, 1), (2, 2)]

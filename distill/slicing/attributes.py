@@ -1,0 +1,11 @@
+"""The config attributes that hold a model's sizes, by family; this module doesn't import torch."""
+
+LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
+HIDDEN = ("hidden_size", "dim", "n_embd")
+HEADS = ("num_attention_heads", "n_heads", "n_head")
+FFN = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff")
+
+
+def find_attribute(config: object, names: tuple[str, ...]) -> str:
+    """Returns the first of `names` that the config has; the first of all if it has none."""
+    return next((name for name in names if hasattr(config, name)), names[0])

@@ -1,0 +1,157 @@
+"""The coordinates of the teacher's weights that a student keeps: those with the largest weights."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from distill.slicing.tracing.axes import Axis
+from distill.slicing.tracing.classify import layer_of
+from distill.slicing.tracing.projections import Part, Projection
+from distill.slicing.tracing.trace import Traced
+from distill.slicing.weights import list_cuts
+from distill.student.spec import Sizes
+
+PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
+Cuts = dict[str, list[tuple[int, Tensor]]]
+Squares = Float64[Tensor, "units"]
+
+
+def select_coordinates(weights: Mapping[str, Tensor], traced: Traced, stack: str, old: Sizes, new: Sizes) -> Cuts:
+    """Returns weight -> (dimension, kept coordinates) for every dimension that becomes smaller.
+
+    Of each width the units with the largest sums of squares are kept, in all weights that they run through.
+
+    Args:
+        weights: Weights of the layers that the student has, under its names.
+        traced: The axes of these weights.
+        stack: Name of the module list that holds the layers.
+        old, new: Sizes of the teacher and of the student.
+    """
+    counts = {"hidden": (old.hidden, new.hidden), "ffn": (old.ffn, new.ffn)}
+    cut = [axis for axis in (*traced.axes, *traced.joined) if axis.kind in counts]
+    cut = [axis for axis in cut if axis.units == counts[axis.kind][0] > counts[axis.kind][1]]
+    kept = {axis.name: select_largest(sum_unit_squares(weights, axis), counts[axis.kind][1]) for axis in cut}
+    cuts = list_cuts(cut, kept)
+    if (old.heads, old.groups, old.head_width) == (new.heads, new.groups, new.head_width):
+        return cuts
+    for layer in range(len(new.layers)):
+        add_cuts(cuts, select_heads(weights, traced, stack, layer, old, new))
+    return cuts
+
+
+def select_heads(weights: Mapping[str, Tensor], traced: Traced, stack: str, layer: int, old: Sizes, new: Sizes) -> Cuts:
+    """Returns the cuts of a layer's heads: by its projections, or else by its axis if whole units of it are removed."""
+    places: dict[tuple[str, int], list[Projection]] = defaultdict(list)
+    for each in sorted(traced.projections, key=lambda each: each.start):
+        if layer_of(each.parameter, stack) == layer:
+            places[each.parameter, each.dim].append(each)
+    squares = sum_part_squares(weights, places)
+    if has_heads(squares, old):
+        return cut_projections(weights, places, select_head_coordinates(squares, old, new))
+    cuts: Cuts = {}
+    for axis in traced.axes:
+        if axis.kind == "heads" and axis.layer == layer and is_whole(axis, old, new):
+            add_cuts(cuts, list_cuts([axis], {axis.name: select_largest(sum_unit_squares(weights, axis), new.groups)}))
+    return cuts
+
+
+def add_cuts(cuts: Cuts, further: Cuts) -> None:
+    """Adds the dimensions of `further` to `cuts` in place."""
+    for name, dimensions in further.items():
+        cuts.setdefault(name, []).extend(dimensions)
+
+
+def list_squares(
+    weights: Mapping[str, Tensor], places: Collection[tuple[str, int]]
+) -> Iterator[tuple[str, int, Float64[Tensor, "coordinates"]]]:
+    """Yields (name, dimension, sums of squares of its coordinates) for the matrices' dimensions among `places`, in the
+    order of the weights.
+    """
+    for name, weight in weights.items():
+        for dim in range(2) if weight.dim() == 2 else ():
+            if (name, dim) in places:
+                yield name, dim, weight.double().pow(2).sum(1 - dim).cpu()
+
+
+def sum_unit_squares(weights: Mapping[str, Tensor], axis: Axis) -> Squares:
+    """Returns, for each unit of an axis, the sum of squares of all matrix entries that belong to it."""
+    slots = {(slot.parameter, slot.dim): slot for slot in axis.slots}
+    total = torch.zeros(axis.units, dtype=torch.float64)
+    for name, dim, squares in list_squares(weights, slots):
+        slot = slots[name, dim]
+        for block in squares.reshape(slot.outer, axis.units, slot.inner):
+            total = total + block.sum(1)
+    return total
+
+
+def sum_part_squares(
+    weights: Mapping[str, Tensor], places: Mapping[tuple[str, int], Sequence[Projection]]
+) -> dict[Part, Squares]:
+    """Returns, for each coordinate of a layer's queries, keys, values and attention outputs, the sum of squares of all
+    matrix entries that belong to it; a part whose matrices have several sizes is missing.
+    """
+    found: dict[Part, list[Squares]] = defaultdict(list)
+    for name, dim, squares in list_squares(weights, places):
+        for each in places[name, dim]:
+            found[each.part].append(squares[each.start : each.start + each.size])
+    same = {part: several for part, several in found.items() if len({len(squares) for squares in several}) == 1}
+    return {part: sum(several[1:], start=several[0]) for part, several in same.items()}
+
+
+def has_heads(squares: Mapping[Part, Squares], sizes: Sizes) -> bool:
+    """Returns whether the parts of an attention are those of heads of these sizes."""
+    queries, keys = sizes.heads * sizes.head_width, sizes.groups * sizes.head_width
+    return {part: len(each) for part, each in squares.items()} == dict(
+        zip(PARTS, (queries, keys, keys, queries), strict=True)
+    )
+
+
+def is_whole(axis: Axis, old: Sizes, new: Sizes) -> bool:
+    """Returns whether whole units of an axis of heads are removed, so that what remains has the same structure."""
+    same = old.head_width == new.head_width and old.heads * new.groups == new.heads * old.groups
+    return same and axis.units == old.groups
+
+
+def cut_projections(
+    weights: Mapping[str, Tensor],
+    places: Mapping[tuple[str, int], Sequence[Projection]],
+    kept: Mapping[Part, Int64[Tensor, "kept"]],
+) -> Cuts:
+    """Returns the cuts of an attention's weights; a dimension that has coordinates of something else isn't cut."""
+    cuts: Cuts = {}
+    for (name, dim), parts in places.items():
+        if sum(each.size for each in parts) == weights[name].shape[dim]:
+            cuts.setdefault(name, []).append((dim, torch.cat([each.start + kept[each.part] for each in parts])))
+    return cuts
+
+
+def select_head_coordinates(
+    squares: Mapping[Part, Squares], old: Sizes, new: Sizes
+) -> dict[Part, Int64[Tensor, "kept"]]:
+    """Returns the kept coordinates by part: those of the groups with the largest sums of squares, within each group of
+    its heads with the largest ones, and within these the largest ones of queries and keys, and of values and outputs,
+    together.
+    """
+    each, width = old.heads // old.groups, old.head_width
+    q, o = (squares[part].reshape(old.groups, each, width) for part in ("query", "output"))
+    k, v = (squares[part].reshape(old.groups, width) for part in ("key", "value"))
+    strength = (q + o).sum((1, 2)) + (k + v).sum(1)
+    found: dict[Part, list[Tensor]] = {part: [] for part in PARTS}
+    for group in select_largest(strength, new.groups).tolist():
+        heads = select_largest((q + o)[group].sum(1), new.heads // new.groups)
+        qk = select_largest(q[group, heads].sum(0) + k[group], new.head_width)
+        vo = select_largest(o[group, heads].sum(0) + v[group], new.head_width)
+        starts = (group * each + heads)[:, None] * width
+        found["query"].append((starts + qk).flatten())
+        found["output"].append((starts + vo).flatten())
+        found["key"].append(group * width + qk)
+        found["value"].append(group * width + vo)
+    return {part: torch.cat(index) for part, index in found.items()}
+
+
+def select_largest(values: Squares, count: int) -> Int64[Tensor, "kept"]:
+    """Returns the indices of the `count` largest values in ascending order; ties go to the lower index."""
+    return torch.sort(values, descending=True, stable=True).indices[:count].sort().values
