@@ -49,7 +49,7 @@ def children(parent: int) -> list[int]:
 def undisturbed(inputs, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("two") / "run"
     said = run_to_success("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
-    assert said.count("Made") == 1, "both processes speak"
+    assert said.count("Stages") == 1, "both processes speak"
     return output
 
 
@@ -67,7 +67,7 @@ def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
     apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.ranks", "1")
     run_to_success("distill", beside)
-    assert run_to_success("distill", apart).count("Made") == 1, "the teacher's process speaks too"
+    assert run_to_success("distill", apart).count("Stages") == 1, "the teacher's process speaks too"
     ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
     assert "distill: already complete, skipped" in run_to_success("distill", apart), (

@@ -41,7 +41,7 @@ def undisturbed(tmp_path, tokenizer, data_folder, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
     said = run_to_success("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
-    lines = said.splitlines().index("Made")
+    lines = said.splitlines().index("Stages")
     return teacher, data_folder, student_hash(tmp_path / "undisturbed"), lines
 
 

@@ -128,7 +128,7 @@ def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path,
     words = small_run(teacher, place / "data", output, "--until", "distill", "--epochs", "1")
     distill.main([*words, "--teacher_train.epochs", "1"])
     told = capsys.readouterr().out
-    table = told[told.index("Made") :]
+    table = told[told.index("Stages") :]
     assert str(output / "distill") in table.replace("\n", "")
     gc.collect()
     distill.main([*words, "--teacher_train.epochs", "1", "--dry-run"])
