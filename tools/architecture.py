@@ -40,6 +40,7 @@ def modules() -> dict[str, Path]:
 
 
 def parts_of(file: Path) -> tuple[str, ...]:
+    """Returns the module path of a file as parts."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
 
@@ -68,6 +69,7 @@ def imports_between_rooms() -> dict[str, list[str]]:
 
 
 def room_of(module: str, every: Sequence[str]) -> str:
+    """Returns the folder or module of `every` that a module belongs to."""
     return module if module in every else module.rpartition(".")[0]
 
 
@@ -116,11 +118,13 @@ def missing_names(page: str) -> list[str]:
 
 
 def defined_names(file: Path) -> set[str]:
+    """Returns the names that a file defines at its top level."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, kinds)}
 
 
 def main(argv: Sequence[str]) -> int:
+    """Writes the picture and its page, or with `--check` compares them with the code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare picture and table with the code")
     given = parser.parse_args(argv)

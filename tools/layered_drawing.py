@@ -120,6 +120,7 @@ def sort_floors(floors: list[list[str]], lanes: Sequence[Sequence[str]], *, down
 
 
 def size_of(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
+    """Returns the width and height of a box."""
     return (WIDTH if name in boxes else LANE), HEIGHT
 
 
@@ -136,6 +137,7 @@ def places_of(floors: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict
 
 
 def arrow_path(lane: Sequence[str], places: Mapping[str, tuple[float, int]], boxes: Mapping[str, Box]) -> str:
+    """Returns the SVG path of an arrow through the layers."""
     points = []
     for name in lane:
         x, y = places[name]
@@ -151,6 +153,7 @@ def arrow_path(lane: Sequence[str], places: Mapping[str, tuple[float, int]], box
 
 
 def box_text(box: Box, x: float, y: int) -> str:
+    """Returns the SVG text of a box."""
     middle = f"{x + WIDTH / 2:.0f}"
     lines = textwrap.wrap(box.text, COLUMNS, max_lines=LINES, placeholder=" …")
     words = "".join(f'<tspan x="{middle}" dy="13">{escape(line)}</tspan>' for line in lines)

@@ -32,6 +32,7 @@ class ScaffoldError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
+    """Adds a component with these arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=list(KINDS), help="what to add")
     parser.add_argument("name", metavar="NAME", help="its name, in lower case with underscores")
@@ -114,6 +115,7 @@ def build_texts(kind: Kind, fields: Mapping[str, str]) -> dict[Path, str]:
 
 
 def read_text(path: Path) -> str:
+    """Returns the content of a text file."""
     if not path.is_file():
         raise ScaffoldError(
             f"expected {path.relative_to(ROOT)}, which names all of its kind, found no such file: nothing would use "
@@ -150,6 +152,7 @@ def insert_text(text: str, edit: Edit, added: str) -> str:
 
 
 def fill(text: str, fields: Mapping[str, str]) -> str:
+    """Returns a template with its fields filled in."""
     return Template(text).substitute(fields)
 
 
@@ -163,6 +166,7 @@ def finish(files: Sequence[Path]) -> None:
 
 
 def run_python(*words: str) -> None:
+    """Runs Python with these arguments at the root of the project."""
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
 
 

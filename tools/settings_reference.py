@@ -86,6 +86,8 @@ def all_commands() -> list[Command]:
 
 
 def called_parser(name: str, main: Any, words: Sequence[str]) -> Command:
+    """Returns a command with the parser that its `main` builds."""
+
     def parse(config: type, argv: Sequence[str], **about: Any) -> NoReturn:
         raise ParserCalledError(config, about["about"], about["short"])
 
@@ -121,6 +123,7 @@ def leaves(config: type | Any, prefix: str = "") -> Iterator[tuple[str, Any, Any
 
 
 def default_of(config: type | Any, field: dataclasses.Field) -> Any:
+    """Returns the default value of a field."""
     if not isinstance(config, type):
         return getattr(config, field.name)
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -138,6 +141,7 @@ def groups_of(command: Command) -> dict[str, str]:
 
 
 def group_names(config: type, prefix: str = "") -> set[str]:
+    """Returns the dotted names of all groups of settings."""
     inner = [field for field in dataclasses.fields(config) if dataclasses.is_dataclass(field.type)]
     return {prefix + field.name for field in inner}.union(
         *(group_names(field.type, f"{prefix}{field.name}.") for field in inner)  # type: ignore[arg-type]
@@ -161,6 +165,7 @@ def type_text(kind: Any) -> str:
 
 
 def default_text(value: Any) -> str:
+    """Returns a default value as text."""
     if value is None or value in ("", (), {}):
         return ""
     if isinstance(value, bool):
@@ -187,15 +192,18 @@ def page_text(commands: Sequence[Command]) -> str:
 
 
 def command_table(commands: Sequence[Command]) -> str:
+    """Returns the table of commands."""
     rows = [f"| [`stillroom {each.name}`](#{slug(each.name)}) | {each.about} |" for each in commands]
     return "\n".join(["| command | what it does |", "|---|---|", *rows, ""])
 
 
 def slug(name: str) -> str:
+    """Returns the anchor of a heading."""
     return name.replace(" ", "-")
 
 
 def short_names_text(command: Command) -> str:
+    """Returns a command's short names of settings as text."""
     listed = ", ".join(f"`--{name}` for `--{full}`" for name, full in sorted(command.short.items()))
     return f"Short names: {listed}.\n"
 
@@ -213,6 +221,7 @@ def tables(command: Command) -> Iterator[str]:
 
 
 def table(settings: Sequence[Setting], short: Mapping[str, str]) -> str:
+    """Returns the table of some settings."""
     brief = {full: name for name, full in short.items()}
     rows = [[option_text(each.name, brief), each.type, each.default, each.meaning] for each in settings]
     head = ["| option | type | default | meaning |", "|---|---|---|---|"]
@@ -220,14 +229,17 @@ def table(settings: Sequence[Setting], short: Mapping[str, str]) -> str:
 
 
 def cell(text: str) -> str:
+    """Returns text for a cell of a table."""
     return text.replace("|", r"\|")
 
 
 def option_text(name: str, brief: Mapping[str, str]) -> str:
+    """Returns an option as it is written on the command line."""
     return f"`--{name}`" + (f", `--{brief[name]}`" if name in brief else "")
 
 
 def main(argv: Sequence[str]) -> int:
+    """Writes the reference, or with `--check` compares it with the code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare the page with the settings")
     given = parser.parse_args(argv)

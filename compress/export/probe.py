@@ -36,6 +36,7 @@ def expose_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
 
 
 def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    """Returns the products of an ONNX graph's layers."""
     model, products = expose_products(folder / str(target) / FILE)
     session = open_session(model.SerializeToString(), threads=1)
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
@@ -61,12 +62,14 @@ def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs)
 
 
 def probe_executorch(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    """Returns the products of an ExecuTorch program's layers."""
     from compress.export.executorch.program import probe
 
     return probe(source, inputs)
 
 
 def probe_litert(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    """Returns the products of a LiteRT file's layers."""
     from compress.export.litert.model import FILE as OWN
     from compress.export.litert.model import probe
 
@@ -88,6 +91,7 @@ def probe_checkpoint(source: Source, target: Target, folder: Path, inputs: Input
 
 
 def note(found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+    """Records the input and output of a layer, as a forward hook."""
     found[name] = Product(given[0].numpy(), out.numpy(), biased=True)
 
 

@@ -96,7 +96,7 @@ def verify(
             )
         )
         command = [sys.executable, "-m", "compress.export.verify", target, str(folder), str(samples), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this module itself
         if done.returncode < 0:
             raise VerificationError(
                 f"{target}: the process that verifies {folder} was ended by {signal_name(-done.returncode)} "
@@ -116,6 +116,11 @@ def verify(
 def compare(
     target: str, found: np.ndarray, expected: np.ndarray, kind: Kind = "class", lengths: np.ndarray = NONE
 ) -> Parity:
+    """Returns the differences between found and expected logits.
+
+    Raises:
+        ArtefactError: Their shapes differ.
+    """
     if found.shape != expected.shape:
         raise ArtefactError(f"{target}: expected logits {expected.shape}, found {found.shape}")
     difference = np.abs(found.astype(np.float64) - expected)
@@ -172,15 +177,18 @@ def flatten_tokens(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def pad_id(folder: Path) -> int:
+    """Returns the id of the padding token of the tokenizer in a folder."""
     return json.loads((folder / "config.json").read_text()).get("pad_token_id") or 0
 
 
-def arrays(encodings, model) -> dict[str, np.ndarray]:
+def arrays(encodings: list[Any], model: Any) -> dict[str, np.ndarray]:
+    """Returns a padded batch as the arrays that the model reads."""
     fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     return {n: np.asarray([getattr(e, fields[n]) for e in encodings], np.int64) for n in model.names}
 
 
 def main(target: str, folder: str, samples: str, out: str) -> None:
+    """Runs a target on stored samples and writes its logits, in a process of its own."""
     asked = json.loads(Path(samples).read_text())
     end_with_parent(asked["parent"])
     np.savez(out, **run_samples(target_of(target), Path(folder), asked))

@@ -50,6 +50,7 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
 
 
 def check_rounded(source: Source, target: Target) -> None:
+    """Checks that a target that stores quantized weights has a quantized model."""
     if not target.rounded:
         return
     if source.rounding is None:
@@ -87,12 +88,14 @@ def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -
 
 
 def write_huggingface(source: Source, target: Target, folder: Path) -> None:
+    """Writes a folder that transformers loads."""
     export_huggingface(source.model, source.tokenizer, folder / str(target))
     if source.rounding is not None:
         save_quantization(source.rounding, folder / str(target))
 
 
 def write_onnx(source: Source, target: Target, folder: Path) -> None:
+    """Writes an ONNX graph."""
     place = folder / str(target)
     if not target.rounded:
         export_onnx(source.model, source.tokenizer, place, source.inputs)
@@ -101,12 +104,14 @@ def write_onnx(source: Source, target: Target, folder: Path) -> None:
 
 
 def write_decoder(source: Source, target: Target, folder: Path) -> None:
+    """Writes the ONNX graph of a decoder with a cache."""
     from compress.export.onnx.decoder import export_decoder
 
     export_decoder(source.model, source.tokenizer, folder / str(target))
 
 
 def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
+    """Writes an ONNX graph that is optimised for ONNX Runtime."""
     place = folder / str(target) / FILE
     if not target.rounded:
         fuse(folder / "onnx" / FILE, place)
@@ -119,6 +124,7 @@ def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
 
 
 def write_openvino(source: Source, target: Target, folder: Path) -> None:
+    """Writes an OpenVINO model."""
     from compress.export.openvino import ir
 
     assert target.made_from is not None
@@ -126,24 +132,28 @@ def write_openvino(source: Source, target: Target, folder: Path) -> None:
 
 
 def write_executorch(source: Source, target: Target, folder: Path) -> None:
+    """Writes an ExecuTorch program."""
     from compress.export.executorch.program import export_executorch
 
     export_executorch(source, folder / str(target), rounded=target.rounded)
 
 
 def write_litert(source: Source, target: Target, folder: Path) -> None:
+    """Writes a LiteRT file."""
     from compress.export.litert.model import export_litert
 
     export_litert(source, folder / str(target), rounded=target.rounded)
 
 
 def write_torchao(source: Source, target: Target, folder: Path) -> None:
+    """Writes a checkpoint with torchao tensors."""
     from compress.export.pytorch.torchao import export_torchao
 
     export_torchao(source, folder / str(target))
 
 
 def write_compressed(source: Source, target: Target, folder: Path) -> None:
+    """Writes a checkpoint in the format of compressed-tensors."""
     from compress.export.pytorch.compressed_tensors import export_compressed
 
     export_compressed(source, folder / str(target))

@@ -81,7 +81,8 @@ def build_filled(
     new.tie_weights()
     if getattr(like, "generation_config", None) is not None:
         new.generation_config = copy.deepcopy(like.generation_config)
-    return new.to(like.device).train(like.training)
+    result: PreTrainedModel = new.to(like.device).train(like.training)
+    return result
 
 
 def plan_model(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Plan:
@@ -126,7 +127,8 @@ def find_padding(model: PreTrainedModel, shape: Shape) -> int | None:
     """
     pad, rows = model.config.pad_token_id, shape.kept["vocabulary"].tolist()
     if pad is None or pad < 0:
-        return pad
+        result: int | None = pad
+        return result
     if pad not in rows:
         raise InputError(
             f"vocabulary: expected the padding id {pad} to be kept, found it removed: no text could be padded"

@@ -47,7 +47,8 @@ class Sizes:
 def empty_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """Returns a model on the meta device, with names, shapes and settings but no storage."""
     with torch.device("meta"):
-        return kind._from_config(copy.deepcopy(config))
+        result: PreTrainedModel = kind._from_config(copy.deepcopy(config))
+        return result
 
 
 def resize_config(

@@ -109,7 +109,10 @@ def multiply_factors(model: PreTrainedModel) -> Float64[Tensor, "tokens width"]:
             f"{', '.join(names)}: the LM head would use one factor only; untie the weights first"
         )
     weight = table.weight.detach().double().cpu()
-    return weight @ table.projection.weight.detach().double().cpu().T if embedding_rank(model) else weight
+    result: Float64[Tensor, "tokens width"] = (
+        weight @ table.projection.weight.detach().double().cpu().T if embedding_rank(model) else weight
+    )
+    return result
 
 
 def check_rank(model: PreTrainedModel, rank: int, tokens: int, width: int) -> None:

@@ -99,9 +99,11 @@ def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfi
 
 
 def activation(teacher: PretrainedConfig) -> str:
-    return next(
+    """Returns the name of the teacher's activation function."""
+    result: str = next(
         getattr(teacher, name) for name in ("hidden_act", "activation", "hidden_activation") if hasattr(teacher, name)
     )
+    return result
 
 
 def check_sizes(sizes: dict[str, int]) -> None:
@@ -147,7 +149,8 @@ def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> P
         torch.manual_seed(seed)
         student = getattr(transformers, STOCK + task)(config)
         copy_teacher_weights(student, teacher, given)
-    return student
+    result: PreTrainedModel = student
+    return result
 
 
 @torch.no_grad()
@@ -191,13 +194,12 @@ def wide_table(teacher: PreTrainedModel) -> Tensor:
     if transformation is None:
         return table
     weight, size = transformation.weight, table.shape[1]
-    return table @ (weight[:, size : 2 * size] if weight.shape[1] > size else weight).T  # middle of the trigram
+    result: Tensor = table @ (weight[:, size : 2 * size] if weight.shape[1] > size else weight).T
+    return result
 
 
 def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
-    """Copies position and type embeddings and fits the norm after them, if they have the same meaning in the
-    teacher.
-    """
+    """Copies position and type embeddings and fits the norm after them, if the teacher's mean the same."""
     taught: Any = getattr(teacher.base_model, "embeddings", None)
     if teacher.config.model_type not in ("bert", "electra", "distilbert", "mobilebert"):
         return
@@ -242,8 +244,9 @@ def take_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 
 def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -> None:
-    """Copies the teacher's layers into the blocks of an inverted bottleneck; `stream` [narrow, wide] has orthonormal
-    rows.
+    """Copies the teacher's layers into the blocks of an inverted bottleneck.
+
+    `stream` [narrow, wide] has orthonormal rows.
     """
     if teacher.config.model_type not in ("bert", "roberta", "xlm-roberta", "electra"):
         raise InputError(
@@ -268,4 +271,5 @@ def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -
 
 
 def spread(layers: Any, count: int) -> list[Any]:
+    """Returns `count` layers at even distances, in order."""
     return [layers[i * len(layers) // count] for i in range(count)]

@@ -46,7 +46,8 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
         student = build_sliced(teacher, spec, seed, fresh=given.fresh)
     if getattr(teacher, "generation_config", None) is not None:
         student.generation_config = copy.deepcopy(teacher.generation_config)  # contains the end tokens
-    return student.eval()  # as from_pretrained returns models
+    result: PreTrainedModel = student.eval()
+    return result
 
 
 def build_sliced(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool) -> PreTrainedModel:
@@ -101,8 +102,10 @@ def list_shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def widen_hidden_axis(traced: Traced, before: Shapes, after: Shapes, old: Sizes, new: Sizes) -> Traced:
-    """Returns what was traced, with the hidden axis running through the model's outputs that its class builds from the
-    hidden size, such as those of a pooler without a head after it, and through weights that aren't the teacher's.
+    """Returns the traced axes, with the hidden axis extended to dimensions that the trace doesn't connect to it.
+
+    These are outputs that the class builds from the hidden size, such as those of a pooler without a head after it,
+    and weights that the teacher lacks.
 
     Args:
         traced: What was traced, for the student's layers.

@@ -25,9 +25,7 @@ def narrowed(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def factorised(weights: Weights, projection: str, rank: int) -> Weights:
-    """Returns the weights with all embedding tables reduced to width `rank`, and with `projection` from there to the
-    hidden width.
-    """
+    """Returns the weights with all embedding tables reduced to width `rank`, and `projection` back to full width."""
     tables = {name: weight for name, weight in weights.items() if re.search(TABLES, name)}
     words = next(name for name in tables if name.endswith("word_embeddings.weight"))
     before = weights.get(projection)

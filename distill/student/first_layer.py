@@ -10,8 +10,7 @@ EMBEDDINGS = "embeddings"
 
 
 def without_first_norm(weights: Weights, first: int, place: int | None, eps: float) -> Weights:
-    """Returns the weights of a student with renumbered layers in the structure of its class: only the first layer has
-    no attention norm.
+    """Returns the weights of a student with renumbered layers, whose first layer has no attention norm.
 
     The norm of the new first layer is folded into the projection after it: its scale and the subtraction of the mean
     exactly, the division by a token's standard deviation as a constant factor with the least error over the
@@ -45,6 +44,7 @@ def without_first_norm(weights: Weights, first: int, place: int | None, eps: flo
 
 
 def norm_of(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
+    """Returns the scale and shift of a norm; no shift for an RMS norm."""
     return weights[f"{name}.weight"], weights.get(f"{name}.bias")
 
 

@@ -67,9 +67,7 @@ def add_cuts(cuts: Cuts, further: Cuts) -> None:
 def list_squares(
     weights: Mapping[str, Tensor], places: Collection[tuple[str, int]]
 ) -> Iterator[tuple[str, int, Float64[Tensor, "coordinates"]]]:
-    """Yields (name, dimension, sums of squares of its coordinates) for the matrices' dimensions among `places`, in the
-    order of the weights.
-    """
+    """Yields (name, dimension, sums of squares of its coordinates) for the matrices' dimensions among `places`."""
     for name, weight in weights.items():
         for dim in range(2) if weight.dim() == 2 else ():
             if (name, dim) in places:
@@ -90,8 +88,9 @@ def sum_unit_squares(weights: Mapping[str, Tensor], axis: Axis) -> Squares:
 def sum_part_squares(
     weights: Mapping[str, Tensor], places: Mapping[tuple[str, int], Sequence[Projection]]
 ) -> dict[Part, Squares]:
-    """Returns, for each coordinate of a layer's queries, keys, values and attention outputs, the sum of squares of all
-    matrix entries that belong to it; a part whose matrices have several sizes is missing.
+    """Returns the sum of squares of the matrix entries of each coordinate of an attention.
+
+    A part whose matrices have several sizes is missing.
     """
     found: dict[Part, list[Squares]] = defaultdict(list)
     for name, dim, squares in list_squares(weights, places):
@@ -131,9 +130,10 @@ def cut_projections(
 def select_head_coordinates(
     squares: Mapping[Part, Squares], old: Sizes, new: Sizes
 ) -> dict[Part, Int64[Tensor, "kept"]]:
-    """Returns the kept coordinates by part: those of the groups with the largest sums of squares, within each group of
-    its heads with the largest ones, and within these the largest ones of queries and keys, and of values and outputs,
-    together.
+    """Returns the kept coordinates by part.
+
+    They belong to the groups with the largest sums of squares, and within each group to its heads with the largest
+    ones. Within a head they are the largest ones of queries and keys together, and of values and outputs together.
     """
     each, width = old.heads // old.groups, old.head_width
     q, o = (squares[part].reshape(old.groups, each, width) for part in ("query", "output"))

@@ -41,6 +41,7 @@ class Sizes:
 
     @property
     def head_width(self) -> int:
+        """The width of one head."""
         return self.head or self.hidden // self.heads
 
     @property
@@ -81,6 +82,7 @@ class Shares:
     ffn: Fraction = Fraction(1)
 
     def of(self, teacher: Sizes) -> Sizes:
+        """Returns the sizes that this name stands for, from those of the teacher."""
         total = len(teacher.layers)
         layers = teacher.layers[::2] if self.layers is None else evenly(max(1, round(total * self.layers)), teacher)
         heads = max(1, int(teacher.heads * self.heads))
@@ -118,6 +120,7 @@ class Spec:
 
     @property
     def is_blocks(self) -> bool:
+        """Whether the student consists of bottleneck blocks."""
         return self.preset in BLOCKS
 
 
@@ -165,6 +168,7 @@ def is_there(spec: str) -> bool:
 
 
 def is_readable(spec: str) -> bool:
+    """Returns whether the text is a valid specification of a student."""
     try:
         parse_spec(spec)
     except InputError:
@@ -206,8 +210,9 @@ def parse_spec(spec: str) -> Spec:
 
 
 def resolve(spec: str, teacher: Sizes) -> Sizes:
-    """Returns the sizes of the student that `spec` requests; for a bottleneck student those of the residual stream
-    between its blocks.
+    """Returns the sizes of the student that `spec` requests.
+
+    For a bottleneck student they are those of the residual stream between its blocks.
 
     Raises:
         InputError: A key is unknown, or a size isn't a number, is larger than the teacher's or isn't divisible as
@@ -228,6 +233,7 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
 
 
 def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
+    """Returns the sizes with the requested layers, or else unchanged."""
     numbers = given.asked.get("layers")
     if not numbers:
         return sizes
@@ -238,8 +244,9 @@ def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
 
 
 def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
-    """Returns the sizes with the given number of heads: whole groups that share keys and values are dropped, or else
-    the same number of heads in each group.
+    """Returns the sizes with the given number of heads.
+
+    Whole groups that share keys and values are dropped, or else the same number of heads in each group.
 
     Raises:
         InputError: The number of heads permits neither.
@@ -298,6 +305,7 @@ def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
 
 
 def check_within(sizes: Sizes, teacher: Sizes) -> None:
+    """Checks that no size exceeds the teacher's."""
     total = len(teacher.layers)
     if not sizes.layers or any(not 0 <= i < total for i in sizes.layers) or len(set(sizes.layers)) < len(sizes.layers):
         raise InputError(

@@ -22,9 +22,11 @@ class _Work(Protocol):
 class PointToPointGroup(Protocol):
     """The methods of a ProcessGroupGloo that its type stub lacks."""
 
-    def send(self, tensors: list[Tensor], rank: int, tag: int) -> _Work: ...
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> _Work:
+        """Starts to send a tensor to a process."""
 
-    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> _Work: ...
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> _Work:
+        """Starts to receive a tensor from a process."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ def stages_of(settings: DistillConfig) -> tuple[str, ...]:
 
 
 def first_stages(settings: DistillConfig) -> list[str]:
+    """Returns the names of the stages before the teacher."""
     measured = ["precision"] if settings.machine.precision == "auto" else []
     return ["data", *measured, *(["general"] if settings.general.data else [])]
 

@@ -80,6 +80,7 @@ def check_rules(facts: Facts) -> None:
 
 
 def lacks_cached_logits(s: DistillConfig) -> bool:
+    """Returns whether the loss needs cached logits that the run has no stage for."""
     return not ((s.loss.kl > 0 or s.loss.uses_vectors) and s.teacher.signals == "cached")
 
 
@@ -96,6 +97,7 @@ def is_on_several(f: Facts) -> bool:
 
 
 def check_schedule_epochs(f: Facts) -> None:
+    """Checks that the schedule of pruning has enough epochs."""
     s = f.settings
     least = {"oneshot": 1, "iterative": s.prune.rounds, "gradual": 2}[s.prune.schedule]
     if s.budget.requested and s.train.epochs < least:
@@ -106,6 +108,7 @@ def check_schedule_epochs(f: Facts) -> None:
 
 
 def is_head_of_another_task(f: Facts) -> bool:
+    """Returns whether the teacher has the head of another task."""
     own = f.teacher.task if f.teacher is not None else ""
     return bool(own and f.task and same_head(own) != same_head(f.task))
 
@@ -118,6 +121,7 @@ def teaches_single_layers(s: DistillConfig) -> bool:
 
 
 def check_formats(f: Facts) -> None:
+    """Checks that the formats to export suit the task and are installed."""
     formats = formats_of(f.settings.export)
     if f.settings.quantize.scheme:
         by_scheme(formats, f.settings.quantize.scheme)
@@ -127,11 +131,13 @@ def check_formats(f: Facts) -> None:
 
 
 def check_deepspeed(f: Facts) -> None:
+    """Checks that DeepSpeed is installed."""
     if f.settings.machine.strategy:
         check_strategy(f.settings.machine.strategy)
 
 
 def check_general_text(f: Facts) -> None:
+    """Checks that the general phase has text for its kind of model."""
     data = f.settings.general.data
     if data and not is_there(data, "general.data"):
         raise InputError(f"general.data {data!r}: expected a file or a folder with text, found nothing there")
@@ -152,6 +158,7 @@ def check_ignored_budget(f: Facts) -> None:
 
 
 def check_packing(f: Facts) -> None:
+    """Checks that the packing suits the task."""
     run_task_arguments(f.settings, f.task or "")
 
 
@@ -189,6 +196,7 @@ def check_layout_sizes(f: Facts) -> None:
 
 
 def check_language_heads(f: Facts) -> None:
+    """Checks that the teacher and the student have a language-model head."""
     ends = LANGUAGE_HEADS.get(f.task or "")
     for checkpoint in (f.teacher, f.student):
         if ends and checkpoint is not None and not any(name.endswith(ends) for name in checkpoint.architectures):

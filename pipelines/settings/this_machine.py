@@ -36,6 +36,10 @@ def commit() -> str | None:
         return None
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 - the git of the PATH
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() or None

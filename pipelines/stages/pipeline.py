@@ -65,6 +65,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["TrainedStudent"]
 ) -> dict[str, "Artefact"]:
+    """Returns the stages that export the students and evaluate them, by name."""
     from distill.tasks.language import Language
     from pipelines.settings.schemes import is_dynamic_reduced
     from pipelines.stages.compared_texts import as_plain_texts
@@ -143,8 +144,8 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
 
 def run_to_report(run: "Run", plan: Plan) -> None:
     """Runs all stages, then writes the report and prints where the results are."""
+    from pipelines.runs.files import write_json
     from pipelines.runs.publication import check_publishable
-    from pipelines.runs.stage import write_json
     from pipelines.stages.data import read_task
     from pipelines.stages.export import check_refused
     from pipelines.stages.report import REPORT, STUDENT, print_results, publish, report_stage

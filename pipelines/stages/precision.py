@@ -69,10 +69,12 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
         )
     if stage.skipped:
         run.console.say(f"  precision: {chosen}, as it was chosen for this folder")
-    return chosen
+    result: str = chosen
+    return result
 
 
 def measured_text(found: Mapping[str, Any]) -> str:
+    """Returns the measured speeds as text."""
     shares = found["share_of_ceiling"]
     listed = [
         f"{name} {seconds * 1e3:.0f} ms" + (f", {shares[name]:.0%} of what products reach" if name in shares else "")
@@ -94,6 +96,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def device_of(machine: MachineConfig) -> torch.device:
+    """Returns the device that the run trains on."""
     on_gpu = machine.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return torch.device("cuda" if on_gpu else "cpu")
 
@@ -135,7 +138,8 @@ def drawn_rows(
         few = type(part).from_table(table.take(pa.array(numbers)))
         if taught is not None:
             return rows_across(config, tokenizer, taught, few.texts, length)
-        return task.encode_train(tokenizer, few, length)
+        result: Rows = task.encode_train(tokenizer, few, length)
+        return result
 
     order = np.random.default_rng(seed).permutation(len(part))
     rows = encoded(np.sort(order[:wanted]))

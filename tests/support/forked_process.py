@@ -131,7 +131,7 @@ def run_module(module: str) -> int:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = exit_code(ended.code)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - reported to the parent
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads that aren't daemons

@@ -105,7 +105,7 @@ def run_rank(
             result = function(rank, *args)
             torch.save(result, Path(folder, f"{rank}.pt"))
             dist.barrier()  # no process exits while another still communicates with it
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - reported to the parent
             Path(folder, f"{rank}.error").write_text(traceback.format_exc())
             raise SystemExit(1) from None
         finally:

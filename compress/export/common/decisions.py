@@ -33,15 +33,20 @@ def predictions_agree(kind: Kind, found: np.ndarray, expected: np.ndarray, lengt
     Returns:
         [predictions] bool: one per row; for spans the start and the end of each text.
     """
+    result: np.ndarray
     if kind == "labels":
-        return ((found > 0) == (expected > 0)).all(-1)
+        result = ((found > 0) == (expected > 0)).all(-1)
+        return result
     if kind == "number":
-        return np.abs(found - expected).max(-1) <= NUMBER * max(float(np.ptp(expected)), 1e-9)
+        result = np.abs(found - expected).max(-1) <= NUMBER * max(float(np.ptp(expected)), 1e-9)
+        return result
     if kind == "vector":
         norms = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
-        return (found * expected).sum(-1) >= COSINE * np.maximum(norms, 1e-12)
+        result = (found * expected).sum(-1) >= COSINE * np.maximum(norms, 1e-12)
+        return result
     if kind == "span":
         ends = np.cumsum(lengths)[:-1]
         pairs = zip(np.split(found, ends), np.split(expected, ends), strict=True)
         return np.concatenate([own.argmax(0) == other.argmax(0) for own, other in pairs])
-    return found.argmax(-1) == expected.argmax(-1)
+    result = found.argmax(-1) == expected.argmax(-1)
+    return result

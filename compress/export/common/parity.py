@@ -65,5 +65,6 @@ def worst_layer(products: Mapping[str, Product], reference: nn.Module) -> tuple[
 
 
 def product(layer: nn.Module, x: torch.Tensor, biased: bool) -> torch.Tensor:
+    """Returns the layer's product with `x`, with its bias if `biased`."""
     assert isinstance(layer, QuantizedLinear)
     return F.linear(layer.round_input(x), layer.round_weight(), layer.bias if biased else None)

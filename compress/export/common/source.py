@@ -57,7 +57,8 @@ class Source:
         made = copy.deepcopy(self.model).eval()
         if self.rounding is not None:
             requantize(made, self.rounding)
-        return made
+        result: PreTrainedModel = made
+        return result
 
     @cached_property
     def runner(self) -> TorchModel:

@@ -118,10 +118,12 @@ class Target:
 
     @property
     def kind(self) -> Format:
+        """The format of the target's files."""
         return FORMATS[self.format]
 
     @property
     def rounded(self) -> bool:
+        """Whether the target stores quantized weights as they were trained."""
         return self.precision != FLOAT
 
     @property

@@ -179,6 +179,7 @@ class Program:
         self.method = self.program.load_method("forward")
 
     def __call__(self, inputs: "Sequence[torch.Tensor]") -> list[np.ndarray]:
+        """Returns the outputs of one call of the program."""
         return [value.numpy().copy() for value in self.method.execute(list(inputs))]
 
 

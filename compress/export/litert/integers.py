@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
 from compress.errors import ArtefactError
 from compress.export.common.rows import Layer, Rows
-from compress.export.litert.tflite import KIND, TYPE, File, is_biased, schema
+from compress.export.litert.tflite import KIND, TYPE, File, is_biased
 
 SMALLEST = np.float16(2**-24)  # lower bound of a group's scale: XNNPACK rejects 0
 ACTIVATIONS = {
@@ -75,6 +76,7 @@ class Rewriter:
         self.seen: set[str] = set()
 
     def rewrite(self, graph: Any) -> None:
+        """Replaces the float operators of quantized layers in a graph, in place."""
         written = {KIND.FULLY_CONNECTED: self.product, KIND.EMBEDDING_LOOKUP: self.look_up, KIND.ADD: self.positions}
         made: list[Any] = []
         for operator in graph.operators:
@@ -91,6 +93,7 @@ class Rewriter:
         return self.found[key]
 
     def product(self, graph: Any, operator: Any) -> list[Any]:
+        """Returns the operators that replace a fully connected one."""
         place = operator.inputs[1]
         found = self.layer(graph, place, self.linear)
         if found is None:
@@ -226,6 +229,7 @@ def expose_products(
 
 
 def output(name: str, place: int) -> Any:
+    """Returns the name and tensor index of an output as a signature stores them."""
     made = schema.TensorMapT()
     made.name, made.tensorIndex = name.encode(), int(place)
     return made

@@ -149,7 +149,8 @@ class Program:
         if length not in self.runners:
             self.runners[length] = self.interpreter.get_signature_runner(f"{SIGNATURE}{length}")
         padded = {name: np.pad(text[name], (0, length - count)).astype(np.int32)[None] for name in self.names}
-        return self.runners[length](**padded)
+        result: dict[str, np.ndarray] = self.runners[length](**padded)
+        return result
 
 
 class LitertModel:

@@ -16,6 +16,7 @@ class Aligned(flatbuffers.Builder):
     """FlatBuffers builder that aligns byte vectors as the schema requires, which Python's own builder omits."""
 
     def StartVector(self, elemSize: int, numElems: int, alignment: int) -> Any:  # noqa: N802, N803
+        """Starts a vector at an address that XNNPACK can map."""
         return super().StartVector(elemSize, numElems, ALIGNED if elemSize == 1 else alignment)
 
 
@@ -26,11 +27,13 @@ class File:
         self.model: Any = schema.ModelT.InitFromPackedBuf(program, 0)
 
     def packed(self) -> bytes:
+        """Returns the bytes of the file."""
         builder = Aligned(1 << 20)
         builder.Finish(self.model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
 
     def kind(self, operator: Any) -> int:
+        """Returns the code of an operator."""
         return int(self.model.operatorCodes[operator.opcodeIndex].builtinCode)
 
     def constant(self, graph: Any, place: int) -> np.ndarray | None:
@@ -54,6 +57,7 @@ class File:
         return len(codes) - 1
 
     def operator(self, kind: int, version: int, inputs: list[int], output: int, options: Any = None) -> Any:
+        """Returns a new operator with these input and output tensors."""
         made = schema.OperatorT()
         made.opcodeIndex, made.inputs, made.outputs = self.code(kind, version), inputs, [output]
         if options is not None:
@@ -132,4 +136,5 @@ class File:
 
 
 def is_biased(product: Any) -> bool:
+    """Returns whether a fully connected operator has a bias."""
     return list(product.inputs[2:]) not in ([], [-1])

@@ -79,6 +79,7 @@ class Step(nn.Module):
         self.model = model
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Returns the logits and the new keys and values of the tokens, from the graph's inputs in order."""
         count = len(INPUTS)
         given, cache = dict(zip(INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
         logits = self.model(**given, past_key_values=cache, use_cache=True).logits
@@ -101,7 +102,8 @@ def filled_cache(past: Sequence[Tensor]) -> DynamicCache:
         layer.keys, layer.values, layer.dtype, layer.device = keys, values, keys.dtype, keys.device
         layer.is_initialized = True
         cache.layers.append(layer)
-    return cache
+    result: DynamicCache = cache
+    return result
 
 
 @contextmanager
@@ -173,6 +175,7 @@ def rope_types(settings: Any) -> list[str]:
 
 
 def refusal(model: PreTrainedModel, why: str) -> ArtefactError:
+    """Returns the error for a model that can't be exported with a cache."""
     return ArtefactError(f"onnx: {type(model).__name__} can't be exported with a cache: {why}")
 
 
@@ -263,4 +266,5 @@ def generate_reference(model: PreTrainedModel, prompt: Sequence[int], new_tokens
         )
     finally:
         model.generation_config = own
-    return out[0, len(prompt) :].tolist()
+    result: list[int] = out[0, len(prompt) :].tolist()
+    return result

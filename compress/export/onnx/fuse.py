@@ -52,6 +52,7 @@ def fuse(source: Path, target: Path) -> dict[str, int]:
 
 
 def count(graph: Any, operator: str) -> int:
+    """Returns the number of nodes of an operator."""
     return sum(node.op_type == operator for node in graph.node)
 
 
@@ -136,12 +137,14 @@ def remove_unused(graph: Any) -> None:
 
 
 def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    """Replaces all nodes of a graph, in place."""
     copies = list(nodes)
     del graph.node[:]
     graph.node.extend(copies)
 
 
 def attribute(node: Any, name: str) -> Any:
+    """Returns the value of a node's attribute."""
     return next((each for each in node.attribute if each.name == name), None)
 
 

@@ -6,6 +6,7 @@ This module doesn't need torch.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +106,7 @@ class OnnxDecoder:
         return written
 
     def check(self, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float) -> None:
+        """Checks the arguments of `generate`."""
         if not len(prompts) or new_tokens < 1 or temperature < 0:
             raise CompressError(
                 f"generate: expected prompts, at least one new token and a temperature of 0 or more, found "
@@ -126,7 +128,7 @@ class OnnxDecoder:
             )
 
 
-def settings_of(folder: Path) -> tuple[dict, set[int]]:
+def settings_of(folder: Path) -> tuple[dict[str, Any], set[int]]:
     """Returns the content of config.json and the end tokens.
 
     The end tokens are read from generation_config.json, or from config.json if there is no such file, as in `generate`

@@ -11,6 +11,7 @@ from compress.export.common.quiet import quiet
 
 if TYPE_CHECKING:
     import onnxruntime
+    import torch
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -86,7 +87,7 @@ def write_graph(
         raise ArtefactError(f"onnx: {model} can't be exported: {error}") from error
 
 
-def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
+def logits_only(model: "PreTrainedModel", inputs: Sequence[str]) -> "nn.Module":
     """Returns a module that maps the named inputs, in that order, to the model's logits alone."""
     from torch import nn
 
@@ -97,7 +98,7 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
             super().__init__()
             self.model = model.eval()
 
-        def forward(self, *tensors):
+        def forward(self, *tensors: "torch.Tensor") -> "torch.Tensor":
             return logits_of(self.model(**dict(zip(inputs, tensors, strict=True))))
 
     return LogitsOnly()
@@ -128,4 +129,5 @@ class OnnxModel:
 
         Their shape is [batch, classes], [batch, length, classes], or for spans [batch, length, 2].
         """
-        return self.session.run(["logits"], {name: inputs[name] for name in self.names})[0]
+        result: np.ndarray = self.session.run(["logits"], {name: inputs[name] for name in self.names})[0]
+        return result

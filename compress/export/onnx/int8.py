@@ -73,6 +73,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
 
 
 def tensor_names(model: "ModelProto") -> set[str]:
+    """Returns the names of all tensors of a graph."""
     graph = model.graph
     return {name for node in graph.node for name in (*node.input, *node.output)} | {w.name for w in graph.initializer}
 

@@ -16,6 +16,7 @@ class Writer:
     made: dict[tuple[Any, ...], str] = field(default_factory=dict)  # computes inputs shared by products once
 
     def constant(self, name: str, value: np.ndarray) -> str:
+        """Adds a constant and returns its name."""
         from onnx import numpy_helper
 
         if name not in self.constants:
@@ -32,9 +33,11 @@ class Writer:
         return name
 
     def number(self, value: float, kind: Any = np.float32) -> str:
+        """Adds a scalar constant and returns its name."""
         return self.constant(f"number_{np.dtype(kind).name}_{value!r}", np.asarray(value, kind))
 
     def node(self, operator: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
+        """Adds a node and returns the name of its output."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(operator, list(inputs), [output], domain=domain, **attributes))

@@ -105,6 +105,7 @@ def rewrite(model: Any, layers: Mapping[str, Layer], write: Write) -> None:
 
 
 def save(model: Any, target: Path) -> None:
+    """Writes the model to a file."""
     import onnx
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +151,7 @@ def before_bias(node: Any) -> str:
 
 
 def add_bias(writer: Writer, node: Any, product: str) -> None:
+    """Adds the bias that follows a node to the product, under the name of the sum."""
     if len(node.input) > 2:
         writer.node("Add", [product, node.input[2]], node.output[0])
 
@@ -188,6 +190,7 @@ def quantized(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
 
 
 def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
+    """Adds the quantization of `x` with one scale for the whole tensor, and returns the result's name."""
     given = quantized(writer, x, layer)
     return writer.once("DequantizeLinear", given, f"{given[0]}_float")
 
@@ -205,6 +208,7 @@ def dequantized(writer: Writer, layer: Layer, name: str) -> str:
 
 
 def integers_of(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
+    """Adds a constant of integers with `bits` bits and returns its name."""
     return writer.nibbles(f"{name}.int4", value) if bits == 4 else writer.constant(f"{name}.int8", value)
 
 
@@ -258,9 +262,11 @@ def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
 
 
 def last_axis(writer: Writer) -> str:
+    """Adds the constant of the last axis and returns its name."""
     return writer.constant("last_axis", np.asarray([-1], np.int64))
 
 
 def part(writer: Writer, x: str, rows: slice) -> str:
+    """Adds a slice of the rows of `x` and returns its name."""
     ends = [writer.constant(f"place_{place}", np.asarray([place], np.int64)) for place in (rows.start, rows.stop)]
     return writer.once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from compress.errors import ArtefactError
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 FILE = "model.xml"
 
 
-def library():
+def library() -> ModuleType:
     """Returns the imported openvino module.
 
     Raises:
@@ -22,7 +23,8 @@ def library():
     check_installed(["openvino"])
     import openvino
 
-    return openvino
+    module: ModuleType = openvino
+    return module
 
 
 def export_openvino(source: Path, target: Path) -> None:
@@ -66,7 +68,8 @@ class OpenVinoModel:
     def __call__(self, inputs: "dict[str, np.ndarray]") -> "np.ndarray":
         """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         found = self.request.infer({name: inputs[name] for name in self.names})
-        return next(iter(found.values())).copy()
+        result: np.ndarray = next(iter(found.values())).copy()
+        return result
 
     def values(self, inputs: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
         """Returns every output by each of its names."""

@@ -82,6 +82,7 @@ def config_of(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "Q
 
 
 def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
+    """Returns the scheme of some layers in the terms of compressed-tensors."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     numbers: dict[str, Any] = {"strategy": "group", "group_size": scheme.group} if scheme.group else {}

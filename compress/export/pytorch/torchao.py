@@ -80,19 +80,21 @@ def with_integers(source: Source) -> PreTrainedModel:
 
 
 def tensor_of(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+    """Returns a quantized weight as a torchao tensor."""
     if rounded.scheme is None or rounded.scheme.stored_bits == 4:
         return unpacked_tensor(weight, rounded)
     return float_tensor(weight, rounded) if rounded.scheme.floats else byte_tensor(weight, rounded)
 
 
 def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+    """Returns a weight of 8-bit integers as a torchao tensor."""
     from torchao.quantization import Int8Tensor, MappingType, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
     scheme = rounded.scheme
     assert scheme is not None
     inputs = QuantizeTensorToInt8Kwargs(granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC)
-    return Int8Tensor(
+    result: Tensor = Int8Tensor(
         rounded.quantize(weight),
         rounded.scales.clone(),
         [1, weight.shape[1] // rounded.scales.shape[1]],
@@ -100,9 +102,11 @@ def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
         zero_point=zeros(rounded),
         act_quant_kwargs=inputs if scheme.inputs == "token" else None,
     )
+    return result
 
 
 def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+    """Returns a weight of 8-bit floats as a torchao tensor."""
     from torchao.float8.inference import Float8MMConfig
     from torchao.quantization import Float8Tensor, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
@@ -110,7 +114,7 @@ def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     scheme, products = rounded.scheme, Float8MMConfig(use_fast_accum=True)
     assert scheme is not None
     inputs = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), mm_config=products)
-    return Float8Tensor(
+    result: Tensor = Float8Tensor(
         rounded.quantize(weight),
         rounded.scales.clone(),
         [1, weight.shape[1]],
@@ -118,6 +122,7 @@ def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
         inputs if scheme.inputs == "token" else None,
         dtype=torch.float32,
     )
+    return result
 
 
 def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any = None) -> Tensor:
@@ -125,7 +130,7 @@ def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any =
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
     bits = 8 if rounded.scheme is None else rounded.scheme.stored_bits
-    return IntxUnpackedToInt8Tensor(
+    result: Tensor = IntxUnpackedToInt8Tensor(
         rounded.quantize(weight),
         rounded.scales.clone(),
         zeros(rounded),
@@ -134,7 +139,9 @@ def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any =
         torch.float32,
         inputs,
     )
+    return result
 
 
 def zeros(rounded: LayerQuantization) -> Tensor:
+    """Returns the zero points of symmetric scales."""
     return torch.zeros_like(rounded.scales, dtype=torch.int8)

@@ -246,13 +246,15 @@ class _ActivationMeans:
 
 
 def _count_samples(batch: Batch) -> int:
-    return next(iter(batch.values())).shape[0]
+    result: int = next(iter(batch.values())).shape[0]
+    return result
 
 
 def _get_token_mask(batch: Batch) -> Tensor:
     """Returns True for each non-padding token, [batch, tokens]; for all tokens if the batch has no attention_mask."""
     if "attention_mask" in batch:
-        return batch["attention_mask"].bool()
+        result: Tensor = batch["attention_mask"].bool()
+        return result
     return torch.ones_like(batch["input_ids"], dtype=torch.bool)
 
 

@@ -92,8 +92,9 @@ class AxisClassifier:
         return [label for label, count in zip(candidates, counts, strict=True) if count == counts[0]]
 
     def join_streams(self, slots: Slots) -> None:
-        """Unifies dimensions of one size that run through all layers, such as DeBERTa's hidden states and the relative
-        positions that every layer projects by itself: stock classes build both from `hidden_size`.
+        """Unifies dimensions of one size that run through all layers.
+
+        DeBERTa has hidden states and relative positions, which every layer projects; both have `hidden_size`.
         """
         widest = self.list_widest(slots)
         if len({self.labels.all[label].size for label in widest}) == 1:
@@ -135,8 +136,9 @@ class AxisClassifier:
         return groups
 
     def join_networks(self, local: Mapping[tuple[int, Kind], list[int]], slots: Slots) -> list[Axis]:
-        """Returns an axis for each layer with several feed-forward networks of one width, in which each unit is one of
-        each network.
+        """Returns an axis for each layer with several feed-forward networks of one width.
+
+        A unit of the axis is one unit of each network.
         """
         axes = []
         for (layer, kind), several in sorted(local.items()):

@@ -40,9 +40,11 @@ class Labels:
         return tuple(found)
 
     def labels(self, dimension: Iterable[int]) -> list[Label]:
+        """Returns the labels of a dimension, with unified ones resolved."""
         return [self.all[label] for label in self.resolve(dimension)]
 
     def size(self, dimension: Iterable[int]) -> int:
+        """Returns the number of coordinates of a dimension."""
         return prod(self.all[label].size for label in dimension)
 
     def block(self, dimension: Iterable[int], why: str) -> None:

@@ -87,8 +87,9 @@ class Follower(Reshaping):
         return values if isinstance(result, list | tuple) else values[0]
 
     def record_activations(self, node: Node, recorded: set[str]) -> None:
-        """Records that a parameter produces its coordinates where it is an activation itself, such as a table of
-        relative positions, of which a slice or the norm is the input of a layer.
+        """Records that a parameter produces its coordinates where it is an activation itself.
+
+        An example is a table of relative positions, of which a slice or the norm is the input of a layer.
         """
         results = self.values[node]
         kept = {
