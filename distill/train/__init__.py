@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distill.train.balance import GradientBalance
     from distill.train.config import TrainConfig
-    from distill.train.layer_terms import LayerTerms
     from distill.train.module import DistillationModule
     from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
+    from distill.train.steps.layer_terms import LayerTerms
 
 EXPORTS = {
     "DistillationModule": "module",

@@ -10,7 +10,7 @@ from distill.data.batches.data_module import RowsDataModule
 from distill.errors import InputError
 from distill.losses.compose import compute_gradient_shares
 from distill.losses.config import LossConfig
-from distill.train.layer_terms import LayerTerms
+from distill.train.steps.layer_terms import LayerTerms
 
 
 def is_logging_step(trainer: Trainer | None) -> bool:

@@ -26,11 +26,11 @@ from distill.parallel.pipeline_stage import freeze_embeddings
 from distill.tasks.logit_rows import OutputRows
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.config import TrainConfig
-from distill.train.layer_terms import build_layer_terms
 from distill.train.logged_values import check_finite_loss, collect_run_values, collect_term_values, is_logging_step
 from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.fused import FusedKL
+from distill.train.steps.layer_terms import build_layer_terms
 from distill.train.steps.on_policy import OnPolicy, check_on_policy
 from distill.train.steps.pipeline import train_stages
 from distill.train.steps.plain import PlainStep, run_student

@@ -134,7 +134,7 @@ def validation_score(candidate: Candidate, target: Target, splits: "Splits", max
 
 
 def score_rows(
-    runner: Runner,
+    runner: "Runner",
     task: "Task",
     encoded: tuple["Rows", int],
     batch_size: int,

@@ -176,7 +176,7 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
         ("onnx", ["compress/export/"]),
         ("executorch", ["compress/export/executorch/program.py"]),
         ("litert_torch", ["compress/export/litert/model.py"]),
-        ("ai_edge_litert", ["compress/export/litert/model.py", "compress/export/litert/tflite.py"]),
+        ("ai_edge_litert", [f"compress/export/litert/{name}.py" for name in ("integers", "model", "tflite")]),
         ("compressed_tensors", ["compress/export/pytorch/compressed_tensors.py"]),
         (
             "torchao",

@@ -18,9 +18,9 @@ from distill.models.attention import capture_attention_vectors
 from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import OutputRows
-from distill.train.layer_terms import LayerTerms
 from distill.train.steps.batch_entries import find_shares
 from distill.train.steps.fused import FusedKL
+from distill.train.steps.layer_terms import LayerTerms
 from distill.train.steps.progressive import stop_after_layer
 from distill.train.steps.signals import find_distribution_settings
 

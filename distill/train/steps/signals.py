@@ -13,8 +13,8 @@ from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.output_head import count_vocabulary_classes
 from distill.tasks.logit_rows import select_distribution_settings
-from distill.train.layer_terms import LayerTerms
 from distill.train.steps.batch_entries import find_signals
+from distill.train.steps.layer_terms import LayerTerms
 
 SignalReader = Callable[[Batch], Mapping[str, object]]  # a padded batch -> the teacher's signals
 

@@ -237,4 +237,4 @@ def test_slots_that_do_not_fit_the_model_are_rejected(slot: Slot, message: str):
 def test_the_vocabulary_axis_is_not_gated():
     model, axes = tiny_model_with_axes("llama")
     assert "vocabulary" in {axis.name for axis in axes}
-    assert "vocabulary" not in Gates(model, axes).ones()
+    assert "vocabulary" not in Gates(model, axes).make_open()

@@ -148,7 +148,7 @@ def test_queries_of_a_group_share_one_score(token_batch: Batch):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda model, batch: loss(model, batch).mean(), "expected one for each of 6 samples"),
+        (lambda model, batch: loss(model, batch).mean(), "expected one value for each of 6 samples"),
         (lambda model, batch: loss(model, batch).detach(), "expected gradients on the gates, found none"),
         (lambda model, batch: model.classifier.bias.sum().expand(6), "expected gradients on the gates, found none"),
     ],

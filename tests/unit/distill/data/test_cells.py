@@ -12,7 +12,7 @@ from transformers import BertConfig
 
 from distill.data.config import DataConfig
 from distill.data.rows.tagged import load_tagged
-from distill.data.sources.cells import hold_fractions, hold_lists, list_in, parse_literal
+from distill.data.sources.cells import hold_fractions, hold_lists, parse_list, parse_literal
 from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose_task
 
@@ -60,7 +60,7 @@ def test_the_task_and_its_labels_are_the_same_in_every_format(write, rows, task,
 def test_only_lists_in_json_or_python_notation_are_parsed():
     wanted = ["a", "it's", "b, c"]
     for cell in (wanted, json.dumps(wanted), str(wanted), f" {wanted} \n", "['a',\n \"it's\", 'b, c']"):
-        assert list_in(cell) == wanted
+        assert parse_list(cell) == wanted
     for cell in (
         None,
         3,
@@ -73,7 +73,7 @@ def test_only_lists_in_json_or_python_notation_are_parsed():
         "[1] [2]",
         "{}",
     ):
-        assert list_in(cell) is None
+        assert parse_list(cell) is None
     with pytest.raises(ValueError, match="without a comma"):
         parse_literal("{'text': ['a' 'b']}")
     assert not hold_lists(["", None])

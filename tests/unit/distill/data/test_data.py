@@ -15,7 +15,7 @@ from distill.data.batches.batches import EvalBatches, TrainBatches, epoch_order,
 from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
 from distill.data.sources.cells import find_multi_hot_width
-from distill.data.sources.tables import read_hub, read_splits, read_table
+from distill.data.sources.tables import _read_hub, read_splits, read_table
 from distill.data.splits.examples import Examples
 from distill.data.splits.holdout import hold_out
 from distill.data.splits.labelled import load_all_texts, load_labelled, load_splits
@@ -91,7 +91,7 @@ def test_a_hub_data_set_keeps_its_class_names_and_splits(tmp_path, monkeypatch):
     for split, labels in (("train", [1, 0, 1]), ("validation", [0]), ("test", [-1, 0])):
         rows = {"text": [f"{split} {i}" for i in range(len(labels))], "label": labels}
         datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "hub" / f"{split}.parquet")
-    found = read_hub(str(tmp_path / "hub"), None)
+    found = _read_hub(str(tmp_path / "hub"), None)
     assert {split: table["label"].to_pylist() for split, table in found.items()} == {
         "train": ["no", "yes", "no"],
         "validation": ["yes"],
@@ -120,7 +120,7 @@ def test_lists_of_class_labels_in_a_hub_data_set_are_read_as_names(tmp_path, mon
     rows |= {"nested": [[[1], []], [], None], "counts": numbers}
     (tmp_path / "hub").mkdir()
     datasets.Dataset.from_dict(rows, features=features).to_parquet(f"{place}/train.parquet")
-    found = read_hub(place, None)["train"].to_pydict()
+    found = _read_hub(place, None)["train"].to_pydict()
     assert found["ner_tags"] == found["large"] == [["B-PER", "I-PER", "O"], [], ["O"]]
     assert found["nested"] == [[["B-PER"], []], [], None]
     assert found["counts"] == numbers

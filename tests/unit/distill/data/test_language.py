@@ -117,7 +117,7 @@ def test_the_requested_split_and_subset_of_a_data_set_are_read(tmp_path, monkeyp
     tables = {"train": pa.table({"text": ["a"]}), "test": pa.table({"text": pa.array(["b"]).dictionary_encode()})}
     asked = []
     monkeypatch.setattr(
-        "distill.data.sources.tables.read_hub", lambda name, subset: asked.append((name, subset)) or tables
+        "distill.data.sources.tables._read_hub", lambda name, subset: asked.append((name, subset)) or tables
     )
     assert read_texts("owner/name", split="test", subset="raw") == ["b"]
     assert asked == [("owner/name", "raw")]
@@ -146,7 +146,7 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
             "a.md",
             {"a.md": "a"},
             {},
-            f"expected an ending among .txt, {', '.join(ENDINGS)}, each also with .gz, found '.md'",
+            f"expected an extension among .txt, {', '.join(ENDINGS)}, each also with .gz, found '.md'",
         ),
         ("a.txt", {"a.txt": ""}, {}, "a.txt', train: expected text, found none in 1 documents: no token would be left"),
         ("", {"a.txt": "\n", "b.txt": ""}, {}, "expected text, found none in 2 documents"),
@@ -387,12 +387,15 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rate": 0.0}, "masking.rate: expected a share between 0 and 1, found 0.0: no token would be hidden"),
+        (
+            {"rate": 0.0},
+            "masking.rate: expected a share between 0 and 1, found 0.0: no token would be masked, or none left to predict it from",
+        ),
         ({"rate": 1.0}, "masking.rate: expected a share between 0 and 1, found 1.0"),
         ({"rate": float("nan")}, "masking.rate: expected a share between 0 and 1, found nan"),
-        ({"replaced": -0.1}, "masking.replaced: expected a share from 0 to 1, found -0.1: no such part exists"),
-        ({"random": 1.1}, "masking.random: expected a share from 0 to 1, found 1.1: no such part exists"),
-        ({"random": 0.3}, "expected at most 1, found 1.1: fewer tokens would be random than asked for"),
+        ({"replaced": -0.1}, "masking.replaced: expected a share from 0 to 1, found -0.1"),
+        ({"random": 1.1}, "masking.random: expected a share from 0 to 1, found 1.1"),
+        ({"random": 0.3}, "expected at most 1, found 1.1: fewer tokens would be random than requested"),
         ({"seed": -1}, "masking.seed: expected 0 to 2**63 - 1, found -1: it would not fit the hash"),
         ({"seed": 2**63}, "masking.seed: expected 0 to 2**63 - 1, found 9223372036854775808"),
         ({"passes": 0}, "masking.passes: expected at least 1, found 0: no epoch would have a mask"),
@@ -405,7 +408,7 @@ def test_an_invalid_mask_config_is_refused(changes, said):
 @pytest.mark.parametrize(
     ("epoch", "changes", "said"),
     [
-        (-1, {}, "epoch: expected 0 or more, found -1: no training would ever meet its mask again"),
+        (-1, {}, "epoch: expected 0 or more, found -1: no epoch of a training uses its mask"),
         (0, {"mask_id": 300}, "mask id: expected an id from 0 to 9, found 300: the model has no embedding for it"),
         (0, {"mask_id": -1}, "mask id: expected an id from 0 to 9, found -1"),
         (0, {"special_ids": range(10)}, "masking.random: expected ids to draw from, found 10 ids, all special"),

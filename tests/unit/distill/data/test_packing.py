@@ -150,7 +150,7 @@ def test_a_packing_depends_only_on_the_seed_and_matches_the_first_version():
 @pytest.mark.parametrize(
     ("sizes", "seed", "said"),
     [
-        ([3, 9], 0, "expected documents of 1 to 8 tokens, found 9 in document 1: no row could hold it whole"),
+        ([3, 9], 0, "expected documents of 1 to 8 tokens, found 9 in document 1: it would not fit into a row"),
         ([3, 0], 0, "expected documents of 1 to 8 tokens, found 0 in document 1"),
         ([3], -1, "packing seed: expected 0 or more, found -1"),
     ],

@@ -10,7 +10,7 @@ from datasets import ClassLabel, Features, List, Value
 
 from distill.data.batches import encode as encoding
 from distill.data.config import DataConfig
-from distill.data.sources.json_rows import RowTable
+from distill.data.sources.json_rows import _TableBuilder
 from distill.data.sources.tables import named_classes
 from distill.data.sources.text_column import BLOCK_ROWS, WHITESPACE, TextColumn, strip_texts
 from distill.data.splits.examples import Examples
@@ -107,7 +107,7 @@ def test_class_numbers_are_replaced_by_names_in_arrow():
 
 
 def test_json_objects_become_a_table_block_by_block():
-    rows = RowTable()
+    rows = _TableBuilder()
     for number in range(BLOCK_ROWS + 2):
         rows.add({"text": f"t{number}"} | ({"late": [number]} if number == BLOCK_ROWS + 1 else {}))
     table = rows.build()

@@ -17,7 +17,7 @@ from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
-from distill.data.rows.sentences import load_sentences, load_unlabelled_sentences
+from distill.data.rows.sentences import _load_unlabelled_sentences, load_sentences
 from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.compose import compute_loss_terms, scale_by_share
@@ -360,7 +360,7 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
 
 def test_a_missing_text_file_is_refused_with_its_path(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.txt'?: no such file"):
-        load_unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
+        _load_unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
 
 
 def test_cosines_that_differ_by_rounding_only_count_as_ties(tokenizer):

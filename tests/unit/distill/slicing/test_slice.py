@@ -201,7 +201,7 @@ def test_invalid_shapes_are_rejected():
     for shape, message in (
         (
             Shape(ALL, {"layers.1.ffn": torch.tensor([], dtype=torch.int64)}),
-            r"layers.1.ffn: expected at least one of 64",
+            r"layers.1.ffn: expected at least one kept of 64",
         ),
         (Shape(ALL, {"layers.1.fnn": torch.tensor([1])}), r"expected the name of an axis.*did you mean layers.1.ffn"),
         (Shape(ALL, {"layers.1.heads": torch.tensor([2, 1])}), "expected ascending indices from 0 to 3"),

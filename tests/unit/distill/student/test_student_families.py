@@ -1,7 +1,6 @@
 """Tests of students of every family: removed units had no effect, or the rest computes as with them masked."""
 
 import copy
-import re
 from functools import cache
 
 import pytest
@@ -10,18 +9,13 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.checkpoint.layers import find_layer_stack
 from distill.errors import InputError
 from distill.parallel.tensor_plan import find_layer_names
-from distill.student.build import (
-    axis_lengths,
-    build_student,
-    joined_index,
-    kept_coordinates,
-    parts_of,
-    rename_layers,
-    student_config,
-)
+from distill.slicing.tracing.trace import trace
+from distill.student.build import build_student, student_config
 from distill.student.family import FAMILIES, family_of
+from distill.student.selection import select_coordinates
 from distill.student.spec import SHARE_PRESETS, resolve
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import MODELS, build_model, draw_weights
@@ -163,23 +157,16 @@ def test_folding_the_norm_is_closer_to_the_teacher_than_dropping_it():
 
 def masked_outputs(teacher: PreTrainedModel, spec: str) -> Tensor:
     """Returns the outputs of the teacher with the weights of the heads and neurons that the spec drops set to 0."""
-    family, copied = family_of(teacher.config), copy.deepcopy(teacher)
-    old = family.sizes(teacher.config)
-    new, lengths = resolve(spec, old), axis_lengths(old)
+    copied = copy.deepcopy(teacher)
+    old = family_of(teacher.config).sizes(teacher.config)
     weights = copied.state_dict()
-    kept = kept_coordinates(rename_layers(weights, family, old), family, old, new)
+    cuts = select_coordinates(weights, trace(teacher), find_layer_stack(teacher), old, resolve(spec, old))
     with torch.no_grad():
-        for name, weight in weights.items():
-            found = re.search(family.layer, name)
-            if found is None or weight.dim() != 2:
-                continue
-            for axis, role in enumerate(family.roles(name, 2)):
-                parts = parts_of(role, lengths)
-                if parts and all(each in ("o", "ffn") for each, _, _ in parts):
-                    index = joined_index(parts, kept, int(found.group(1)))
-                    alive = torch.zeros(weight.shape[axis], dtype=torch.bool)
-                    alive[index] = True
-                    weight.mul_(alive[:, None] if axis == 0 else alive)
+        for name, dimensions in cuts.items():
+            for dim, kept in dimensions:
+                if weights[name].dim() == 2:
+                    rows = weights[name].index_select(dim, kept)
+                    weights[name].zero_().index_copy_(dim, kept, rows)
     return outputs_of(copied)
 
 
@@ -233,18 +220,16 @@ def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(fami
 def test_hidden_coordinates_with_zero_weights_are_the_ones_dropped(family):
     """Every matrix that writes or reads the last eight coordinates is 0 there, so these are dropped."""
     teacher = copy.deepcopy(tiny_model(family))
-    known = family_of(teacher.config)
     weights = teacher.state_dict()
-    for name, weight in weights.items():
-        for axis, role in enumerate(known.roles(name, weight.dim())):
-            if role == "hidden" and weight.dim() == 2:
-                weight.narrow(axis, 24, 8).zero_()
+    hidden = [slot for axis in trace(teacher).axes if axis.kind == "hidden" for slot in axis.slots]
+    for slot in hidden:
+        if weights[slot.parameter].dim() == 2:
+            weights[slot.parameter].narrow(slot.dim, 24, 8).zero_()
     student = build_student(teacher, "hidden=24")
     for name, weight in student.state_dict().items():
         full = weights[name]
-        for axis, role in enumerate(known.roles(name, full.dim())):
-            if role == "hidden":
-                full = full.narrow(axis, 0, 24)
+        for dim in {slot.dim for slot in hidden if slot.parameter == name}:
+            full = full.narrow(dim, 0, 24)
         if full.shape == weight.shape:
             assert torch.equal(weight, full) or "query" in name or "c_attn" in name, name
 

@@ -84,10 +84,10 @@ def test_processes_sum_their_counts_to_the_score_of_all_rows(case):
 
 def test_counts_beyond_the_integers_of_float32_stay_exact():
     scorer = TokenScorer()
-    scorer.right += 2**25 + 1
+    scorer.correct += 2**25 + 1
     scorer.total += 2**26
     scorer.update(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))
-    assert (int(scorer.right), int(scorer.total)) == (2**25 + 2, 2**26 + 1)
+    assert (int(scorer.correct), int(scorer.total)) == (2**25 + 2, 2**26 + 1)
     assert scorer.accuracy() == (2**25 + 2) / (2**26 + 1)
 
 
