@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from transformers.utils import ModelOutput
 
 from distill.data.batches.encode import Encoded
+from distill.slicing.attributes import FFN, HIDDEN, LAYERS, find_attribute
 from distill.student.family import family_of
 from distill.train.optimizer import set_dropout
 
@@ -77,14 +78,13 @@ def list_sizes(teacher: PreTrainedModel) -> list[TextBrewerSize]:
 
 def build_textbrewer_student(teacher: PreTrainedModel, size: TextBrewerSize, seed: int) -> PreTrainedModel:
     """Returns the student before it is trained."""
-    config, family = copy.deepcopy(teacher.config), family_of(teacher.config)
-    changes = {family.layers: size.layers, family.hidden: size.hidden, family.ffn: size.ffn}
-    for name, value in changes.items():
-        setattr(config, name, value)
+    config, old = copy.deepcopy(teacher.config), family_of(teacher.config).sizes(teacher.config)
+    for names, value in ((LAYERS, size.layers), (HIDDEN, size.hidden), (FFN, size.ffn)):
+        setattr(config, find_attribute(config, names), value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(config)
-    if size.hidden == getattr(teacher.config, family.hidden):
+    if size.hidden == old.hidden:
         missing = student.load_state_dict(teacher.state_dict(), strict=False).missing_keys
         if missing:
             raise ValueError(f"{size.label}: the teacher has no weights for {', '.join(missing)}")

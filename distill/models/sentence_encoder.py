@@ -1,5 +1,6 @@
 """A stock encoder that outputs one vector per text instead of logits."""
 
+import copy
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
@@ -155,6 +156,16 @@ class PooledModel(PreTrainedModel):
         if self.form.normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
         return SentenceOutput(logits=vectors, hidden_states=out.hidden_states if output_hidden_states else None)
+
+
+def get_stock_body(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the stock body of a `PooledModel`, with the same weights, and any other model unchanged."""
+    if not isinstance(model, PooledModel):
+        return model
+    body = copy.copy(model)
+    body.__class__ = AutoModel._model_mapping[type(model.config)]  # type: ignore[assignment]
+    body._modules = {name: module for name, module in model._modules.items() if name != "projections"}
+    return body
 
 
 def derive_pooled_class(config: PretrainedConfig) -> type[PooledModel]:

@@ -3,7 +3,8 @@
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
 HIDDEN = ("hidden_size", "dim", "n_embd")
 HEADS = ("num_attention_heads", "n_heads", "n_head")
-FFN = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff")
+# A config stores every keyword that it is given: a GPT-2 with `intermediate_size` still reads `n_inner`.
+FFN = ("n_inner", "ffn_dim", "d_ff", "hidden_dim", "intermediate_size")
 
 
 def find_attribute(config: object, names: tuple[str, ...]) -> str:

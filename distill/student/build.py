@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.checkpoint.layers import find_layer_stack
 from distill.errors import InputError
+from distill.models.sentence_encoder import get_stock_body
 from distill.slicing.config import Shapes, resize_config
 from distill.slicing.tracing.axes import Slot
 from distill.slicing.tracing.classify import OUTER, layer_of
@@ -79,7 +80,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     factors = list_query_factors(old, new, numbered=numbered)
     left_out: Mapping[str, str] = {}
     if has_other_widths(old, new) or set(factors) != {1.0}:
-        traced = trace(teacher).select_layers(stack, new.layers)
+        traced = trace(get_stock_body(teacher)).select_layers(stack, new.layers)
         left_out = traced.left_out
         traced = widen_hidden_axis(traced, list_shapes(weights), list_shapes(student.state_dict()), old, new)
         cuts = select_coordinates(weights, traced, stack, old, new)

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizerFast,
 
 from distill.data.config import DataConfig
 from distill.data.rows.conversations import load_all_conversations
-from distill.data.rows.documents import held_out, load_documents
+from distill.data.rows.documents import _hold_out_documents, load_documents
 from distill.errors import InputError
 from pipelines import distill
 from pipelines.runs.cli import parse
@@ -384,7 +384,7 @@ def test_a_single_document_is_split_between_lines(tmp_path):
     assert sorted("".join(cut)) == sorted(prose(40, 1))
     assert all(text.endswith(".\n") for text in (*splits.train.texts, *splits.validation.texts))
     with pytest.raises(InputError, match="found a single line"):
-        held_out(0, ["one line"], 0.1)
+        _hold_out_documents(0, ["one line"], 0.1)
 
 
 @pytest.mark.parametrize(

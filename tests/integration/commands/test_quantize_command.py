@@ -15,7 +15,7 @@ from compress.export.onnx.rounded import round_graph
 from compress.export.write import check_layers
 from compress.quantize.store import load_quantization
 from pipelines import distill, quantize
-from pipelines.stages.export_proof import source_of
+from pipelines.stages.export_proof import load_source
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.tiny_models import make_rows
@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
     output, _ = finished
     made = stage_folder(output, "quantize") / "model"
-    rounding, source = load_quantization(made), source_of(made)
+    rounding, source = load_quantization(made), load_source(made)
     assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
     tokenizer = AutoTokenizer.from_pretrained(made)
     given = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines.settings.export_config import ExportConfig
-from pipelines.stages.export import examples_for
+from pipelines.stages.export import load_examples
 from support.commands import run_to_success
 from support.tiny_models import build_model, make_rows, saved
 
@@ -51,7 +51,7 @@ def test_text_files_give_export_texts_for_a_language_model(tokenizer: PreTrained
     for number in range(3):
         (books / f"{number}.txt").write_text("where is my card\n\nthe parcel is late")
     config = ExportConfig(model=str(model), data=str(books), output=str(tmp_path / "out"))
-    assert len(examples_for(config, open_checkpoint(str(model), "model")).texts) >= 3
+    assert len(load_examples(config, open_checkpoint(str(model), "model")).texts) >= 3
 
 
 @pytest.mark.slow

@@ -202,9 +202,9 @@ def test_a_raised_training_version_changes_the_key(monkeypatch):
     from distill.train.config import TrainConfig
     from pipelines.stages import teacher
 
-    before = teacher.deciding(TrainConfig())
+    before = teacher.select_key_settings(TrainConfig())
     monkeypatch.setattr(teacher, "TRAINING", teacher.TRAINING + 1)
-    assert teacher.deciding(TrainConfig()) != before
+    assert teacher.select_key_settings(TrainConfig()) != before
 
 
 def test_every_stage_passes_a_version_constant():

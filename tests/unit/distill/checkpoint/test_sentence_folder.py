@@ -166,7 +166,7 @@ def modules(*kinds: str) -> list[dict[str, object]]:
         (
             "modules.json",
             {"modules": modules("CLIPModel")},
-            "found CLIPModel in modules.json: CLIPModel isn't supported",
+            "CLIPModel in modules.json: CLIPModel isn't supported",
         ),
         ("modules.json", {"modules": modules("Transformer", "LSTM", "Pooling")}, "LSTM isn't supported"),
         ("modules.json", {"modules": modules("Transformer", "Pooling", "Normalize", "Dense")}, "another order gives"),

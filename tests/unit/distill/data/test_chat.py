@@ -133,9 +133,9 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last(
     talk[2]["content"] = "<think>hm</think>it is good"
     said = refusal(encode_chats, tokenizer, [WHOLE, Turns(talk)], 500)
     assert said == (
-        "chat 2: expected a chat template that writes the first messages alike whatever follows, found one that "
-        "doesn't at message 3: the assistant's tokens can't be told from the others; mark them in the template with "
-        "{% generation %}, or ask for the last turn only (chat.turns)"
+        "chat 2: expected a chat template that renders the first messages alike whatever follows, found one that "
+        "doesn't at message 3: the assistant's tokens can't be distinguished from the others; mark them in the "
+        "template with {% generation %}, or train on the last turn only (--chat.turns last)"
     )
     blocks = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(turns="last"))
     assert target_texts(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
@@ -144,7 +144,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last(
 def test_a_template_without_a_generation_prompt_is_refused():
     said = refusal(encode_chats, tokenizer_of(NO_GENERATION_PROMPT), [WHOLE], 500)
     assert (
-        "found one that writes '<|im_start|>assistant\\n' with the answer only: the model would learn to say it" in said
+        "found one that writes '<|im_start|>assistant\\n' with the answer only: the model would learn to write it"
+        in said
     )
 
 
@@ -160,9 +161,7 @@ def test_greetings_and_blank_answers_are_no_training_targets():
 def test_a_conversation_that_the_template_cannot_write_is_refused():
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     said = refusal(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
-    assert (
-        said == "chat 2: the chat template can't write the conversation: no system; no model would meet it in this form"
-    )
+    assert said == "chat 2: the chat template can't render the conversation: no system"
     assert "chat 1: the chat template can't write" in refusal(encode_chats, tokenizer_of("{% for %}"), [WHOLE], 500)
 
 
@@ -250,7 +249,7 @@ def test_skipped_and_truncated_conversations_are_counted():
         (
             tokenizer_of(),
             WHOLE,
-            "found none: a model couldn't be told who speaks; name a file with one in chat.template",
+            "found none: the text would not show who speaks; name a file with one in chat.template",
         ),
         (
             tokenizer_of(eos_token=""),

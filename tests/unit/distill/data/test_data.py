@@ -157,7 +157,7 @@ def test_each_split_is_read_from_the_file_of_its_name(tmp_path):
         (
             "a.txt",
             b"text",
-            "expected an ending among .parquet, .csv, .tsv, .json, .jsonl, .conll, each also with .gz, found '.txt'",
+            "expected an extension among .parquet, .csv, .tsv, .json, .jsonl, .conll, each also with .gz, found '.txt'",
         ),
     ],
 )
@@ -227,10 +227,10 @@ def test_a_label_name_is_preferred_to_a_number_and_settings_select_columns(tmp_p
     ("changes", "named"),
     [
         ({}, "no text column: expected one of text, sentence"),
-        ({"text": "bodi"}, "no column 'bodi' (asked for with --data.text), found body, tag; did you mean 'body'?"),
+        ({"text": "bodi"}, "no column 'bodi' (set by --data.text), found body, tag; did you mean 'body'?"),
         ({"text": "body"}, "no label column: expected one of label_name"),
         ({"text": "body", "label": "tags"}, "did you mean 'tag'?"),
-        ({"text": "body", "label": "tag", "text_pair": "zzz"}, "no column 'zzz' (asked for with --data.text_pair)"),
+        ({"text": "body", "label": "tag", "text_pair": "zzz"}, "no column 'zzz' (set by --data.text_pair)"),
     ],
 )
 def test_a_missing_column_is_refused_and_named(tmp_path, changes, named):

@@ -133,7 +133,7 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
     bad.write_bytes(b"\xef\xbb\xbfcaf\xe9 au lait")
     assert refusal(read_texts, str(tmp_path)) == (
         f"data {str(bad)!r}: expected text in UTF-8, found 0xe9 at byte 6 (line 1): "
-        "other characters than the author's would be learned"
+        "the model would learn wrong characters"
     )
 
 
@@ -184,7 +184,7 @@ def test_a_column_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"text": [["a", "b"]], "none": pa.nulls(1)}), tmp_path / "a.parquet")
     said = refusal(read_texts, str(tmp_path / "a.parquet"))
     assert "column 'text': expected text, found list<" in said
-    assert said.endswith("the model would learn how such values are written down")
+    assert said.endswith("the model would learn the written form of such values")
     assert "found none in 1 documents" in refusal(read_texts, str(tmp_path / "a.parquet"), "none")
     assert "no path is set" in refusal(read_texts, "")
 
@@ -231,7 +231,7 @@ def test_sep_ends_a_text_even_if_there_is_an_eos():
 
 
 def test_too_short_blocks_and_a_tokenizer_without_an_end_token_are_refused(tokenizer):
-    said = "length: expected at least {} tokens a block, found {}: a block would hold no token with another beside it"
+    said = "length: expected at least {} tokens a block, found {}: there would be no next token to predict"
     assert refusal(token_blocks, tokenizer, TEXTS, 3) == said.format(4, 3)
     assert refusal(token_blocks, decoder_tokenizer(eos_token="<eos>"), TEXTS, 1) == said.format(2, 1)
     assert refusal(token_blocks, decoder_tokenizer(), TEXTS, 8) == (
@@ -379,7 +379,7 @@ def test_fields_of_a_masked_batch_are_aligned(tokenizer):
 def test_a_tokenizer_without_a_mask_token_is_refused():
     blocks = LanguageBlocks([np.arange(4)])
     assert refusal(MaskedBlocks.build, blocks, MaskConfig(), decoder_tokenizer(eos_token="<eos>")) == (
-        "tokenizer: expected a mask token, found none: no token could be hidden; "
+        "tokenizer: expected a mask token, found none: no token could be masked; "
         "the tokenizer is not one of a masked language model"
     )
 
@@ -389,7 +389,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
     [
         (
             {"rate": 0.0},
-            "masking.rate: expected a share between 0 and 1, found 0.0: no token would be masked, or none left to predict it from",
+            "masking.rate: expected a share between 0 and 1, found 0.0: no token would be masked",
         ),
         ({"rate": 1.0}, "masking.rate: expected a share between 0 and 1, found 1.0"),
         ({"rate": float("nan")}, "masking.rate: expected a share between 0 and 1, found nan"),

@@ -11,7 +11,7 @@ from datasets import ClassLabel, Features, List, Value
 from distill.data.batches import encode as encoding
 from distill.data.config import DataConfig
 from distill.data.sources.json_rows import _TableBuilder
-from distill.data.sources.tables import named_classes
+from distill.data.sources.tables import _name_classes
 from distill.data.sources.text_column import BLOCK_ROWS, WHITESPACE, TextColumn, strip_texts
 from distill.data.splits.examples import Examples
 from distill.data.splits.labelled import load_splits
@@ -97,13 +97,13 @@ def test_class_numbers_are_replaced_by_names_in_arrow():
             "text": list("abcde"),
         }
     )
-    found = named_classes(table, features, "data")
+    found = _name_classes(table, features, "data")
     assert found["label"].to_pylist() == ["high", None, None, "low", "mid"]
     assert found["tags"].to_pylist() == [["low", "mid"], None, [], ["high", None, None], ["mid"]]
     assert found["tags"].type == pa.list_(pa.string())
     wrong = table.set_column(0, "label", pa.chunked_array([pa.array([0, 1, 2]), pa.array([3, 4])]))
     with pytest.raises(InputError, match=r"row 4, column 'label': expected the number of a class .*, found 3: it has"):
-        named_classes(wrong, features, "data")
+        _name_classes(wrong, features, "data")
 
 
 def test_json_objects_become_a_table_block_by_block():

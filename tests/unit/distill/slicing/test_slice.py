@@ -207,7 +207,7 @@ def test_invalid_shapes_are_rejected():
         (Shape(ALL, {"layers.1.heads": torch.tensor([2, 1])}), "expected ascending indices from 0 to 3"),
         (Shape(ALL, {"layers.1.heads": torch.tensor([1, 4])}), "expected ascending indices from 0 to 3"),
         (Shape(ALL, {"layers.1.heads": torch.tensor([True, False])}), "expected int64"),
-        (Shape(()), "layers: expected at least one of 3"),
+        (Shape(()), "layers: expected at least one kept of 3"),
         (Shape((0, 3)), "layers: expected ascending indices from 0 to 2"),
     ):
         for act in (prune, mask_model):

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 from distill.student.build import build_student
-from distill.student.family import family_of
+from distill.student.family import FAMILIES, family_of
 from distill.student.spec import Sizes, is_relative, resolve
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import build_model
@@ -315,9 +315,24 @@ def test_paths_with_equals_signs_are_not_specs_and_a_specs_meaning_ignores_folde
         assert is_relative(spec), spec
 
 
-def test_an_unknown_family_is_refused():
-    with pytest.raises(InputError, match="type 'albert'; known are bert, roberta"):
-        family_of(transformers.AlbertConfig())
+@pytest.mark.parametrize("name", ["Ernie", "Camembert", "Phi", "GPTNeoX"])
+def test_a_family_that_is_not_listed_is_cut_by_its_trace(name):
+    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes |= {"vocab_size": 60, "max_position_embeddings": 64, "pad_token_id": 0}
+    teacher = getattr(transformers, f"{name}ForSequenceClassification")(getattr(transformers, f"{name}Config")(**sizes))
+    assert teacher.config.model_type not in FAMILIES
+    student = build_student(teacher, "layers=2,hidden=16,heads=2,ffn=20")
+    config = student.config
+    found = config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size
+    assert found == (2, 16, 2, 20)
+    assert student(input_ids=torch.tensor([[3, 4, 5]])).logits.isfinite().all()
+
+
+def test_layers_that_share_their_weights_cannot_be_selected():
+    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    teacher = transformers.AlbertModel(transformers.AlbertConfig(**sizes, vocab_size=60, embedding_size=16))
+    with pytest.raises(InputError, match="albert: expected one list of 4 layers, found none"):
+        build_student(teacher, "layers=2")
 
 
 def test_a_hidden_size_as_narrow_as_the_teachers_embeddings_is_refused():
