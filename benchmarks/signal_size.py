@@ -193,7 +193,7 @@ def measure_bias(dense: Tensor, stored: Mapping[str, Tensor], signal: Sampled | 
     if isinstance(signal, Sampled):
         for row, mean in zip(dense, target, strict=True):
             offsets = np.random.default_rng(0).random(BIAS_DRAWS)
-            ids, counts, _ = signal.sample(row.expand(BIAS_DRAWS, -1).contiguous(), offsets)
+            ids, counts, _ = signal.sample_ids(row.expand(BIAS_DRAWS, -1).contiguous(), offsets)
             mean.index_add_(0, torch.from_numpy(ids).long(), torch.from_numpy(counts) / (signal.draws * BIAS_DRAWS))
     else:
         others = target.shape[1] - stored["ids"].shape[1]

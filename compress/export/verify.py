@@ -167,8 +167,8 @@ def run_samples(target: Target, folder: Path, samples: dict[str, Any]) -> dict[s
         parts.append(flatten_tokens(model(arrays(encoded, model)), mask))
         lengths.append(mask.sum(1))
     most = read_peak_memory()
-    told = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
-    return told | {"load_ms": load_ms, "peak_bytes": most}
+    result = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
+    return result | {"load_ms": load_ms, "peak_bytes": most}
 
 
 def flatten_tokens(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -189,9 +189,9 @@ def arrays(encodings: list[Any], model: Any) -> dict[str, np.ndarray]:
 
 def main(target: str, folder: str, samples: str, out: str) -> None:
     """Runs a target on stored samples and writes its logits, in a process of its own."""
-    asked = json.loads(Path(samples).read_text())
-    end_with_parent(asked["parent"])
-    np.savez(out, **run_samples(target_of(target), Path(folder), asked))
+    request = json.loads(Path(samples).read_text())
+    end_with_parent(request["parent"])
+    np.savez(out, **run_samples(target_of(target), Path(folder), request))
 
 
 if __name__ == "__main__":

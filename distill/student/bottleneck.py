@@ -65,18 +65,18 @@ def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfi
             f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
         )
     old, blocks = family_of(teacher).sizes(teacher), BLOCKS[given.preset]
-    plain = [f"layers={','.join(map(str, given.asked['layers']))}"] if "layers" in given.asked else []
+    plain = [f"layers={','.join(map(str, given.requested['layers']))}"] if "layers" in given.requested else []
     layers = resolve(",".join(["fresh", *plain]), old).layers if plain else old.layers
-    asked = {key: numbers[0] for key, numbers in given.asked.items() if key != "layers"}
-    hidden = asked.get("hidden", int(old.hidden * blocks.hidden))
-    heads = asked.get("heads", old.heads)
-    inner = asked.get("inner", max(1, round(hidden * blocks.inner / heads)) * heads)
+    requested = {key: numbers[0] for key, numbers in given.requested.items() if key != "layers"}
+    hidden = requested.get("hidden", int(old.hidden * blocks.hidden))
+    heads = requested.get("heads", old.heads)
+    inner = requested.get("inner", max(1, round(hidden * blocks.inner / heads)) * heads)
     sizes = {
         "hidden_size": hidden,
         "intra_bottleneck_size": inner,
-        "embedding_size": asked.get("embeddings", max(1, int(hidden * blocks.embeddings))),
-        "intermediate_size": asked.get("ffn", old.ffn if blocks.ffn is None else int(inner * blocks.ffn)),
-        "num_feedforward_networks": asked.get("stacks", blocks.stacks),
+        "embedding_size": requested.get("embeddings", max(1, int(hidden * blocks.embeddings))),
+        "intermediate_size": requested.get("ffn", old.ffn if blocks.ffn is None else int(inner * blocks.ffn)),
+        "num_feedforward_networks": requested.get("stacks", blocks.stacks),
         "num_attention_heads": heads,
         "num_hidden_layers": len(layers),
     }
@@ -200,15 +200,15 @@ def wide_table(teacher: PreTrainedModel) -> Tensor:
 
 def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
     """Copies position and type embeddings and fits the norm after them, if the teacher's mean the same."""
-    taught: Any = getattr(teacher.base_model, "embeddings", None)
+    source: Any = getattr(teacher.base_model, "embeddings", None)
     if teacher.config.model_type not in ("bert", "electra", "distilbert", "mobilebert"):
         return
-    positions: Tensor = taught.position_embeddings.weight
-    norm: nn.Module = taught.LayerNorm
+    positions: Tensor = source.position_embeddings.weight
+    norm: nn.Module = source.LayerNorm
     if positions.shape[1] != embeddings.position_embeddings.weight.shape[1]:
         return
     embeddings.position_embeddings.weight.copy_(positions)
-    types = getattr(taught, "token_type_embeddings", None)
+    types = getattr(source, "token_type_embeddings", None)
     embeddings.token_type_embeddings.weight.zero_()
     if types is not None:
         embeddings.token_type_embeddings.weight.copy_(types.weight)
@@ -254,12 +254,12 @@ def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -
             f"xlm-roberta or electra, found {teacher.config.model_type!r}"
         )
     own: Any = student.base_model
-    taught: Any = teacher.base_model
-    if own.config.intra_bottleneck_size != taught.config.hidden_size or (
-        own.config.intermediate_size != taught.config.intermediate_size
+    body: Any = teacher.base_model
+    if own.config.intra_bottleneck_size != body.config.hidden_size or (
+        own.config.intermediate_size != body.config.intermediate_size
     ):
         return  # the user requested other sizes
-    for block, layer in zip(own.encoder.layer, spread(taught.encoder.layer, len(own.encoder.layer)), strict=True):
+    for block, layer in zip(own.encoder.layer, spread(body.encoder.layer, len(own.encoder.layer)), strict=True):
         for name in ("query", "key", "value"):
             getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())
         block.attention.output.load_state_dict(layer.attention.output.state_dict())

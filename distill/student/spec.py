@@ -116,7 +116,7 @@ class Spec:
     text: str
     preset: str
     fresh: bool
-    asked: dict[str, tuple[int, ...]]
+    requested: dict[str, tuple[int, ...]]
 
     @property
     def is_blocks(self) -> bool:
@@ -193,20 +193,20 @@ def parse_spec(spec: str) -> Spec:
         )
     preset = presets[0] if presets else ""
     keys = BLOCK_KEYS if preset in BLOCKS else KEYS
-    asked: dict[str, tuple[int, ...]] = {}
+    requested: dict[str, tuple[int, ...]] = {}
     for word in words:
         key, _, value = (each.strip() for each in word.partition("="))
         if key not in keys:
             raise InputError(f"student {spec!r}: expected {', '.join(keys)}, found {key!r}")
-        if key in asked:
-            raise InputError(f"student {spec!r}: {key} is given twice: it can't be told which one is meant")
+        if key in requested:
+            raise InputError(f"student {spec!r}: {key} is given twice: its meaning is ambiguous")
         if not re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", value):
             raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
         numbers = tuple(int(number) for number in value.split(","))
         if key != "layers" and len(numbers) != 1:
             raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
-        asked[key] = numbers
-    return Spec(spec, preset, fresh, asked)
+        requested[key] = numbers
+    return Spec(spec, preset, fresh, requested)
 
 
 def resolve(spec: str, teacher: Sizes) -> Sizes:
@@ -220,12 +220,12 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
     """
     given = parse_spec(spec)
     sizes = with_layers(given, SHARE_PRESETS.get(given.preset, Shares()).of(teacher), teacher)
-    asked = {key: numbers[0] for key, numbers in given.asked.items() if key in ("hidden", "ffn", "embeddings")}
-    sizes = replace(sizes, **asked)  # type: ignore[arg-type]
+    requested = {key: numbers[0] for key, numbers in given.requested.items() if key in ("hidden", "ffn", "embeddings")}
+    sizes = replace(sizes, **requested)  # type: ignore[arg-type]
     heads = sizes.heads
-    if "heads" in given.asked:
-        heads = given.asked["heads"][0]
-    elif "hidden" in given.asked and not teacher.free:
+    if "heads" in given.requested:
+        heads = given.requested["heads"][0]
+    elif "hidden" in given.requested and not teacher.free:
         heads = max(1, sizes.hidden * teacher.heads // teacher.hidden)
     if heads != sizes.heads:
         sizes = with_heads(sizes, heads, teacher)
@@ -234,7 +234,7 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
 
 def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
     """Returns the sizes with the requested layers, or else unchanged."""
-    numbers = given.asked.get("layers")
+    numbers = given.requested.get("layers")
     if not numbers:
         return sizes
     if len(numbers) > 1:

@@ -114,8 +114,8 @@ def forms_of_teacher(config: DistillConfig) -> list["Target"]:
     from compress.export.common.targets import Target, formats_of
     from pipelines.stages.export import ALWAYS
 
-    asked = config.budget.requested and config.budget.runtime != "pytorch"
-    names = [*formats_of(config.export), *([config.budget.runtime] if asked else [])]
+    is_measured = config.budget.requested and config.budget.runtime != "pytorch"
+    names = [*formats_of(config.export), *([config.budget.runtime] if is_measured else [])]
     return list(dict.fromkeys((*ALWAYS, *(Target(name) for name in names if Target(name).kind.floats))))
 
 

@@ -104,16 +104,16 @@ def device_of(machine: MachineConfig) -> torch.device:
 def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
     """Returns the unsharded student at the start of its training, and batches of the size each process gets."""
     config, source = plan.settings, plan.teacher.folder
-    task, taught = read_task(data), plan.teacher.load_tokenizer()
-    own = taught if plan.student is None else plan.student.load_tokenizer()
+    task, teacher_tokenizer = read_task(data), plan.teacher.load_tokenizer()
+    own = teacher_tokenizer if plan.student is None else plan.student.load_tokenizer()
     task.configure_tokenizer(own, source)
-    other = is_across(config, taught, own)
+    other = is_across(config, teacher_tokenizer, own)
     if not other:  # as in the student stage
-        own.model_max_length = taught.model_max_length
+        own.model_max_length = teacher_tokenizer.model_max_length
     head = task.head_rows(plan.teacher.config)
     teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
-    student = make_student(plan, teacher, taught, task, run.seed, own_tokenizer=other)
-    rows = drawn_rows(config, read_data(data).train, task, own, taught if other else None, run.seed)
+    student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
+    rows = drawn_rows(config, read_data(data).train, task, own, teacher_tokenizer if other else None, run.seed)
     size, ranks = config.train.batch_size, plan.layouts.student.data_parallel
     batches = TrainBatches(rows, size, find_padding_id(own), seed=run.seed, ranks=ranks)
     return student.float(), list(islice(batches, BATCHES))
@@ -124,7 +124,7 @@ def drawn_rows(
     part: Any,
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
-    taught: PreTrainedTokenizerBase | None,
+    teacher_tokenizer: PreTrainedTokenizerBase | None,
     seed: int,
 ) -> Rows:
     """Returns enough training samples for the timed batches, drawn by the seed.
@@ -136,8 +136,8 @@ def drawn_rows(
 
     def encoded(numbers: np.ndarray) -> Rows:
         few = type(part).from_table(table.take(pa.array(numbers)))
-        if taught is not None:
-            return rows_across(config, tokenizer, taught, few.texts, length)
+        if teacher_tokenizer is not None:
+            return rows_across(config, tokenizer, teacher_tokenizer, few.texts, length)
         result: Rows = task.encode_train(tokenizer, few, length)
         return result
 

@@ -161,10 +161,10 @@ class Rewriter:
         detail = schema.BlockwiseQuantizationT()
         detail.scales = self.file.tensor(graph, scales.shape, TYPE.FLOAT16, held)
         detail.zeroPoints, detail.blockSize = -1, layer.weight.shape[1] // scales.shape[1]
-        told = schema.QuantizationParametersT()
-        told.details, told.detailsType = detail, schema.QuantizationDetails.BlockwiseQuantization
+        quantization = schema.QuantizationParametersT()
+        quantization.details, quantization.detailsType = detail, schema.QuantizationDetails.BlockwiseQuantization
         integers = self.shared(graph, place, "integers", stored(layer))
-        return self.file.tensor(graph, layer.weight.shape, TYPE.INT4, integers, told)
+        return self.file.tensor(graph, layer.weight.shape, TYPE.INT4, integers, quantization)
 
     def unfolded(self, graph: Any, place: int, layer: Layer) -> tuple[Any, int]:
         """Returns an operator that dequantizes a constant, which runtimes run once, and its float tensor."""

@@ -172,13 +172,13 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
         writer.node("MatMulIntegerToFloat", [given, weight, scale, scales, zero, none], product, MICROSOFT)
         add_bias(writer, node, product)
         return x, product
-    told = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    if "scale" in told or set(node.input[4:]) - {""}:
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if "scale" in attributes or set(node.input[4:]) - {""}:
         raise ArtefactError(
             f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none"
         )
     inputs = [given, weight, node.input[2], scale, scales, node.input[3], zero, none]
-    writer.node("QAttention", inputs, node.output[0], MICROSOFT, **told)
+    writer.node("QAttention", inputs, node.output[0], MICROSOFT, **attributes)
     return None
 
 

@@ -34,11 +34,11 @@ def export_torchao(source: Source, folder: Path) -> None:
     assert rounding is not None
     plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in rounding]
     # The weights are quantized already, so the scheme that the config must name is never applied.
-    told = TorchAoConfig(
+    settings = TorchAoConfig(
         IntxWeightOnlyConfig(), modules_to_not_convert=plain or None, include_input_output_embeddings=True
     )
-    model.config.quantization_config = told
-    cast(Any, model).hf_quantizer = TorchAoHfQuantizer(told, pre_quantized=True)
+    model.config.quantization_config = settings
+    cast(Any, model).hf_quantizer = TorchAoHfQuantizer(settings, pre_quantized=True)
     save_pruned(model, folder)
     remove_tied_weights(folder / WEIGHTS, list(getattr(model, "all_tied_weights_keys", None) or {}))
 
@@ -51,16 +51,16 @@ def remove_tied_weights(file: Path, shared: Sequence[str]) -> None:
     from safetensors.torch import load_file, save_file
 
     with safe_open(file, framework="pt") as opened:
-        said = dict(opened.metadata())
-    names = json.loads(said["tensor_names"])
+        metadata = dict(opened.metadata())
+    names = json.loads(metadata["tensor_names"])
     gone = {name for name in shared if name in names}
     if not gone:
         return
     prefixes = tuple("{}._{}_".format(*name.rsplit(".", 1)) for name in gone)
     kept = {name: value for name, value in load_file(file).items() if not name.startswith(prefixes)}
-    said = {name: value for name, value in said.items() if name not in gone}
-    said["tensor_names"] = json.dumps([name for name in names if name not in gone])
-    save_file(kept, file, metadata=said)
+    metadata = {name: value for name, value in metadata.items() if name not in gone}
+    metadata["tensor_names"] = json.dumps([name for name in names if name not in gone])
+    save_file(kept, file, metadata=metadata)
 
 
 def with_integers(source: Source) -> PreTrainedModel:

@@ -61,7 +61,7 @@ class Sampled(Signal):
         check_width("logits", logits, self.width)
         keys = zip(outputs.keys, lengths, strict=True)
         offsets = np.concatenate([draw_offsets(key, length, self.seed) for key, length in keys])
-        ids, counts, sizes = self._draw(logits, offsets)
+        ids, counts, sizes = self.sample_ids(logits, offsets)
         if not sizes.all():
             raise non_finite_error("logits", np.flatnonzero(sizes == 0), len(sizes), outputs.keys)
         rows = np.cumsum([0, *lengths])
@@ -71,7 +71,7 @@ class Sampled(Signal):
             for i in range(len(lengths))
         ]
 
-    def _draw(self, logits: Tensor, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sample_ids(self, logits: Tensor, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns `sample_with_comb` of the logits, computed on their device."""
         if logits.device.type == "cpu":
             values = logits.detach().float().contiguous().numpy()
