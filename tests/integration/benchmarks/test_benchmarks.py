@@ -70,7 +70,7 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
     asked = []
     monkeypatch.setattr(recipes, "load_model", lambda place: asked.append(place))
     monkeypatch.setattr(recipes, "load_tokenizer", lambda place: None)
-    monkeypatch.setattr(recipes, "build", lambda *_: None)
+    monkeypatch.setattr(recipes, "build_timed", lambda *_: None)
     monkeypatch.setattr(recipes, "time_together", lambda built, *_: list(built))
     given = argparse.Namespace(seed=0, rounds=1)
     folders = {RecipeStudent("tinybert").name: output}
