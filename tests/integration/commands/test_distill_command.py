@@ -253,7 +253,10 @@ BAD = {
     "folder in use": (lambda t, d, p, k: {"--output": occupied(p / "full")}, "thesis.txt"),
     "output is a file": (lambda t, d, p, k: {"--output": str(d / "train.csv")}, "found a file"),
     "layer map": (lambda t, d, p, k: {"--loss.hidden": "1", "--loss.layer_map": "9:1"}, "found 9:1"),
-    "no head, never trained": (lambda t, d, p, k: {"--teacher.finetune": "never"}, "--teacher.finetune never rules out training one"),
+    "no head, never trained": (
+        lambda t, d, p, k: {"--teacher.finetune": "never"},
+        "--teacher.finetune never rules out training one",
+    ),
 }
 
 

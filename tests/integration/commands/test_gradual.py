@@ -161,7 +161,10 @@ def test_another_model_than_the_gated_one_is_refused(closed, token_batch):
     _, axes = tiny_model_with_axes("bert")
     other = next(pair for pair in ([0, 1], [2, 3]) if pair != closing.shape().kept["layers.0.heads"].tolist())
     wrong = dict(closing.shape().kept) | {"layers.0.heads": torch.tensor(other)}
-    with closing.gates, pytest.raises(CompressError, match="expected logits without the closed units to differ by at most"):
+    with (
+        closing.gates,
+        pytest.raises(CompressError, match="expected logits without the closed units to differ by at most"),
+    ):
         measure_gap(module.student, prune(module.student, axes, Shape(GOAL.layers, wrong)), token_batch)
 
 

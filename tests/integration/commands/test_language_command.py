@@ -188,7 +188,7 @@ def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp
     monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
     own = ("--sequences.share", "0.001", "--teacher.finetune", "never")
     said = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
-    assert "sequences.share 0.001: expected one conversation or more, found none of 60" in said
+    assert "sequences.share 0.001: expected at least one conversation, found none of 60" in said
 
 
 def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(

@@ -151,7 +151,7 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
     words = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
     said = run_to_success("quantize", [*words, "--quantize.processor", "avx2"])
-    assert "with weights of 7 bits" in said
+    assert "with 7-bit weights" in said
     made = stage_folder(output, "quantize")
     kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
     assert kept["reduced"] is True

@@ -302,12 +302,12 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "a key twice in jsonl": (
         {"train.jsonl": '{"text": "a", "label": "x"}\n{"text": "a", "label": "x", "label": "y"}\n'},
         (),
-        ("train.jsonl': row 2 is not JSON in UTF-8: key 'label' is given twice in one object: one of its values",),
+        ("train.jsonl': row 2 is not JSON in UTF-8: key 'label' occurs twice in one object: one of its values",),
     ),
     "a key twice in json": (
         {"train.json": '[{"text": "a", "text": "b", "label": "x"}]'},
         (),
-        ("train.json': not JSON: key 'text' is given twice",),
+        ("train.json': not JSON: key 'text' occurs twice",),
     ),
     "bytes for text": (
         {"train.parquet": bytes_table("text", pa.binary())},
@@ -352,7 +352,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "csv and parquet": (
         {"train.csv": TABLE, "train.parquet": PARQUET},
         (),
-        ("data': expected one train file, found train.csv and train.parquet: it can't be told which one", "--data"),
+        ("data': expected one train file, found train.csv and train.parquet: the data would be ambiguous", "--data"),
     ),
     "dev and validation": (
         {"train.csv": TABLE, "dev.csv": TABLE, "validation.csv": TABLE},
@@ -372,17 +372,17 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "a cut gz": (
         {"train.csv.gz": gzip.compress(TABLE.encode())[:-9]},
         (),
-        ("train.csv.gz': expected a whole gzip file, found one that is damaged or cut off",),
+        ("train.csv.gz': expected a complete gzip file, found one that is damaged or cut off",),
     ),
     "a gz by name alone": (
         {"train.jsonl.gz": json.dumps(objects(ROWS)[0])},
         (),
-        ("train.jsonl.gz': expected a whole gzip file, found one that is damaged or cut off: Not a gzipped file",),
+        ("train.jsonl.gz': expected a complete gzip file, found one that is damaged or cut off: Not a gzipped file",),
     ),
     "a gz in disguise": (
         {"train.csv": gzip.compress(TABLE.encode())},
         (),
-        ("train.csv': expected a file as its ending says, found one compressed by gzip: name it train.csv.gz",),
+        ("train.csv': expected a file in the format of its extension, found one compressed by gzip: name it train.csv.gz",),
     ),
     "a pointer": (
         {"train.parquet": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},

@@ -173,7 +173,7 @@ def test_a_damaged_report_is_refused_by_name(damage, copied, monkeypatch, capsys
     page = (output / "report.html").read_bytes()
     message = refusal_of(report, ["--run", str(output)], monkeypatch, capsys)
     wanted = {"gone": "no finished report there", "its curves are cut off": "expected what the report stage wrote"}
-    assert wanted.get(damage, "isn't what a run wrote there") in message
+    assert wanted.get(damage, "expected report.json as a run wrote it, found another") in message
     assert (output / "report.html").read_bytes() == page
 
 

@@ -170,7 +170,7 @@ def config_cases() -> Iterator[Case]:
     yield Case(
         "config: two labels of one name",
         with_config(id2label={str(i): "billing" for i in range(5)}, label2id={"billing": 0}),
-        "no head for these labels in it",
+        "it has no head for these labels",
         ACCEPTED,
     )
     yield Case("config: another family", with_config(model_type="roberta"), "roberta|bert")
