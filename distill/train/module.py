@@ -118,9 +118,14 @@ class DistillationModule(lightning.LightningModule):
         if self.across is not None:
             return self.across.compute_terms(self.student, self.loss, batch)
         step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_kl)
-        return step.compute_terms(batch, self._read_signals(batch), self.current_loss, self._process_mean)
+        return step.compute_terms(batch, self.read_signals(batch), self.current_loss, self._process_mean)
 
-    def _read_signals(self, batch: Batch) -> TeacherSignals:
+    def read_signals(self, batch: Batch) -> TeacherSignals:
+        """Returns the teacher's signals for a batch.
+
+        Raises:
+            InputError: The signals of a term are missing.
+        """
         return read_signals(batch, self.signals, self.loss, self.layer_terms)
 
     @property
@@ -146,7 +151,7 @@ class DistillationModule(lightning.LightningModule):
         accumulated = self.trainer.accumulate_grad_batches
         if batch_idx % accumulated == 0:
             self.zero_grad()
-        signals = self._read_signals(batch)
+        signals = self.read_signals(batch)
         settings = find_distribution_settings(self.student, signals)
         return train_stages(stages, batch, signals, settings, self.current_loss, accumulated)
 
