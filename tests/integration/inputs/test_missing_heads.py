@@ -57,7 +57,7 @@ def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
     folder = changed_copy("headed", without("classifier"))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
     told = refusal_of(distill, words, monkeypatch, capsys)
-    assert "the files have no weights of its head (classifier.bias, classifier.weight), and --teacher.finetune" in told
+    assert "the files have no weights of its head (classifier.bias, classifier.weight); and --teacher.finetune" in told
 
 
 @pytest.mark.parametrize("command", ["cache", "evaluate"])

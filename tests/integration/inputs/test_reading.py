@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "the text is the label": (
         {"train.csv": TABLE},
         ("--data.text", "label"),
-        ("expected different columns for data.text and data.label, found 'label' for both: the model would read",),
+        ("expected different columns for data.text and data.label, found 'label' for both",),
     ),
     "the pair is the text": (
         {"train.csv": TABLE},
@@ -399,7 +399,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "a broken row between semicolons": (
         {"train.csv": separated(ROWS, ";") + "one;two;three\n"},
         (),
-        ("Expected 2 columns, got 3: one;two;three", "quote cells that hold a semicolon"),
+        ("Expected 2 columns, got 3: one;two;three", "quote cells that contain a semicolon"),
     ),
     "backslashes before quotes": (
         {"train.csv": 'text,label\na,x\n"he said \\"no\\" twice",y\n'},
