@@ -147,10 +147,9 @@ def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> P
     config = bottleneck_config(teacher.config, given)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = getattr(transformers, STOCK + task)(config)
+        student: PreTrainedModel = getattr(transformers, STOCK + task)(config)
         copy_teacher_weights(student, teacher, given)
-    result: PreTrainedModel = student
-    return result
+    return student
 
 
 @torch.no_grad()

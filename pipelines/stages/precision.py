@@ -60,7 +60,7 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
 
     # No inputs and no seed, so that there is one choice per output folder.
     stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
-    chosen = stage.metrics.get("chosen", "32")
+    chosen: str = stage.metrics.get("chosen", "32")
     why = find_unsupported_reason(chosen, device_of(machine))
     if why:
         raise InputError(
@@ -69,8 +69,7 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
         )
     if stage.skipped:
         run.console.say(f"  precision: {chosen}, as it was chosen for this folder")
-    result: str = chosen
-    return result
+    return chosen
 
 
 def measured_text(found: Mapping[str, Any]) -> str:

@@ -54,11 +54,10 @@ class Source:
     @cached_property
     def reference(self) -> PreTrainedModel:
         """The model with the quantized arithmetic it was trained with."""
-        made = copy.deepcopy(self.model).eval()
+        made: PreTrainedModel = copy.deepcopy(self.model).eval()
         if self.rounding is not None:
             requantize(made, self.rounding)
-        result: PreTrainedModel = made
-        return result
+        return made
 
     @cached_property
     def runner(self) -> TorchModel:
