@@ -159,15 +159,14 @@ def verify(argv: Sequence[str]) -> None:
 def rebuild(argv: Sequence[str]) -> None:
     """Recomputes the damaged and missing shards of a cache."""
     config = parse_settings("rebuild", RebuildConfig, argv)
-    from distill.cache.format.store import lock_plan, open_store, repair_files
+    from distill.cache.format.store import lock_plan, open_store, repair_files, require_folder
     from pipelines.stages.cache_job import open_teacher, prepare_job
     from pipelines.stages.cache_record import restore_settings
     from pipelines.stages.cache_run import fill
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
-    if not folder.is_dir():
-        raise InputError(f"cache {str(folder)!r}: expected the folder of a cache, found none there")
+    require_folder(folder)
     with lock_plan(folder):
         repaired = repair_files(folder)
     for name in repaired:

@@ -163,6 +163,7 @@ def open_store(folder: Path, expected: Identity | None = None) -> Store:
         InputError: The folder holds no cache, a damaged one, or one with another identity (each differing field is
             named).
     """
+    require_folder(folder)
     content = read_cache_json(folder)
     found = {name: content.get(name) for name in _IDENTITY_FIELDS}
     differing = list_differences(expected.settings(), found) if expected is not None else []
@@ -192,6 +193,12 @@ def open_store(folder: Path, expected: Identity | None = None) -> Store:
         if read_cache_json(folder)["files"] == content["files"]:
             raise
         return open_store(folder, expected)  # the cache grew between two reads
+
+
+def require_folder(folder: Path) -> None:
+    """Raises InputError unless the folder exists."""
+    if not folder.is_dir():
+        raise InputError(f"cache {str(folder)!r}: expected the folder of a cache, found none there")
 
 
 def read_cache_json(folder: Path) -> dict[str, Any]:

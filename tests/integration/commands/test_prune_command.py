@@ -210,11 +210,11 @@ def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):
 def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path):
     start = Artefact("start", tmp_path, "", {"config": {"student": spec, "embedding_rank": rank}})
     pruned = PrunedStart("4x", start, None, start)
-    assert pruned.untrained is untrained
+    assert pruned.is_untrained is untrained
     if untrained:
         student, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
-        assert not pruned.is_whole(student), "it would be handed over as it was built"
-        assert pruned.training(train, student) == train
+        assert not pruned.is_unpruned(student), "it would be handed over as it was built"
+        assert pruned.adapt_training(train, student) == train
 
 
 @pytest.mark.parametrize(

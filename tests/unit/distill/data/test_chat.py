@@ -158,11 +158,11 @@ def test_greetings_and_blank_answers_are_no_training_targets():
     assert target_texts(tokenizer, blocks, 1) == [ANSWERS[1] + "<|im_end|>"]
 
 
-def test_a_conversation_that_the_template_cannot_write_is_refused():
+def test_a_conversation_that_the_template_cannot_render_is_refused():
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     said = refusal(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
     assert said == "chat 2: the chat template can't render the conversation: no system"
-    assert "chat 1: the chat template can't write" in refusal(encode_chats, tokenizer_of("{% for %}"), [WHOLE], 500)
+    assert "chat 1: the chat template can't render" in refusal(encode_chats, tokenizer_of("{% for %}"), [WHOLE], 500)
 
 
 # --- prompts with completions
