@@ -5,7 +5,7 @@ import sys
 
 from pipelines.quantize import QUANTIZE_SHORT
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT
+from pipelines.settings.distill_config import SHORT_OPTIONS
 
 
 def run_command(module: str, *words: str) -> None:
@@ -14,5 +14,5 @@ def run_command(module: str, *words: str) -> None:
     Raises:
         subprocess.CalledProcessError: The command failed, after it printed why.
     """
-    once = override_flags((), words, QUANTIZE_SHORT if module == "quantize" else SHORT)
+    once = override_flags((), words, QUANTIZE_SHORT if module == "quantize" else SHORT_OPTIONS)
     subprocess.run([sys.executable, "-m", f"pipelines.{module}", *once], check=True)  # noqa: S603 - own command

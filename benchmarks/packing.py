@@ -25,13 +25,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import median_ratio, time_in_turns
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
-from distill.data.batches.batches import Rows, epoch_order
+from distill.data.batches.batches import EncodedRows, epoch_order
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows, find_padding_id, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.sources.text_files import read_texts
 from distill.models.inputs import select_inputs
-from distill.models.packed_inputs import build_packed_inputs, check_packing
+from distill.models.packed_inputs import build_packed_inputs, check_family_packing
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import commit, describe
 
@@ -55,7 +55,7 @@ def main() -> None:
     chosen = np.random.default_rng(0).permutation(len(texts))[: options.texts]
     documents = text_documents(tokenizer, [texts[i] for i in chosen], options.length)
     model = build_model(options, len(tokenizer))
-    check_packing(model)
+    check_family_packing(model)
     plans = plan_batches(documents, options)
     trainings = {name: Training(model, plan, find_padding_id(tokenizer)) for name, plan in plans.items()}
     steps = {name: training.train_epoch for name, training in trainings.items()}
@@ -83,7 +83,7 @@ def build_model(options: argparse.Namespace, vocabulary: int) -> LlamaForCausalL
 class Plan:
     """All documents in one form: its rows, and the row numbers of each batch."""
 
-    rows: Rows
+    rows: EncodedRows
     batches: Sequence[np.ndarray]
 
 

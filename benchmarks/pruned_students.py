@@ -63,7 +63,7 @@ from compress.export.processors import resolve_reduced
 from compress.export.write import write_targets
 from compress.measure.latency import Latency
 from distill.checkpoint.tokenizer import load_tokenizer
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.splits.examples import Examples
 from pipelines.reports.schema import LatencyEntry
 from pipelines.runs.console import Console
@@ -193,7 +193,10 @@ class Benchmark:
         return {"validation": found["validation"], "test": found["test"]}
 
     def _list_inputs(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> list[Inputs]:
-        rows, pad_id = encode(tokenizer, examples, self.first.config.data.max_length), int(tokenizer.pad_token_id or 0)
+        rows, pad_id = (
+            encode_samples(tokenizer, examples, self.first.config.data.max_length),
+            int(tokenizer.pad_token_id or 0),
+        )
         return [to_arrays(rows.collate([number], pad_id)) for number in range(len(rows))]
 
     def measure(self, tried: Sequence[TriedStudent]) -> Results:

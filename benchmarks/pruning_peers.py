@@ -29,7 +29,7 @@ from compress.prune.search.candidates import get_outline
 from distill.checkpoint.pruned import load_pruned
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.slicing import find_axes
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
@@ -199,7 +199,7 @@ def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path
     settings = TextBrewerSettings(
         config.train.epochs, config.train.batch_size, rate, config.loss.resolved_temperature, setup.run.seed
     )
-    data = encode(setup.tokenizer, setup.splits.train, config.data.max_length)
+    data = encode_samples(setup.tokenizer, setup.splits.train, config.data.max_length)
     pad_id = int(setup.tokenizer.pad_token_id or 0)
 
     def train() -> None:

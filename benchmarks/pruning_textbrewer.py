@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from transformers.utils import ModelOutput
 
 from distill.data.batches.encode import Encoded
-from distill.slicing.attributes import FFN, HIDDEN, LAYERS, find_attribute
+from distill.slicing.attributes import FFN, HIDDEN, LAYER_ATTRIBUTES, find_attribute
 from distill.student.family import family_of
 from distill.train.optimizer import set_dropout
 
@@ -79,7 +79,7 @@ def list_sizes(teacher: PreTrainedModel) -> list[TextBrewerSize]:
 def build_textbrewer_student(teacher: PreTrainedModel, size: TextBrewerSize, seed: int) -> PreTrainedModel:
     """Returns the student before it is trained."""
     config, old = copy.deepcopy(teacher.config), family_of(teacher.config).sizes(teacher.config)
-    for names, value in ((LAYERS, size.layers), (HIDDEN, size.hidden), (FFN, size.ffn)):
+    for names, value in ((LAYER_ATTRIBUTES, size.layers), (HIDDEN, size.hidden), (FFN, size.ffn)):
         setattr(config, find_attribute(config, names), value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

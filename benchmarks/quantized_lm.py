@@ -33,7 +33,7 @@ from compress.export.pytorch.torchao import export_torchao
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import apply_gptq
 from compress.quantize.model import quantize_model
-from compress.quantize.prepare import ModelQuantization, convert
+from compress.quantize.prepare import ModelQuantization, convert_quantized
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.config import LossConfig
@@ -77,7 +77,7 @@ def quantize_calibrated(
 ) -> ModelQuantization:
     """Quantizes the model after calibration."""
     calibrate(model, text, scheme, weights)
-    return convert(model)
+    return convert_quantized(model)
 
 
 def quantize_trained(
@@ -89,7 +89,7 @@ def quantize_trained(
     module = DistillationModule(model.train(), loss=LossConfig(kl=1, temperature=1), train=TrainConfig())
     batches = TrainBatches(text.training, BATCH, 0, seed=0, signals=signals)
     train_modules([module], batches, text.steps, f"{scheme}: training", text.console, text.rate)
-    return convert(model.eval())
+    return convert_quantized(model.eval())
 
 
 WAYS: dict[str, Way] = {

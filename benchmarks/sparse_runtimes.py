@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.export.onnx.graph import FILE, OnnxModel, export_onnx
+from compress.export.onnx.graph import ONNX_FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
-from compress.measure.latency import Inputs
+from compress.measure.latency import TimedInputs
 from compress.sparsity.layers import find_sparsifiable_layers
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DECOMPRESSION_RATE = 0.4  # weights with a larger share of zeros are kept packed; 2:4 has 0.5
 CALIBRATION_TEXTS = 64  # of NNCF
-LogitsRunner: TypeAlias = Callable[[Inputs], np.ndarray]
+LogitsRunner: TypeAlias = Callable[[TimedInputs], np.ndarray]
 
 
 class UnavailableError(Exception):
@@ -45,7 +45,7 @@ class StudentFiles:
     models: Mapping[str, PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
     place: Path
-    samples: Sequence[Inputs]
+    samples: Sequence[TimedInputs]
     threads: int
 
     def folder(self, name: str, target: str = "onnx") -> Path:
@@ -54,7 +54,7 @@ class StudentFiles:
 
 
 @torch.inference_mode()
-def compute_logits(model: nn.Module, inputs: Inputs) -> np.ndarray:
+def compute_logits(model: nn.Module, inputs: TimedInputs) -> np.ndarray:
     """Returns a PyTorch model's logits [rows, classes]."""
     logits: Tensor = model(**{name: torch.from_numpy(value) for name, value in inputs.items()}).logits
     return logits.numpy()
@@ -120,14 +120,14 @@ def open_onnx(students: StudentFiles, name: str) -> LogitsRunner:
 def open_onnx_int8(students: StudentFiles, name: str) -> LogitsRunner:
     """Opens a student on ONNX Runtime in dynamic int8 with a scale per output."""
     folder = students.folder(name, "onnx-int8")
-    quantize_int8(export_student(students, name) / FILE, folder / FILE, reduced=products_saturate())
+    quantize_int8(export_student(students, name) / ONNX_FILE, folder / ONNX_FILE, reduced=products_saturate())
     return OnnxModel(folder, students.threads)
 
 
 def export_student(students: StudentFiles, name: str) -> Path:
     """Returns the folder of the student as ONNX, which is exported on the first call."""
     folder, model = students.folder(name), students.models[name]
-    if not (folder / FILE).exists():
+    if not (folder / ONNX_FILE).exists():
         export_onnx(model, students.tokenizer, folder, list(students.samples[0]))
     return folder
 
@@ -156,7 +156,7 @@ def read_openvino(students: StudentFiles, name: str) -> "OpenVinoModel":
     require_packages("openvino")
     import openvino
 
-    return openvino.Core().read_model(str(export_student(students, name) / FILE))
+    return openvino.Core().read_model(str(export_student(students, name) / ONNX_FILE))
 
 
 def quantize_openvino(students: StudentFiles, name: str) -> "OpenVinoModel":
@@ -202,7 +202,7 @@ class OpenVinoRunner:
         self.request = compiled.create_infer_request()
         self.names = [each.get_any_name() for each in compiled.inputs]
 
-    def __call__(self, inputs: Inputs) -> np.ndarray:
+    def __call__(self, inputs: TimedInputs) -> np.ndarray:
         """Returns the logits [rows, classes]."""
         logits: np.ndarray = self.request.infer({name: inputs[name] for name in self.names})[0]
         return logits

@@ -27,13 +27,13 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from benchmarks.results_folder import check_settings
 from benchmarks.sparse_runtimes import RUNTIMES, LogitsRunner, StudentFiles, UnavailableError, compute_logits
-from compress.measure.latency import Inputs, Latency, measure_latency
+from compress.measure.latency import Latency, TimedInputs, measure_latency
 from compress.sparsity.config import SparsityConfig
 from compress.sparsity.layers import compute_zero_shares
-from compress.sparsity.training import SparseTraining, convert, prepare
+from compress.sparsity.training import SparseTraining, convert_sparse, prepare_sparse
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import epoch_order
-from distill.data.batches.encode import Encoded, encode
+from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import load_splits
 from distill.losses.logits import forward_kl
@@ -99,7 +99,9 @@ class Experiment:
                 f"--teacher {source}: expected a head for the data's {len(splits.labels)} labels, found none"
             )
         self.teacher = freeze(task.load_with_head(str(source), rows))
-        self.train, self.test = (encode(self.tokenizer, part, MAX_LENGTH) for part in (splits.train, splits.test))
+        self.train, self.test = (
+            encode_samples(self.tokenizer, part, MAX_LENGTH) for part in (splits.train, splits.test)
+        )
         self.pad_id = int(self.tokenizer.pad_token_id or 0)
         name = f"{options.student}-{options.epochs}-{options.learning_rate:g}"
         self.folder = Path(options.output) / name.replace(",", "-")
@@ -143,7 +145,7 @@ class Experiment:
                 optimizer.zero_grad()
                 advance(1, f"loss {float(loss):.3f}")
         if training:
-            convert(training)
+            convert_sparse(training)
         return student
 
     def compute_targets(self) -> np.ndarray:
@@ -155,7 +157,7 @@ class Experiment:
         targets: np.ndarray = np.load(file)
         return targets
 
-    def select_batches(self, rows: int, count: int) -> list[Inputs]:
+    def select_batches(self, rows: int, count: int) -> list[TimedInputs]:
         """Returns random batches of test texts, padded to their longest."""
         chosen = np.random.default_rng(0).permutation(len(self.test))[: rows * count].reshape(-1, rows)
         return [collate_arrays(self.test, batch, self.pad_id) for batch in chosen]
@@ -169,10 +171,10 @@ class Experiment:
 def prepare_sparsity(student: PreTrainedModel, name: str, steps: int) -> SparseTraining | None:
     """Returns the training to a pattern between a tenth and six tenths of the steps; None for a dense student."""
     config = PATTERNS[name]
-    return prepare(student, config.build_schedule(steps)) if config.pattern else None
+    return prepare_sparse(student, config.build_schedule(steps)) if config.pattern else None
 
 
-def collate_arrays(data: Encoded, rows: np.ndarray, pad_id: int) -> Inputs:
+def collate_arrays(data: Encoded, rows: np.ndarray, pad_id: int) -> TimedInputs:
     """Returns the inputs of some rows as arrays."""
     return {name: value.numpy() for name, value in data.collate(rows, pad_id).items() if name != "labels"}
 
@@ -242,7 +244,7 @@ def measure_runtime(
     return measured + unavailable
 
 
-def check_logits(runner: str, run: LogitsRunner, model: PreTrainedModel, samples: Sequence[Inputs]) -> None:
+def check_logits(runner: str, run: LogitsRunner, model: PreTrainedModel, samples: Sequence[TimedInputs]) -> None:
     """Checks that a runtime computes the same as PyTorch.
 
     Raises:

@@ -33,7 +33,7 @@ from distill.cache.samples import build_samples
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import TrainBatches
-from distill.data.batches.encode import Batch, encode
+from distill.data.batches.encode import Batch, encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import load_splits
 from distill.losses.compose import weighted_sum
@@ -113,7 +113,7 @@ class Setup:
         self.tokenizer = load_tokenizer(folder)
         self.teacher: PreTrainedModel = freeze(TextClassification(splits.labels).load(str(folder), 0))
         self.student = build_student(self.teacher, options.student[0])
-        self.train = encode(self.tokenizer, splits.train, MAX_LENGTH)
+        self.train = encode_samples(self.tokenizer, splits.train, MAX_LENGTH)
         self.pad_id = int(self.tokenizer.pad_token_id or 0)
         loader = TrainBatches(self.train, options.batch_size, self.pad_id, seed=0)
         self.batches = [batch for batch, _ in zip(loader, range(options.rounds + WARMUP), strict=False)]

@@ -31,7 +31,7 @@ from compress.prune.vocabulary.vocabulary import (
     prune_vocabulary,
 )
 from distill.data.batches.batches import EvalBatches
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.labelled import load_splits
@@ -133,7 +133,7 @@ def measure(
         tokenizer.save_pretrained(folder)
         size = sum(file.stat().st_size for file in (*folder.glob("*.safetensors"), folder / "tokenizer.json"))
         model, tokenizer = load_model(folder)
-    encoded, correct = encode(tokenizer, test, max_length), 0
+    encoded, correct = encode_samples(tokenizer, test, max_length), 0
     with torch.inference_mode():
         for batch in EvalBatches(encoded, BATCH, int(tokenizer.pad_token_id or 0)):
             labels = batch.pop("labels")

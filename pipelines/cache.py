@@ -10,10 +10,10 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.launch import launch_processes
 from pipelines.runs.processes import count_processes, is_distributed, join_world, leave_world
-from pipelines.settings.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
+from pipelines.settings.cache_config import CACHE_SHORT_OPTIONS, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
 from pipelines.settings.places import check_data, open_local
 
-Config = TypeVar("Config")
+_Config = TypeVar("_Config")
 EXAMPLES = {
     "write": """\
   python -m pipelines.cache write --teacher my_llama/ --data books/ --cache caches/lm --data.max_length 512
@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> None:
     commands[argv[0]](argv[1:])
 
 
-def parse_settings(command: str, config_class: type[Config], argv: Sequence[str]) -> Config:
+def parse_settings(command: str, config_class: type[_Config], argv: Sequence[str]) -> _Config:
     """Returns the settings of a subcommand."""
-    short = SHORT if command == "write" else {}
+    short = CACHE_SHORT_OPTIONS if command == "write" else {}
     return cli.parse(
         config_class,
         argv,
@@ -78,7 +78,7 @@ def write(argv: Sequence[str]) -> None:
     parse_layout(config.layout, config.devices if not is_distributed() else count_processes(), "layout")
 
     from pipelines.stages.cache_job import open_teacher, prepare_job
-    from pipelines.stages.cache_run import check_layout, fill, fill_together, forecast
+    from pipelines.stages.cache_run import check_layout, fill_here, fill_together, forecast
 
     opened = open_teacher(config)
     if config.devices > 1 and not is_distributed() and not config.dry_run:
@@ -103,7 +103,7 @@ def write(argv: Sequence[str]) -> None:
         forecast(console, config, job)
         return
     if world.size == 1:
-        fill(console, config, job)
+        fill_here(console, config, job)
     else:
         from pipelines.runs.watchdog import explain_failures
 
@@ -162,7 +162,7 @@ def rebuild(argv: Sequence[str]) -> None:
     from distill.cache.format.store import lock_plan, open_store, repair_files, require_folder
     from pipelines.stages.cache_job import open_teacher, prepare_job
     from pipelines.stages.cache_record import restore_settings
-    from pipelines.stages.cache_run import fill
+    from pipelines.stages.cache_run import fill_here
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
@@ -173,7 +173,7 @@ def rebuild(argv: Sequence[str]) -> None:
         console.say(f"  cache: {name} restored from its other copy")
     metadata = open_store(folder).metadata
     settings = restore_settings(folder, metadata, teacher=config.teacher, data=config.data)
-    fill(console, settings, prepare_job(open_teacher(settings)), metadata["made_from"])
+    fill_here(console, settings, prepare_job(open_teacher(settings)), metadata["made_from"])
 
 
 def set_threads(threads: int) -> None:

@@ -14,9 +14,9 @@ from pipelines.runs.processes import (
     join_world,
     leave_world,
 )
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 
-PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
+_PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         about="Distil a model of any task: fine-tune the teacher if needed, cache its signals, train a student, "
         "export, measure and report. Run the same command again to resume after a kill.",
         examples=EXAMPLES,
-        short=SHORT,
+        short=SHORT_OPTIONS,
     )
     run_command("pipelines.distill", argv, config)
 
@@ -66,7 +66,7 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.ranks)
     shared = reported_settings(settings) | {"until": settings.until}
     world.everyone.check_agreement(
-        {name: value for name, value in flatten_settings(shared).items() if name not in PATHS}
+        {name: value for name, value in flatten_settings(shared).items() if name not in _PATHS}
     )
     with explain_failures(world.everyone):
         if world.is_teacher:

@@ -104,13 +104,13 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     metric, batch = next(iter(entries[0]["scores"])), settings.measure.batch
     header = ("target", "difference", metric, "MB", "load ms", "peak MB", "ms, 1 text", f"ms, {batch} texts", "where")
     exports = [candidate.export for candidate in candidates]
-    rows = [build_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]
+    rows = [build_export_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]
     console.table("Exported and measured", header, rows)
     console.say(f"numbers: {done.folder / 'evaluation.json'}")
     check_refused(exports)
 
 
-def build_row(proof: JsonObject, entries: Sequence[JsonObject], folder: Path) -> tuple[str, ...]:
+def build_export_row(proof: JsonObject, entries: Sequence[JsonObject], folder: Path) -> tuple[str, ...]:
     """Returns the table row of an exported file; measurements are included if the file represents its runtime."""
     path = folder / proof["target"]
     entry = next((each for each in entries if Path(each["path"]) == path), None)

@@ -6,7 +6,7 @@ from distill.errors import InputError
 from pipelines.distill import run_command
 from pipelines.runs import cli
 from pipelines.settings.command_line import full_flag
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.prune --model runs/bert --data examples/data/banking77 --speedup 4 --output runs/quick
@@ -16,7 +16,7 @@ EXAMPLES = """\
   python -m pipelines.prune --model runs/demo/student --teacher runs/bert --data my_texts/ --speedup 8 --uniform true \\
       --budget.precision fp32 --output runs/stock"""
 
-MODEL_SHORT = SHORT | {"model": "student.spec"}
+MODEL_SHORT = SHORT_OPTIONS | {"model": "student.spec"}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -15,8 +15,8 @@ EXAMPLES = """\
   python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
   python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
 
-SETTINGS = ("scheme", "method", "min_score", "epochs", "learning_rate")
-QUANTIZE_SHORT = MODEL_SHORT | {name: f"quantize.{name}" for name in SETTINGS}
+_SETTINGS = ("scheme", "method", "min_score", "epochs", "learning_rate")
+QUANTIZE_SHORT = MODEL_SHORT | {name: f"quantize.{name}" for name in _SETTINGS}
 
 
 def main(argv: Sequence[str]) -> None:

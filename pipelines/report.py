@@ -14,7 +14,7 @@ from pipelines.runs.manifest import hash_file
 from pipelines.runs.publication import check_publishable
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
 from pipelines.settings.report_config import ReportConfig
-from pipelines.stages.report import PAGE, REPORT, STUDENT, print_results, publish, report_stage
+from pipelines.stages.report import PAGE, REPORT, STUDENT, print_results, publish_results, report_stage
 
 EXAMPLES = """\
   python -m pipelines.report --run runs/demo
@@ -46,7 +46,7 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
         InputError: The folder contains no finished report, or the report was changed.
     """
     folder = find_report_folder(output)
-    report, curves = read_json(folder / REPORT), read_json(folder / "curves.json")
+    report, curves = read_stage_json(folder / REPORT), read_stage_json(folder / "curves.json")
     drawn = Charts.of(report, curves)
     partial = output / f".{PAGE}.partial"
     partial.write_text(render_page(report, drawn))
@@ -85,7 +85,7 @@ def find_report_folder(output: Path) -> Path:
     return sources[-1]
 
 
-def read_json(file: Path) -> Any:
+def read_stage_json(file: Path) -> Any:
     """Returns the content of a JSON file of the report stage.
 
     Raises:
@@ -113,7 +113,7 @@ def report_on_checkpoint(config: ReportConfig, console: Console) -> None:
 
     run, candidates, data, evaluation = evaluate_standalone(settings, console)
     report = report_stage(run, asdict(settings), read_task(data), evaluation)
-    paths = publish(run, report, {STUDENT: candidates[-1].export})
+    paths = publish_results(run, report, {STUDENT: candidates[-1].export})
     print_results(console, json.loads((report.folder / REPORT).read_text()), paths)
 
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from compress.export.common.parity import Product
 from compress.export.common.quiet import quiet
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
-from compress.export.onnx.graph import FILE, open_session
+from compress.export.common.targets import ExportTarget
+from compress.export.onnx.graph import ONNX_FILE, open_session
 from compress.export.onnx.rounded import PRODUCTS
 from distill.checkpoint.pruned import load_pruned
 
-Inputs = Mapping[str, np.ndarray]
-Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
+ProbeInputs = Mapping[str, np.ndarray]
+Probe = Callable[[Source, ExportTarget, Path, ProbeInputs], dict[str, Product]]
 
 
-def expose_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
+def expose_onnx_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
     """Returns an ONNX file with its products' inputs and outputs as extra outputs, and their names by layer."""
     import onnx
 
@@ -35,9 +35,9 @@ def expose_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
     return model, {name: tuple(pair) for name, pair in products.items()}
 
 
-def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+def probe_onnx(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of an ONNX graph's layers."""
-    model, products = expose_products(folder / str(target) / FILE)
+    model, products = expose_onnx_products(folder / str(target) / ONNX_FILE)
     session = open_session(model.SerializeToString(), threads=1)
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
     given = {value.name: inputs[value.name] for value in session.get_inputs()}
@@ -45,39 +45,37 @@ def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> 
     return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
 
 
-def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+def probe_openvino(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of the ONNX file behind the OpenVINO target, converted and run in the same way."""
     import onnx
 
-    from compress.export.openvino.ir import FILE as OWN
-    from compress.export.openvino.ir import OpenVinoModel, export_openvino
+    from compress.export.openvino.ir import OPENVINO_FILE, OpenVinoModel, export_openvino
 
     assert target.made_from is not None
-    model, products = expose_products(folder / str(target.made_from) / FILE)
+    model, products = expose_onnx_products(folder / str(target.made_from) / ONNX_FILE)
     with tempfile.TemporaryDirectory() as place:
-        onnx.save(model, str(Path(place) / FILE))
-        export_openvino(Path(place) / FILE, Path(place) / OWN)
+        onnx.save(model, str(Path(place) / ONNX_FILE))
+        export_openvino(Path(place) / ONNX_FILE, Path(place) / OPENVINO_FILE)
         values = OpenVinoModel(Path(place), threads=1).values(inputs)
     return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
 
 
-def probe_executorch(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+def probe_executorch(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of an ExecuTorch program's layers."""
-    from compress.export.executorch.program import probe
+    from compress.export.executorch.program import run_executorch_products
 
-    return probe(source, inputs)
+    return run_executorch_products(source, inputs)
 
 
-def probe_litert(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+def probe_litert(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of a LiteRT file's layers."""
-    from compress.export.litert.model import FILE as OWN
-    from compress.export.litert.model import probe
+    from compress.export.litert.model import LITERT_FILE, run_litert_products
 
-    return probe(folder / str(target) / OWN, source, inputs)
+    return run_litert_products(folder / str(target) / LITERT_FILE, source, inputs)
 
 
 @torch.inference_mode()
-def probe_checkpoint(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+def probe_checkpoint(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of the linear layers of the reloaded checkpoint."""
     assert source.rounding is not None
     found: dict[str, Product] = {}

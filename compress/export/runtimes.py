@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from compress.export.common.targets import Target, target_of
+from compress.export.common.targets import ExportTarget, target_of
 
 
-def open_export(target: Target | str, folder: Path, threads: int) -> Any:
+def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:
     """Opens the artefact of kind `target` in `folder`, with `threads` threads (PyTorch's are set by the caller).
 
     The returned model maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch,

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ArtefactError, VerificationError
-from compress.export.common.decisions import Kind, predictions_agree
-from compress.export.common.targets import Target, target_of
+from compress.export.common.decisions import DecisionKind, predictions_agree
+from compress.export.common.targets import ExportTarget, target_of
 from compress.export.runtimes import open_export
 from compress.measure.memory import read_peak_memory
 from compress.subprocesses import end_with_parent, signal_name
-from distill.checkpoint.readers import READERS
+from distill.checkpoint.readers import CHECKPOINT_READERS
 
 SAME = 0.995  # share of predictions that must agree if activations are rounded: a last-bit difference may flip one
 BATCH = 16
@@ -51,7 +51,7 @@ class Parity:
     peak_bytes: int = 0
 
 
-def verify(
+def verify_export(
     target: str,
     folder: Path,
     texts: Sequence[str] | Sequence[Sequence[str]],
@@ -60,7 +60,7 @@ def verify(
     expected: np.ndarray,
     *,
     rounds: bool = False,
-    kind: Kind = "class",
+    kind: DecisionKind = "class",
 ) -> tuple[Parity, np.ndarray]:
     """Reloads the artefact in `folder` with its own tokenizer in a fresh process and compares it with `expected`.
 
@@ -90,7 +90,7 @@ def verify(
                     "texts": list(texts),
                     "pairs": list(pairs) if pairs else None,
                     "max_length": max_length,
-                    "readers": READERS,
+                    "readers": CHECKPOINT_READERS,
                     "parent": os.getpid(),
                 }
             )
@@ -114,7 +114,7 @@ def verify(
 
 
 def compare(
-    target: str, found: np.ndarray, expected: np.ndarray, kind: Kind = "class", lengths: np.ndarray = NONE
+    target: str, found: np.ndarray, expected: np.ndarray, kind: DecisionKind = "class", lengths: np.ndarray = NONE
 ) -> Parity:
     """Returns the differences between found and expected logits.
 
@@ -147,11 +147,11 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
         )
 
 
-def run_samples(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
+def run_samples(target: ExportTarget, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
     """Returns logits of the samples, load time and peak memory, using only the artefact and the tokenizer beside it."""
     from tokenizers import Tokenizer
 
-    READERS.update(samples["readers"])
+    CHECKPOINT_READERS.update(samples["readers"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(samples["max_length"])
     tokenizer.enable_padding(pad_id=pad_id(folder))

@@ -7,19 +7,19 @@ from compress.errors import ArtefactError, CompressError
 from compress.export.common.huggingface import export_huggingface
 from compress.export.common.parity import worst_layer
 from compress.export.common.source import Source
-from compress.export.common.targets import Target, by_scheme, with_sources
+from compress.export.common.targets import ExportTarget, by_scheme, with_sources
 from compress.export.onnx.fuse import fuse
-from compress.export.onnx.graph import FILE, export_onnx
+from compress.export.onnx.graph import ONNX_FILE, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.onnx.rounded import round_fused, round_graph
-from compress.export.probe import PROBES, Inputs
+from compress.export.probe import PROBES, ProbeInputs
 from compress.quantize.store import save_quantization
 
 LAYER = 1e-5  # largest allowed difference of a deployed product, as a share of its largest value
-Write = Callable[[Source, Target, Path], None]  # (model, target, folder of all targets)
+_WriteExport = Callable[[Source, ExportTarget, Path], None]  # (model, target, folder of all targets)
 
 
-def write_targets(source: Source, targets: Iterable[Target], folder: Path) -> None:
+def write_targets(source: Source, targets: Iterable[ExportTarget], folder: Path) -> None:
     """Writes the targets, and the targets they are made from, each into a folder of its name.
 
     Raises:
@@ -34,7 +34,7 @@ def write_targets(source: Source, targets: Iterable[Target], folder: Path) -> No
         write_target(source, target, folder)
 
 
-def write_target(source: Source, target: Target, folder: Path) -> None:
+def write_target(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes one target into a folder of its name; the target it is made from must be in `folder` already.
 
     Raises:
@@ -49,12 +49,12 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
         source.model.config.save_pretrained(folder / str(target))
 
 
-def check_rounded(source: Source, target: Target) -> None:
+def check_rounded(source: Source, target: ExportTarget) -> None:
     """Checks that a target that stores quantized weights has a quantized model."""
     if not target.rounded:
         return
     if source.rounding is None:
-        if target == Target("onnxruntime", "int8"):
+        if target == ExportTarget("onnxruntime", "int8"):
             return  # ONNX Runtime's own int8 needs no stored scales
         raise CompressError(
             f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"
@@ -63,7 +63,7 @@ def check_rounded(source: Source, target: Target) -> None:
         by_scheme([target.format], scheme)
 
 
-def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -> float:
+def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> float:
     """Returns the largest difference between a product of the written file and its layer, on the file's own inputs.
 
     `inputs` are a padded batch of ids, mask and types, each [batch, length] int64.
@@ -87,79 +87,79 @@ def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -
     return difference
 
 
-def write_huggingface(source: Source, target: Target, folder: Path) -> None:
+def write_huggingface(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a folder that transformers loads."""
     export_huggingface(source.model, source.tokenizer, folder / str(target))
     if source.rounding is not None:
         save_quantization(source.rounding, folder / str(target))
 
 
-def write_onnx(source: Source, target: Target, folder: Path) -> None:
+def write_onnx(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ONNX graph."""
     place = folder / str(target)
     if not target.rounded:
         export_onnx(source.model, source.tokenizer, place, source.inputs)
     else:
-        round_graph(folder / "onnx" / FILE, place / FILE, source.layers)
+        round_graph(folder / "onnx" / ONNX_FILE, place / ONNX_FILE, source.layers)
 
 
-def write_decoder(source: Source, target: Target, folder: Path) -> None:
+def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes the ONNX graph of a decoder with a cache."""
     from compress.export.onnx.decoder import export_decoder
 
     export_decoder(source.model, source.tokenizer, folder / str(target))
 
 
-def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
+def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ONNX graph that is optimised for ONNX Runtime."""
-    place = folder / str(target) / FILE
+    place = folder / str(target) / ONNX_FILE
     if not target.rounded:
-        fuse(folder / "onnx" / FILE, place)
+        fuse(folder / "onnx" / ONNX_FILE, place)
     elif source.rounding is None:
-        quantize_int8(folder / "onnxruntime" / FILE, place, reduced=source.reduced)
+        quantize_int8(folder / "onnxruntime" / ONNX_FILE, place, reduced=source.reduced)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
-        round_fused(folder / "onnxruntime" / FILE, place, source.layers)
+        round_fused(folder / "onnxruntime" / ONNX_FILE, place, source.layers)
     else:  # no fused operator takes scales computed in each call
-        round_graph(folder / "onnx" / FILE, place, source.layers)
+        round_graph(folder / "onnx" / ONNX_FILE, place, source.layers)
 
 
-def write_openvino(source: Source, target: Target, folder: Path) -> None:
+def write_openvino(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an OpenVINO model."""
     from compress.export.openvino import ir
 
     assert target.made_from is not None
-    ir.export_openvino(folder / str(target.made_from) / FILE, folder / str(target) / ir.FILE)
+    ir.export_openvino(folder / str(target.made_from) / ONNX_FILE, folder / str(target) / ir.OPENVINO_FILE)
 
 
-def write_executorch(source: Source, target: Target, folder: Path) -> None:
+def write_executorch(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ExecuTorch program."""
     from compress.export.executorch.program import export_executorch
 
     export_executorch(source, folder / str(target), rounded=target.rounded)
 
 
-def write_litert(source: Source, target: Target, folder: Path) -> None:
+def write_litert(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a LiteRT file."""
     from compress.export.litert.model import export_litert
 
     export_litert(source, folder / str(target), rounded=target.rounded)
 
 
-def write_torchao(source: Source, target: Target, folder: Path) -> None:
+def write_torchao(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a checkpoint with torchao tensors."""
     from compress.export.pytorch.torchao import export_torchao
 
     export_torchao(source, folder / str(target))
 
 
-def write_compressed(source: Source, target: Target, folder: Path) -> None:
+def write_compressed(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a checkpoint in the format of compressed-tensors."""
     from compress.export.pytorch.compressed_tensors import export_compressed
 
     export_compressed(source, folder / str(target))
 
 
-WRITERS: dict[str, Write] = {
+WRITERS: dict[str, _WriteExport] = {
     "huggingface": write_huggingface,
     "onnx": write_onnx,
     "onnx-decoder": write_decoder,

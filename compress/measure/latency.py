@@ -36,13 +36,13 @@ class Latency:
 
 TEXTS_PER_TURN = 16  # a runner's uninterrupted calls
 Name = TypeVar("Name", bound=Hashable)
-Inputs = dict[str, np.ndarray]
-Runner = Callable[[Inputs], object]
+TimedInputs = dict[str, np.ndarray]
+Runner = Callable[[TimedInputs], object]
 
 
 def measure_latency(
     runners: Mapping[Name, Runner],
-    inputs: Mapping[Name, Sequence[Inputs]],
+    inputs: Mapping[Name, Sequence[TimedInputs]],
     *,
     rounds: int,
     warmup: int = 1,
@@ -91,7 +91,7 @@ def limit_torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def _time_calls(runner: Runner, batches: Sequence[Inputs], on_call: Callable[[], None]) -> list[float]:
+def _time_calls(runner: Runner, batches: Sequence[TimedInputs], on_call: Callable[[], None]) -> list[float]:
     """Returns the milliseconds of each call, after a call that isn't counted."""
     runner(batches[0])
     milliseconds = []
@@ -103,7 +103,7 @@ def _time_calls(runner: Runner, batches: Sequence[Inputs], on_call: Callable[[],
     return milliseconds
 
 
-def _summarize(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Latency:
+def _summarize(values: np.ndarray, inputs: Sequence[TimedInputs], threads: int) -> Latency:
     """Returns the latency statistics of times [rounds, texts]."""
     shapes = [batch["input_ids"].shape for batch in inputs]
     batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))

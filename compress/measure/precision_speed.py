@@ -13,10 +13,12 @@ from compress.measure.precision_modes import MODES, convert_to_mode
 MIN_SPEEDUP = 1.1  # a less exact precision must be this many times faster; smaller differences are noise
 MAX_SLOWDOWN = 3.0  # a mode whose first pass is this many times slower than the best so far isn't measured further
 
-Loss = Callable[[nn.Module], Tensor]  # a model's scalar loss on one batch
+ModelLoss = Callable[[nn.Module], Tensor]  # a model's scalar loss on one batch
 
 
-def measure_modes(model: nn.Module, losses: Sequence[Loss], modes: Sequence[str], steps: int = 3) -> dict[str, float]:
+def measure_modes(
+    model: nn.Module, losses: Sequence[ModelLoss], modes: Sequence[str], steps: int = 3
+) -> dict[str, float]:
     """Returns the seconds of a step in each mode: forward and backward of `loss(model)`.
 
     The time is the median of `steps` passes, each the mean over `losses`. Weights and gradients aren't modified. A mode
@@ -76,12 +78,12 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, size: int = 102
     return 2 * size**3 / min(times[1:])
 
 
-def _time_pass(model: nn.Module, losses: Sequence[Loss], mode: str, device: torch.device) -> float:
+def _time_pass(model: nn.Module, losses: Sequence[ModelLoss], mode: str, device: torch.device) -> float:
     """Returns the mean seconds of a step over the batches."""
     return sum(_time_step(model, loss, mode, device) for loss in losses) / len(losses)
 
 
-def _time_step(model: nn.Module, loss: Loss, mode: str, device: torch.device) -> float:
+def _time_step(model: nn.Module, loss: ModelLoss, mode: str, device: torch.device) -> float:
     start = time.perf_counter()
     with autocast_to_mode(mode, device):
         value = loss(model)

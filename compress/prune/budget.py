@@ -9,7 +9,7 @@ from typing import Literal
 from compress.errors import CompressError
 
 UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
-RUNTIMES = ("onnxruntime", "openvino", "pytorch")
+_RUNTIMES = ("onnxruntime", "openvino", "pytorch")
 TOLERANCE = 0.05  # accepted relative overshoot of the requested speed; more would come at the cost of accuracy
 
 
@@ -110,8 +110,8 @@ def check_runtime(runtime: str, precision: str) -> None:
     Raises:
         CompressError: The runtime is unknown, isn't installed or can't run the precision.
     """
-    if runtime not in RUNTIMES:
-        raise CompressError(f"budget.runtime: expected {', '.join(RUNTIMES)}, found {runtime!r}")
+    if runtime not in _RUNTIMES:
+        raise CompressError(f"budget.runtime: expected {', '.join(_RUNTIMES)}, found {runtime!r}")
     if runtime != "pytorch" and find_spec(runtime) is None:
         raise CompressError(
             f"budget.runtime {runtime!r}: it is not installed here, so nothing can be measured on it; "

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.quantize.grid import compute_tensor_grid
 from compress.quantize.layers import InputGrid, find_quantized_linears
-from compress.quantize.observers import Batch, InputObserver, drop_padding
+from compress.quantize.observers import CalibrationBatch, InputObserver, drop_padding
 from compress.quantize.schemes import LARGEST_LEVEL
 
 RangeMethod = Literal["minmax", "percentile", "mse"]
@@ -20,7 +20,12 @@ RANGE_SHARES = torch.linspace(0.3, 1.0, 71)  # shares of the extremes that mse t
 
 @torch.no_grad()
 def calibrate(
-    model: nn.Module, batches: Iterable[Batch], method: RangeMethod = "minmax", *, learned: bool = False, seed: int = 0
+    model: nn.Module,
+    batches: Iterable[CalibrationBatch],
+    method: RangeMethod = "minmax",
+    *,
+    learned: bool = False,
+    seed: int = 0,
 ) -> int:
     """Sets the input grid of every layer whose scheme needs one; layers that take the same tensor share a grid.
 

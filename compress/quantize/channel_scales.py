@@ -9,7 +9,7 @@ from compress.errors import CompressError
 from compress.quantize.fake_quantize import fake_quantize_weight
 from compress.quantize.folds import Fold, apply_scales, get_weight, tie_scales
 from compress.quantize.grid import compute_weight_scales
-from compress.quantize.observers import Batch, InputObserver, select_rows
+from compress.quantize.observers import CalibrationBatch, InputObserver, flatten_unpadded
 from compress.quantize.schemes import Scheme
 
 DEFAULT_ALPHA = 0.5  # of SmoothQuant
@@ -20,7 +20,7 @@ SMALLEST_MAGNITUDE = 1e-4  # lower bound, so that a channel of zeros has a finit
 
 @torch.no_grad()
 def apply_smoothquant(
-    model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], alpha: float = DEFAULT_ALPHA
+    model: nn.Module, folds: Sequence[Fold], batches: Iterable[CalibrationBatch], alpha: float = DEFAULT_ALPHA
 ) -> None:
     """Moves activation outliers into the weights that multiply them, in place; the model's function is preserved.
 
@@ -44,7 +44,9 @@ def apply_smoothquant(
 
 
 @torch.no_grad()
-def apply_awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schemes: Mapping[str, Scheme]) -> None:
+def apply_awq(
+    model: nn.Module, folds: Sequence[Fold], batches: Iterable[CalibrationBatch], schemes: Mapping[str, Scheme]
+) -> None:
     """Gives weights that multiply large inputs finer steps, in place; the model's function in float is preserved.
 
     The scales are the channels' mean magnitudes to the power in EXPONENTS whose rounded products have the smallest
@@ -87,7 +89,7 @@ class _ChannelStatistics(InputObserver):
         self._counts: dict[str, int] = {}
 
     def observe(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = select_rows(inputs[0].detach(), self.mask).float()
+        rows = flatten_unpadded(inputs[0].detach(), self.mask).float()
         largest, total = rows.abs().amax(0), rows.abs().sum(0)
         self.largest[name] = torch.maximum(self.largest.get(name, largest), largest)
         self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
@@ -101,7 +103,9 @@ class _ChannelStatistics(InputObserver):
         return self._sums[name] / self._counts[name]
 
 
-def _collect_statistics(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> _ChannelStatistics:
+def _collect_statistics(
+    model: nn.Module, folds: Sequence[Fold], batches: Iterable[CalibrationBatch]
+) -> _ChannelStatistics:
     """Returns statistics of the inputs of each fold's consumers."""
     statistics = _ChannelStatistics()
     firsts = {fold.consumers[0]: model.get_submodule(fold.consumers[0]) for fold in folds}

@@ -14,17 +14,19 @@ from compress.blocks import group_by_block
 from compress.errors import CompressError
 from compress.quantize.grid import round_to_nearest_
 from compress.quantize.layers import find_quantized_linears
-from compress.quantize.observers import Batch, InputSums
+from compress.quantize.observers import CalibrationBatch, InputSums
 from compress.quantize.prepare import is_tied_to_embedding
 from compress.quantize.schemes import NumberFormat
 
-DAMPING = 0.01  # share of the diagonal's mean added to the diagonal: near-constant inputs make the matrix singular
+_DAMPING = 0.01  # share of the diagonal's mean added to the diagonal: near-constant inputs make the matrix singular
 LAZY_INPUTS = 128  # inputs between two lazy updates of the remaining weights
 
 
 @torch.no_grad()
 def apply_gptq(
-    model: nn.Module, batches: Iterable[Batch], on_block: Callable[[int, int], None] = lambda done, total: None
+    model: nn.Module,
+    batches: Iterable[CalibrationBatch],
+    on_block: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Rounds the weights of a `prepare`d model block by block, on inputs computed by the already rounded blocks before.
 
@@ -74,7 +76,7 @@ def round_with_gptq(
         CompressError: The inputs aren't finite.
     """
     order = gram.diagonal().argsort(descending=True, stable=True)
-    factor = invert_gram("gptq", gram[order][:, order], DAMPING).to(weight.dtype)
+    factor = invert_gram("gptq", gram[order][:, order], _DAMPING).to(weight.dtype)
     steps = scales.repeat_interleave(weight.shape[1] // scales.shape[1], dim=1)[:, order]
     remaining, result = weight.detach()[:, order].clone(), torch.empty_like(weight)
     for start in range(0, remaining.shape[1], LAZY_INPUTS):

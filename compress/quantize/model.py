@@ -10,13 +10,15 @@ from compress.quantize.calibration import calibrate
 from compress.quantize.channel_scales import apply_awq, apply_smoothquant
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import find_folds
-from compress.quantize.observers import Batch
-from compress.quantize.prepare import check_unquantized, find_quantizable_layers, prepare
+from compress.quantize.observers import CalibrationBatch
+from compress.quantize.prepare import check_unquantized, find_quantizable_layers, prepare_quantized
 from compress.quantize.schemes import reduce_weight_range, resolve_scheme
 
 
 @torch.no_grad()
-def quantize_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batch], *, seed: int = 0) -> list[str]:
+def quantize_model(
+    model: nn.Module, config: QuantizeConfig, batches: Sequence[CalibrationBatch], *, seed: int = 0
+) -> list[str]:
     """Rescales channels if requested, puts quantized layers in place, and calibrates the ranges of their inputs.
 
     GPTQ, which changes weights permanently, comes later (`apply_gptq`).
@@ -51,13 +53,13 @@ def quantize_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[B
         if config.weights == "awq":
             linears = [n for n, m in find_quantizable_layers(model, keep).items() if isinstance(m, nn.Linear)]
             apply_awq(model, folds, batches, dict.fromkeys(linears, scheme))
-    names = prepare(model, scheme, keep=keep, reduce_range=reduce_range)
+    names = prepare_quantized(model, scheme, keep=keep, reduce_range=reduce_range)
     calibrate(model, batches, config.ranges, learned=config.learned, seed=seed)
     return names
 
 
 @torch.enable_grad()
-def find_unused_layers(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
+def find_unused_layers(model: nn.Module, batches: Iterable[CalibrationBatch]) -> list[str]:
     """Returns layers that don't affect the model's outputs, such as an unused pooler: exported graphs omit them."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)}
     frozen = [layer.weight for layer in layers.values() if not layer.weight.requires_grad]

@@ -6,7 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-Batch = Mapping[str, Tensor]  # keyword arguments of a model, such as input_ids and attention_mask [batch, length]
+CalibrationBatch = Mapping[
+    str, Tensor
+]  # keyword arguments of a model, such as input_ids and attention_mask [batch, length]
 
 
 class InputObserver:
@@ -28,7 +30,7 @@ class InputObserver:
         self.first_consumers.setdefault(name, self._last[1])
 
     @torch.no_grad()
-    def run(self, model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Batch]) -> int:
+    def run(self, model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[CalibrationBatch]) -> int:
         """Runs the model on the batches, observes the layers' inputs, and returns the number of texts."""
         texts = 0
         hooks = [layer.register_forward_pre_hook(partial(self.observe, name)) for name, layer in layers.items()]
@@ -61,7 +63,7 @@ class InputSums(InputObserver):
         super().observe(name, module, inputs)
         if self._share and self.first_consumers[name] != name:
             return
-        summand = self._compute(select_rows(inputs[0], self.mask))
+        summand = self._compute(flatten_unpadded(inputs[0], self.mask))
         self.sums[name] = self.sums[name] + summand if name in self.sums else summand
 
     def get_sum(self, name: str) -> Tensor:
@@ -69,7 +71,7 @@ class InputSums(InputObserver):
         return self.sums[self.first_consumers[name] if self._share else name]
 
 
-def find_shared_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
+def find_shared_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: CalibrationBatch) -> dict[str, str]:
     """Returns each layer that the model calls -> the first layer that took the same tensor in succession."""
     observer = InputObserver()
     observer.run(model, layers, [batch])
@@ -81,6 +83,6 @@ def drop_padding(values: Tensor, mask: Tensor | None) -> Tensor:
     return values[mask] if mask is not None and values.shape[:-1] == mask.shape else values
 
 
-def select_rows(values: Tensor, mask: Tensor | None) -> Tensor:
+def flatten_unpadded(values: Tensor, mask: Tensor | None) -> Tensor:
     """Returns inputs [..., width] of a layer as rows [tokens, width], without padding."""
     return drop_padding(values, mask).flatten(0, -2)

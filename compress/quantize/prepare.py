@@ -22,7 +22,7 @@ from compress.quantize.layers import (
 )
 from compress.quantize.schemes import INT8, NumberFormat, Scheme
 
-PRECISIONS = ("int4", "fp8", "int8")  # from the lowest to the highest
+_PRECISIONS = ("int4", "fp8", "int8")  # from the lowest to the highest
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LayerQuantization:
 ModelQuantization = Mapping[str, LayerQuantization]  # name of a layer -> how it is quantized
 
 
-def prepare(
+def prepare_quantized(
     model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = (), reduce_range: bool = False
 ) -> list[str]:
     """Replaces every linear layer and embedding table by a quantized one, with the same parameter objects.
@@ -101,7 +101,7 @@ def prepare(
 
 
 @torch.no_grad()
-def convert(model: nn.Module) -> dict[str, LayerQuantization]:
+def convert_quantized(model: nn.Module) -> dict[str, LayerQuantization]:
     """Restores a prepared model's plain layers, with their weights on the grid, and returns the grids by layer name.
 
     Raises:
@@ -161,7 +161,7 @@ def learn_scales(model: nn.Module) -> None:
 def find_lowest_precision(quantization: ModelQuantization) -> str:
     """Returns the lowest precision of the quantized linear layers: int4, fp8 or int8."""
     found = {quantized.scheme.precision for quantized in quantization.values() if quantized.scheme is not None}
-    return min(found, key=PRECISIONS.index, default="int8")
+    return min(found, key=_PRECISIONS.index, default="int8")
 
 
 def find_quantizable_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn.Linear | nn.Embedding]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from compress.errors import CompressError
 from compress.quantize.layers import QuantizedLayer, QuantizedLinear, find_quantized_layers
-from compress.quantize.observers import Batch, find_shared_inputs
+from compress.quantize.observers import CalibrationBatch, find_shared_inputs
 from compress.quantize.prepare import restore_plain_layers
 from compress.quantize.schemes import Scheme, widen_scheme
 
@@ -31,7 +31,7 @@ class Sensitivity:
 
 @torch.no_grad()
 def measure_sensitivities(
-    model: nn.Module, measure_divergence: Callable[[], float], batch: Batch, *, reduce_range: bool = False
+    model: nn.Module, measure_divergence: Callable[[], float], batch: CalibrationBatch, *, reduce_range: bool = False
 ) -> list[Sensitivity]:
     """Returns the sensitivity of every group of layers of a prepared and calibrated model, the most sensitive first.
 
@@ -97,7 +97,7 @@ def widen_most_sensitive(
     return names, scores[low]
 
 
-def group_layers(model: nn.Module, layers: Layers, batch: Batch) -> list[tuple[str, ...]]:
+def group_layers(model: nn.Module, layers: Layers, batch: CalibrationBatch) -> list[tuple[str, ...]]:
     """Returns groups of linear layers that take the same tensor, and each table with the head tied to it."""
     linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     tables = {id(layer.weight): name for name, layer in layers.items() if name not in linears}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from compress.sparsity.oneshot import sparsify
     from compress.sparsity.patterns import Masks
     from compress.sparsity.schedule import SparsitySchedule
-    from compress.sparsity.training import SparseTraining, convert, prepare
+    from compress.sparsity.training import SparseTraining, convert_sparse, prepare_sparse
 
 EXPORTS = {
     "Masks": "patterns",
@@ -21,9 +21,9 @@ EXPORTS = {
     "SparsityConfig": "config",
     "SparsitySchedule": "schedule",
     "compute_zero_shares": "layers",
-    "convert": "training",
+    "convert_sparse": "training",
     "find_sparsifiable_layers": "layers",
-    "prepare": "training",
+    "prepare_sparse": "training",
     "sparsify": "oneshot",
 }
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
     "SparsityConfig",
     "SparsitySchedule",
     "compute_zero_shares",
-    "convert",
+    "convert_sparse",
     "find_sparsifiable_layers",
-    "prepare",
+    "prepare_sparse",
     "sparsify",
 ]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from compress.errors import CompressError
-from compress.quantize.observers import Batch, InputSums
+from compress.quantize.observers import CalibrationBatch, InputSums
 
 LayerFilter = Callable[[str, nn.Linear], bool]  # (name, layer) -> whether it is made sparse
 
@@ -51,7 +51,7 @@ def compute_zero_shares(model: nn.Module, select: LayerFilter | None = None) -> 
 def sum_layer_inputs(
     model: nn.Module,
     layers: Mapping[str, nn.Linear],
-    batches: Iterable[Batch],
+    batches: Iterable[CalibrationBatch],
     compute: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
     """Runs the model on all batches and returns the sum of `compute(inputs)` for each layer.

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from compress.blocks import group_by_block
 from compress.errors import CompressError
-from compress.quantize.observers import Batch
+from compress.quantize.observers import CalibrationBatch
 from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers, sum_layer_inputs
-from compress.sparsity.patterns import Masks, check_shape, choose_masks
+from compress.sparsity.patterns import Masks, check_divisible, choose_masks
 from compress.sparsity.schedule import SparsitySchedule
 from compress.sparsity.sparsegpt import prune_with_sparsegpt
 
@@ -18,7 +18,7 @@ from compress.sparsity.sparsegpt import prune_with_sparsegpt
 def sparsify(
     model: nn.Module,
     config: SparsitySchedule,
-    batches: Iterable[Batch] | None = None,
+    batches: Iterable[CalibrationBatch] | None = None,
     *,
     select: LayerFilter | None = None,
 ) -> Masks:
@@ -44,7 +44,7 @@ def sparsify(
     """
     layers = find_sparsifiable_layers(model, select)
     for name, layer in layers.items():
-        check_shape(f"{name}.weight", layer.weight, config)
+        check_divisible(f"{name}.weight", layer.weight, config)
     if config.score == "movement":
         raise CompressError(
             "sparsity.score: expected magnitude, wanda or sparsegpt with `sparsify`, found movement: its scores come "
@@ -65,7 +65,7 @@ def sparsify(
 
 
 def _prune_with_wanda(
-    model: nn.Module, layers: Mapping[str, nn.Linear], batches: list[Batch], config: SparsitySchedule
+    model: nn.Module, layers: Mapping[str, nn.Linear], batches: list[CalibrationBatch], config: SparsitySchedule
 ) -> Masks:
     squares = sum_layer_inputs(model, layers, batches, lambda rows: rows.square().sum(0))
     scores = {name: layer.weight.abs().double() * squares[name].sqrt() for name, layer in layers.items()}
@@ -73,7 +73,7 @@ def _prune_with_wanda(
 
 
 def _prune_with_sparsegpt(
-    model: nn.Module, layers: Mapping[str, nn.Linear], batches: list[Batch], config: SparsitySchedule
+    model: nn.Module, layers: Mapping[str, nn.Linear], batches: list[CalibrationBatch], config: SparsitySchedule
 ) -> Masks:
     grams = sum_layer_inputs(model, layers, batches, lambda rows: rows.T @ rows)
     masks = {}

@@ -39,7 +39,7 @@ def choose_masks(scores: Mapping[str, Tensor], config: SparsitySchedule, share: 
     return {name: expand_units(mask, config.block) for name, mask in kept.items()}
 
 
-def check_shape(name: str, weight: Tensor, config: SparsitySchedule) -> None:
+def check_divisible(name: str, weight: Tensor, config: SparsitySchedule) -> None:
     """Checks that the pattern divides the weight, which would otherwise stay dense, fully or in part.
 
     Raises:
@@ -88,7 +88,7 @@ def _compute_unit_scores(
     name: str, score: Float[Tensor, "out in"], config: SparsitySchedule
 ) -> Float[Tensor, "units_out units_in"]:
     """Returns the scores of a weight's units; +inf for weights that an N:M pattern protects."""
-    check_shape(name, score, config)
+    check_divisible(name, score, config)
     score = score.float()
     if score.isnan().any():
         raise CompressError(f"weight {name!r}: expected numbers as scores, found NaN: the lowest can't be determined")

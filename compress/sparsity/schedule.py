@@ -7,7 +7,7 @@ from typing import Literal
 
 from compress.errors import CompressError
 
-SCORES = ("magnitude", "movement", "wanda", "sparsegpt")
+_SCORES = ("magnitude", "movement", "wanda", "sparsegpt")
 SCOPES = ("row", "layer", "global")
 
 
@@ -54,7 +54,7 @@ class SparsitySchedule:
 
     def __post_init__(self) -> None:
         self._check_pattern()
-        self._expect("score", self.score in SCORES, f"one of {', '.join(SCORES)}")
+        self._expect("score", self.score in _SCORES, f"one of {', '.join(_SCORES)}")
         self._expect("scope", self.scope in (None, *SCOPES), f"one of {', '.join(SCOPES)}")
         self._expect(
             "start",

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from compress.quantize.gptq import invert_gram
-from compress.sparsity.patterns import check_shape, drop_lowest, find_lowest_of_groups
+from compress.sparsity.patterns import check_divisible, drop_lowest, find_lowest_of_groups
 from compress.sparsity.schedule import SparsitySchedule
 
 BLOCK_INPUTS = 128  # inputs whose mask is chosen together: the paper's block size
@@ -42,7 +42,7 @@ def prune_with_sparsegpt(
     Source: Frantar & Alistarh 2023 (arXiv 2301.00774), algorithm 1; in float64, and with per-block counts rounded so
     that the layer's total is exact. All weights of an input that is always 0 become 0.
     """
-    check_shape(name, weight, config)
+    check_divisible(name, weight, config)
     work, factor = weight.double().clone(), invert_gram(f"weight {name!r}", gram, damping)
     work[:, gram.diagonal() == 0] = 0
     mask = torch.ones_like(work, dtype=torch.bool)

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from compress.errors import CompressError
 from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers
-from compress.sparsity.patterns import Masks, check_shape, choose_masks, expand_units, sum_blocks
+from compress.sparsity.patterns import Masks, check_divisible, choose_masks, expand_units, sum_blocks
 from compress.sparsity.schedule import SparsitySchedule
 
 
@@ -196,7 +196,7 @@ def rewire_units(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) 
 
 
 @torch.no_grad()
-def prepare(
+def prepare_sparse(
     model: nn.Module, config: SparsitySchedule, *, masks: Masks | None = None, select: LayerFilter | None = None
 ) -> SparseTraining:
     """Prepares a model for sparse training: its weights get the zeros of the schedule's first step, in place.
@@ -221,7 +221,7 @@ def prepare(
     layers = find_sparsifiable_layers(model, select)
     weights = {f"{name}.weight": layer.weight for name, layer in layers.items()}
     for name, weight in weights.items():
-        check_shape(name, weight, config)
+        check_divisible(name, weight, config)
     if masks is not None:
         _check_masks(masks, weights)
         initial = {name: masks[name].to(weight.device) for name, weight in weights.items()}
@@ -240,7 +240,7 @@ def prepare(
 
 
 @torch.no_grad()
-def convert(training: SparseTraining) -> nn.Module:
+def convert_sparse(training: SparseTraining) -> nn.Module:
     """Ends the training and returns the model with plain weights, exact zeros and no hooks.
 
     Raises:

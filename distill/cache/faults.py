@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from distill.cache.format.shard import DamagedError, Shard, shard_path
 from distill.cache.format.store import Store
 
-MISSING = 0
+_MISSING = 0
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ShardFault:
     @property
     def is_damage(self) -> bool:
         """Whether there was a file."""
-        return self.modified != MISSING
+        return self.modified != _MISSING
 
 
 def find_faults(store: Store) -> list[ShardFault]:
@@ -51,7 +51,7 @@ def find_fault(store: Store, number: int) -> ShardFault | None:
 
 def is_published(store: Store, fault: ShardFault) -> bool:
     """Returns whether another writer has published the shard since the fault was found; only its header is read."""
-    if modification_time(store, fault.number) in (MISSING, fault.modified):
+    if modification_time(store, fault.number) in (_MISSING, fault.modified):
         return False
     try:
         open_shard(store, fault.number)
@@ -65,7 +65,7 @@ def modification_time(store: Store, number: int) -> int:
     try:
         return shard_path(store.folder, number).stat().st_mtime_ns
     except FileNotFoundError:
-        return MISSING
+        return _MISSING
 
 
 def open_shard(store: Store, number: int) -> Shard:

@@ -19,7 +19,7 @@ from distill.models.inputs import select_inputs
 from distill.tasks.logit_rows import OutputRows, select_distribution_settings
 
 BINS = 15
-Loss = Callable[[Tensor, TeacherSignals], Tensor]
+SignalLoss = Callable[[Tensor, TeacherSignals], Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def measure_fidelity(
     student: PreTrainedModel,
     samples: Samples,
     batches: Sequence[Sequence[int]],
-    loss: Loss,
+    loss: SignalLoss,
     output_rows: OutputRows | None = None,
 ) -> Fidelity:
     """Compares a cache with its teacher on some batches of samples, at the temperature of the cache.
@@ -156,7 +156,11 @@ def _compute_calibration_error(confidence: np.ndarray, reference: np.ndarray) ->
 
 
 def _compute_gradient(
-    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: TeacherSignals, output_rows: OutputRows
+    student: PreTrainedModel,
+    batch: dict[str, Tensor],
+    loss: SignalLoss,
+    targets: TeacherSignals,
+    output_rows: OutputRows,
 ) -> list[Tensor | None]:
     """Returns the gradient of the loss by each trained parameter, None for those that it doesn't depend on."""
     logits = find_logits(student(**select_inputs(batch)))

@@ -13,8 +13,8 @@ from distill.cache.format.identity import Identity
 from distill.cache.format.shard import compress_record
 from distill.cache.plan import Samples, group_batches
 from distill.cache.signals import Signal, SignalMask, TeacherOutputs
-from distill.cache.signals.rans import Table
-from distill.cache.signals.signal import Codebook, Row
+from distill.cache.signals.rans import FrequencyTable
+from distill.cache.signals.signal import Codebook, SignalRow
 from distill.errors import InputError
 from distill.losses.teacher_signals import SignalSource
 
@@ -72,7 +72,7 @@ def measure_cost(
     """Runs the teacher on a few batches spread over `rows`, measures the cost per token and fits the codebooks."""
     lengths = [int(samples.lengths[i]) for i in rows]
     count = FITTED_BATCHES if any(type(s).fit is not Signal.fit for s in identity.signals) else TIMED_BATCHES
-    extracted: dict[str, list[Row]] = {signal.name: [] for signal in identity.signals}
+    extracted: dict[str, list[SignalRow]] = {signal.name: [] for signal in identity.signals}
     seconds, tokens, largest = [], [], 0
     for batch in spread_batches(lengths, batch_tokens, count):
         start = time.perf_counter()
@@ -83,7 +83,8 @@ def measure_cost(
         seconds.append((time.perf_counter() - start) / tokens[-1])
         largest = max(largest, _count_tensor_bytes(outputs.tensors))
     codebooks: dict[str, Codebook] = {
-        s.name: {name: Table(starts) for name, starts in s.fit(extracted[s.name]).items()} for s in identity.signals
+        s.name: {name: FrequencyTable(starts) for name, starts in s.fit(extracted[s.name]).items()}
+        for s in identity.signals
     }
     size = sum(
         len(compress_record(s.encode(row, codebooks[s.name]), identity))

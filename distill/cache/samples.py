@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distill.cache.format.key import sample_key, sample_keys
 from distill.cache.plan import Samples
-from distill.data.batches.batches import Rows
+from distill.data.batches.batches import EncodedRows
 from distill.data.batches.encode import TokenRows, pad_rows, pad_tokens
 from distill.data.batches.packing import PackedRows
 from distill.data.masking.masks import MaskedBlocks, mask_tokens
@@ -54,7 +54,7 @@ def _repeat_masking(data: PackedRows) -> PackedRows:
     )
 
 
-def from_batches(data: Rows, pad_id: int) -> Samples:
+def from_batches(data: EncodedRows, pad_id: int) -> Samples:
     """Builds samples of rows whose contents are available only as collated batches."""
 
     def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:

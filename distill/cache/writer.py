@@ -11,7 +11,7 @@ import numpy as np
 from distill.cache.faults import ShardFault, find_faults, is_published, open_shard
 from distill.cache.format.identity import Identity
 from distill.cache.format.index import key_array
-from distill.cache.format.shard import DamagedError, claim, publish, shard_bytes, shard_path
+from distill.cache.format.shard import DamagedError, claim, publish_shard, shard_bytes, shard_path
 from distill.cache.format.store import (
     CACHE_JSON,
     SPARE,
@@ -33,10 +33,10 @@ from distill.cache.preflight import (
     measure_cost,
     run_teacher,
 )
-from distill.cache.signals.signal import Row
+from distill.cache.signals.signal import SignalRow
 from distill.errors import InputError
 
-POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 CACHE_FILE_PREFIXES = ("cache.", "codebook.", "index-", "shard-", SPARE)
 
 
@@ -265,7 +265,7 @@ class _Writer:
                 computed += sum(state == "computed" for _, state in states)
                 pending = [fault for fault, state in states if state == "claimed"]
                 if pending:
-                    time.sleep(POLL_SECONDS)
+                    time.sleep(_POLL_SECONDS)
         for partial in self.store.folder.glob("shard-*.partial"):
             with claim(partial):  # from a killed process: claiming and releasing the file removes it
                 pass
@@ -283,7 +283,7 @@ class _Writer:
                 return "published"
             if file is None:
                 return "claimed"
-            publish(file, path, self.compute(fault.number, coder, on_progress))
+            publish_shard(file, path, self.compute(fault.number, coder, on_progress))
             return "computed"
 
     def compute(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> bytes:
@@ -307,7 +307,7 @@ class _Writer:
                 records[signal.name] += encoded[i] if encoded else [intact[row][i] for row in batch]
         return shard_bytes(self.store.identity, number, key_array([self.samples.keys[i] for i in rows]), records)
 
-    def encode(self, extracted: Sequence[Sequence[Row]]) -> list[list[bytes]]:
+    def encode(self, extracted: Sequence[Sequence[SignalRow]]) -> list[list[bytes]]:
         """Returns the encoded records by signal, then sample."""
         pairs = zip(self.store.identity.signals, extracted, strict=True)
         return [

@@ -11,7 +11,7 @@ from distill.errors import InputError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 # Integer settings in the configs of stock families.
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings",
@@ -53,7 +53,7 @@ def read_config_json(folder: Path, role: str) -> dict[str, Any]:
         InputError: The file can't be read, or isn't a JSON object.
     """
     try:
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        content = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{role} {str(folder)!r}: config.json can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

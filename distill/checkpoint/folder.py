@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from distill.checkpoint.config import CONFIG, check_config
+from distill.checkpoint.config import CONFIG_FILE, check_config
 from distill.checkpoint.headers import read_headers
 from distill.errors import InputError
 
@@ -29,7 +29,7 @@ def locate_checkpoint(model: str, role: str = "teacher") -> Path:
         folder = _download(model, role)
     if not _query_path(folder.is_dir, model, role):
         raise InputError(f"{role} {model!r}: expected a folder with config.json and safetensors, found a file")
-    if not _query_path((folder / CONFIG).is_file, model, role):
+    if not _query_path((folder / CONFIG_FILE).is_file, model, role):
         raise InputError(f"{role} {model!r}: no config.json in the folder: the kind of model is unknown")
     check_config(folder, role)
     _check_files(folder, role)

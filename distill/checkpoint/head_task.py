@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-HEADS: Mapping[str, str] = {  # class name suffix -> task; bodies and language-modelling heads are no trained task
+_HEADS: Mapping[str, str] = {  # class name suffix -> task; bodies and language-modelling heads are no trained task
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "PooledModel": "sentence-embedding",
@@ -28,7 +28,7 @@ def task_of_head(architectures: Iterable[str], problem: str | None, labels: int 
             if problem is None and labels is None:
                 return ""
             return PROBLEMS.get(problem or ("regression" if labels == 1 else "single_label_classification"), "")
-        task = next((task for end, task in HEADS.items() if name.endswith(end)), None)
+        task = next((task for end, task in _HEADS.items() if name.endswith(end)), None)
         if task is not None:
             return task
     return ""

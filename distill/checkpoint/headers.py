@@ -13,7 +13,7 @@ INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Header:
+class WeightHeader:
     """The header of a stored weight; `dtype` in the notation of safetensors, such as F32 or I64."""
 
     file: Path
@@ -54,20 +54,20 @@ def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, Header]:
+def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, WeightHeader]:
     """Returns the header of each weight, by its name in the files.
 
     Raises:
         InputError: As in `weight_files`, or a file is missing, damaged or can't be read.
     """
-    headers: dict[str, Header] = {}
+    headers: dict[str, WeightHeader] = {}
     for file in weight_files(folder, role):
         try:
             file.open("rb").close()  # safetensors reports every file that it can't open as missing
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     stored = opened.get_slice(name)
-                    headers[name] = Header(file, tuple(stored.get_shape()), stored.get_dtype())
+                    headers[name] = WeightHeader(file, tuple(stored.get_shape()), stored.get_dtype())
         except SafetensorError as error:
             raise InputError(
                 f"{role} {str(folder)!r}: {file.name} is damaged or not a safetensors file: {error}"

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 
-SHOWN = 4  # maximum number of weight names in an error message
+_SHOWN = 4  # maximum number of weight names in an error message
 POOLER = "pooler"
 
 
@@ -24,7 +24,7 @@ class LoadingInfo(TypedDict):
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadReport:
     """The loading report of `from_pretrained` for a model's weights, by their names in the model.
 
     Args:
@@ -65,7 +65,7 @@ class Report:
             )
 
 
-def build_report(model: PreTrainedModel, info: LoadingInfo) -> Report:
+def build_load_report(model: PreTrainedModel, info: LoadingInfo) -> LoadReport:
     """Builds the loading report of `model`, with the weights of body and head separated."""
     missing, unexpected = _sort_naturally(info["missing_keys"]), _sort_naturally(info["unexpected_keys"])
     reshaped = sorted((name, list(stored), list(expected)) for name, stored, expected in info["mismatched_keys"])
@@ -83,7 +83,7 @@ def build_report(model: PreTrainedModel, info: LoadingInfo) -> Report:
         ),
         *info["error_msgs"],
     ]
-    return Report(
+    return LoadReport(
         type(model).__name__,
         head_missing=tuple(name for name in missing if name in optional),
         head_reshaped=tuple(each for each in reshaped if not each[0].startswith(prefix)),
@@ -93,7 +93,7 @@ def build_report(model: PreTrainedModel, info: LoadingInfo) -> Report:
     )
 
 
-def describe_missing_head(report: Report) -> str:
+def describe_missing_head(report: LoadReport) -> str:
     """Describes a checkpoint whose files have no weights of the head that its config names."""
     others = f", but {list_names(report.left_over)}" if report.left_over else ""
     return f"the files have no weights of its head ({list_names(report.head_missing)}){others}"
@@ -102,7 +102,7 @@ def describe_missing_head(report: Report) -> str:
 def list_names(names: Iterable[str]) -> str:
     """Returns names as text: the first ones, and how many more there are."""
     found = list(names)
-    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 def _body_prefix(model: PreTrainedModel) -> str:

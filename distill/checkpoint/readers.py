@@ -10,12 +10,12 @@ from pathlib import Path
 
 from distill.checkpoint.auto_class import AutoClass
 
-READERS: dict[str, str] = {}  # file in the folder -> module:class with `from_pretrained`
+CHECKPOINT_READERS: dict[str, str] = {}  # file in the folder -> module:class with `from_pretrained`
 
 
 def find_reader(folder: Path) -> AutoClass | None:
     """Returns the class that reads the checkpoint in `folder`; None if an auto class reads it."""
-    for file, name in READERS.items():
+    for file, name in CHECKPOINT_READERS.items():
         if (folder / file).is_file():
             module, _, attributes = name.partition(":")
             reader: AutoClass = attrgetter(attributes)(import_module(module))

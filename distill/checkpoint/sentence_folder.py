@@ -8,13 +8,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from distill.checkpoint.sentence_form import POOLINGS, Projection, SentenceForm
+from distill.checkpoint.sentence_form import POOLINGS, DenseProjection, SentenceForm
 from distill.errors import InputError
 
 MODULES = "modules.json"
-SETTINGS = "config_sentence_transformers.json"
+_SETTINGS = "config_sentence_transformers.json"
 BODY_SETTINGS = "sentence_bert_config.json"
-WEIGHTS = "model.safetensors"
+_WEIGHTS = "model.safetensors"
 POOLING_SETTINGS = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -28,7 +28,7 @@ ACTIVATION_CLASSES = {
     "GELU": "torch.nn.modules.activation.GELU",
 }
 ORDER = "Transformer, Pooling, any number of Dense, Normalize or none"
-Weights = list[dict[str, Tensor]]  # weight and bias of each projection
+ModuleWeights = list[dict[str, Tensor]]  # weight and bias of each projection
 
 
 def is_sentence_folder(folder: Path) -> bool:
@@ -98,7 +98,7 @@ def _check_settings(folder: Path) -> None:
     Raises:
         InputError: The model is not a SentenceTransformer, or it has a default prompt, which precedes every text.
     """
-    settings = _read_json_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = _read_json_object(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
     kind = settings.get("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
         raise InputError(
@@ -106,12 +106,12 @@ def _check_settings(folder: Path) -> None:
         )
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict):
-        raise InputError(f"model {str(folder)!r}: expected prompts by name in {SETTINGS}, found {prompts!r}")
+        raise InputError(f"model {str(folder)!r}: expected prompts by name in {_SETTINGS}, found {prompts!r}")
     name = settings.get("default_prompt_name")
     prompt = prompts.get(name) if isinstance(name, str) else None
     if prompt:
         raise InputError(
-            f"model {str(folder)!r}: expected no default prompt, found {prompt!r} in {SETTINGS}: texts would be "
+            f"model {str(folder)!r}: expected no default prompt, found {prompt!r} in {_SETTINGS}: texts would be "
             "embedded without it; prepend it to the texts in your data and set default_prompt_name to null"
         )
 
@@ -132,7 +132,7 @@ def _read_pooling(file: Path) -> str:
     return names[modes[0]]
 
 
-def _read_projection(file: Path) -> Projection:
+def _read_projection(file: Path) -> DenseProjection:
     settings = _read_json_object(file)
     vectors = [settings.get(f"module_{end}_name", "sentence_embedding") for end in ("input", "output")]
     is_known = all(vector in ("sentence_embedding", None) for vector in vectors)
@@ -143,7 +143,7 @@ def _read_projection(file: Path) -> Projection:
             "on another vector or without a width: it isn't supported"
         )
     name = str(settings.get("activation_function", ACTIVATION_CLASSES["Tanh"])).rpartition(".")[2]
-    return Projection(int(width), bool(settings.get("bias", True)), name)
+    return DenseProjection(int(width), bool(settings.get("bias", True)), name)
 
 
 def _read_max_length(folder: Path) -> int | None:
@@ -176,26 +176,26 @@ def _lowercases(folder: Path) -> bool:
     return '"lowercase": true' in rules or '"Lowercase"' in rules
 
 
-def read_projections(folder: Path) -> Weights:
+def read_projections(folder: Path) -> ModuleWeights:
     """Returns the weights of the folder's Dense modules.
 
     Raises:
         InputError: The weights don't exist as safetensors, or are damaged.
     """
-    found: Weights = []
+    found: ModuleWeights = []
     for path in (path for kind, path in _read_modules(folder) if kind == "Dense"):
         try:
-            weights = load_file(folder / path / WEIGHTS)
+            weights = load_file(folder / path / _WEIGHTS)
         except (OSError, SafetensorError) as error:
             raise InputError(
-                f"model {str(folder)!r}: expected the weights of a Dense in {path}/{WEIGHTS}: {error}; pickles aren't "
+                f"model {str(folder)!r}: expected the weights of a Dense in {path}/{_WEIGHTS}: {error}; pickles aren't "
                 "read, since they can run any code"
             ) from error
         found.append({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
     return found
 
 
-def write_form(form: SentenceForm, width: int, projections: Weights, folder: Path) -> None:
+def write_form(form: SentenceForm, width: int, projections: ModuleWeights, folder: Path) -> None:
     """Writes all but the Transformer's own files, so that `SentenceTransformer(folder)` computes the model's vectors.
 
     Module and setting names are those of the library's first releases, which all later releases can read.
@@ -217,7 +217,7 @@ def write_form(form: SentenceForm, width: int, projections: Weights, folder: Pat
         (folder / path).mkdir(exist_ok=True)
     _write_json(folder / MODULES, modules)
     general: dict[str, object] = {"model_type": "SentenceTransformer", "prompts": {}, "default_prompt_name": None}
-    _write_json(folder / SETTINGS, general | {"similarity_fn_name": "cosine"})
+    _write_json(folder / _SETTINGS, general | {"similarity_fn_name": "cosine"})
     _write_json(folder / BODY_SETTINGS, {"max_seq_length": form.max_length, "do_lower_case": False})
     # Without the entry, mean would be enabled too.
     mode = {POOLING_SETTINGS["mean"]: False} | {POOLING_SETTINGS[form.pooling]: True}
@@ -226,7 +226,7 @@ def write_form(form: SentenceForm, width: int, projections: Weights, folder: Pat
         settings: dict[str, object] = {"in_features": width, "out_features": each.width, "bias": each.bias}
         settings |= {"activation_function": ACTIVATION_CLASSES[each.activation]}
         _write_json(folder / path / "config.json", settings)
-        save_file({f"linear.{name}": tensor.contiguous() for name, tensor in weights.items()}, folder / path / WEIGHTS)
+        save_file({f"linear.{name}": tensor.contiguous() for name, tensor in weights.items()}, folder / path / _WEIGHTS)
         width = each.width
 
 

@@ -7,11 +7,11 @@ from transformers import PretrainedConfig
 from distill.errors import InputError
 
 POOLINGS = ("mean", "cls", "max", "lasttoken")
-ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")
 
 
 @dataclass(frozen=True)
-class Projection:
+class DenseProjection:
     """A linear map of the pooled vector, followed by an element-wise activation, one of ACTIVATIONS."""
 
     width: int
@@ -31,14 +31,14 @@ class SentenceForm:
     """
 
     pooling: str = "mean"
-    projections: tuple[Projection, ...] = ()
+    projections: tuple[DenseProjection, ...] = ()
     normalize: bool = False
     max_length: int | None = None
 
     def __post_init__(self) -> None:
         for found, known, what in (
             (self.pooling, POOLINGS, "pooling"),
-            *((each.activation, ACTIVATIONS, "activation of a Dense") for each in self.projections),
+            *((each.activation, _ACTIVATIONS, "activation of a Dense") for each in self.projections),
         ):
             if found not in known:
                 raise InputError(
@@ -57,7 +57,7 @@ def get_form(config: PretrainedConfig) -> SentenceForm | None:
     stored = getattr(config, "sentence", None)
     if stored is None:
         return None
-    return SentenceForm(**stored | {"projections": tuple(Projection(**each) for each in stored["projections"])})
+    return SentenceForm(**stored | {"projections": tuple(DenseProjection(**each) for each in stored["projections"])})
 
 
 def set_form(config: PretrainedConfig, form: SentenceForm) -> None:

@@ -9,7 +9,7 @@ from distill.checkpoint.config import check_config, in_one_line
 from distill.errors import InputError
 
 TOKENIZER = "tokenizer.json"
-SETTINGS = "tokenizer_config.json"
+_SETTINGS = "tokenizer_config.json"
 REQUIRED = ("vocab_file", "merges_file")  # among the files that a slow tokenizer's class names
 
 
@@ -39,7 +39,7 @@ def _check_files(tokenizer: PreTrainedTokenizerBase, folder: Path, role: str) ->
     """
     if (folder / TOKENIZER).is_file():
         return
-    files = [name for key, name in type(tokenizer).vocab_files_names.items() if key in REQUIRED] or [SETTINGS]
+    files = [name for key, name in type(tokenizer).vocab_files_names.items() if key in REQUIRED] or [_SETTINGS]
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         raise InputError(

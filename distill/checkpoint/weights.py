@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import in_one_line, load_config
-from distill.checkpoint.headers import Header, read_headers
-from distill.checkpoint.load_report import Report, build_report, list_names
+from distill.checkpoint.headers import WeightHeader, read_headers
+from distill.checkpoint.load_report import LoadReport, build_load_report, list_names
 from distill.errors import InputError
 
 BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")  # integers in old files
@@ -50,11 +50,11 @@ def load_model(
         model, info = auto.from_pretrained(
             folder, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True, **settings
         )
-    build_report(model, info).check(folder, role, new_head=new_head)
+    build_load_report(model, info).check(folder, role, new_head=new_head)
     return model
 
 
-def read_report(auto: AutoClass, folder: Path, role: str = "model") -> Report | None:
+def read_report(auto: AutoClass, folder: Path, role: str = "model") -> LoadReport | None:
     """Returns the loading report of the checkpoint in `folder`, from the headers of its files; weights are not read.
 
     None for a quantized checkpoint, whose weights have other names and types until its own loader has converted them.
@@ -80,7 +80,7 @@ def read_report(auto: AutoClass, folder: Path, role: str = "model") -> Report | 
             output_loading_info=True,
         )
     _check_types(headers, model, set(info["unexpected_keys"]), f"{role} {str(folder)!r}")
-    return build_report(model, info)
+    return build_load_report(model, info)
 
 
 def check_weights(auto: AutoClass, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
@@ -105,10 +105,10 @@ def check_weights(auto: AutoClass, folder: Path, role: str, *, new_head: bool = 
                 *(role, str(folder), report.model, list_names(report.left_over)),
             )
     if finite:
-        check_finite(folder, role)
+        check_finite_weights(folder, role)
 
 
-def check_finite(folder: Path, role: str = "model") -> None:
+def check_finite_weights(folder: Path, role: str = "model") -> None:
     """Checks that all floating-point weights are finite; reads them one at a time.
 
     Raises:
@@ -133,7 +133,7 @@ def check_finite(folder: Path, role: str = "model") -> None:
         )
 
 
-def is_integer_weight(name: str, header: Header) -> bool:
+def is_integer_weight(name: str, header: WeightHeader) -> bool:
     """Returns whether a header belongs to a weight of integers; counting buffers and masks are not weights."""
     if header.is_float or header.dtype == "BOOL" or (header.dtype == "U8" and name.endswith(MASKS)):
         return False
@@ -143,7 +143,7 @@ def is_integer_weight(name: str, header: Header) -> bool:
 class _UnreadTensor:
     """A placeholder for a stored weight while transformers loads: it is read as a tensor on the meta device."""
 
-    def __init__(self, header: Header):
+    def __init__(self, header: WeightHeader):
         self.shape = header.shape
 
     def __getitem__(self, index: object) -> "_UnreadTensor":
@@ -189,7 +189,9 @@ def _explain_error(error: Exception) -> str:
     return f"no model can be built from its config.json: {message}"
 
 
-def _check_types(headers: Mapping[str, Header], model: PreTrainedModel, left_over: Iterable[str], where: str) -> None:
+def _check_types(
+    headers: Mapping[str, WeightHeader], model: PreTrainedModel, left_over: Iterable[str], where: str
+) -> None:
     """Checks that weights are floating-point numbers.
 
     Raises:

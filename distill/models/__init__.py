@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from distill.models.inputs import build_inputs, select_inputs
     from distill.models.layer_sizes import read_layer_sizes
     from distill.models.output_head import find_head, restrict_logits
-    from distill.models.packed_inputs import build_packed_inputs, check_packing
+    from distill.models.packed_inputs import build_packed_inputs, check_family_packing
     from distill.models.sentence_encoder import PooledModel, SentenceOutput, pool_states
 
 EXPORTS = {
@@ -23,7 +23,7 @@ EXPORTS = {
     "build_packed_inputs": "packed_inputs",
     "capture_attention_vectors": "attention",
     "check_causal_lm": "generation",
-    "check_packing": "packed_inputs",
+    "check_family_packing": "packed_inputs",
     "find_end_tokens": "generation",
     "find_head": "output_head",
     "generate": "generation",
@@ -41,7 +41,7 @@ __all__ = [
     "build_packed_inputs",
     "capture_attention_vectors",
     "check_causal_lm",
-    "check_packing",
+    "check_family_packing",
     "find_end_tokens",
     "find_head",
     "generate",

@@ -140,7 +140,7 @@ def _find_first_position(model: PreTrainedModel) -> int:
 
 
 @torch.no_grad()
-def check_packing(model: PreTrainedModel) -> None:
+def check_family_packing(model: PreTrainedModel) -> None:
     """Checks a model family by packing: two short documents in one row must get the outputs of each document alone.
 
     Raises:

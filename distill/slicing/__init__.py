@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.slicing.build import prune
-    from distill.slicing.factorise import factorise_embeddings
+    from distill.slicing.factorise_table import factorise_embeddings
     from distill.slicing.masked import mask_model
     from distill.slicing.shape import Shape
-    from distill.slicing.tracing.axes import Axis, Kept, Kind, Role, Slot
+    from distill.slicing.tracing.axes import Axis, AxisKind, Kept, Role, Slot
     from distill.slicing.tracing.trace import Traced, find_axes, trace
 
 EXPORTS = {
     "Axis": "tracing.axes",
     "Kept": "tracing.axes",
-    "Kind": "tracing.axes",
+    "AxisKind": "tracing.axes",
     "Role": "tracing.axes",
     "Shape": "shape",
     "Slot": "tracing.axes",
     "Traced": "tracing.trace",
-    "factorise_embeddings": "factorise",
+    "factorise_embeddings": "factorise_table",
     "find_axes": "tracing.trace",
     "mask_model": "masked",
     "prune": "build",
@@ -31,7 +31,7 @@ EXPORTS = {
 __all__ = [
     "Axis",
     "Kept",
-    "Kind",
+    "AxisKind",
     "Role",
     "Shape",
     "Slot",

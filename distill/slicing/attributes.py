@@ -1,8 +1,8 @@
 """The config attributes that hold a model's sizes, by family; this module doesn't import torch."""
 
-LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
+LAYER_ATTRIBUTES = ("num_hidden_layers", "n_layers", "n_layer")
 HIDDEN = ("hidden_size", "dim", "n_embd")
-HEADS = ("num_attention_heads", "n_heads", "n_head")
+HEAD_ATTRIBUTES = ("num_attention_heads", "n_heads", "n_head")
 # A config stores every keyword that it is given: a GPT-2 with `intermediate_size` still reads `n_inner`.
 FFN = ("n_inner", "ffn_dim", "d_ff", "hidden_dim", "intermediate_size")
 

@@ -12,7 +12,7 @@ from distill.checkpoint.layers import find_layer_stack, rename_layer
 from distill.checkpoint.pruned import modeling_pruned
 from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, is_pruned
 from distill.errors import InputError
-from distill.slicing.config import Sizes, build_pruned_config, find_stock_config
+from distill.slicing.config import PrunedSizes, build_pruned_config, find_stock_config
 from distill.slicing.factors import find_kept_rank, merge_factor_shapes, merge_factors
 from distill.slicing.shape import Shape, check_shape
 from distill.slicing.tracing.axes import Axis
@@ -22,7 +22,7 @@ BY_HEADS = ("num_attention_heads", "num_heads", "n_heads", "num_key_value_heads"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelDefinition:
     """The class and config of the model to build.
 
     Args:
@@ -85,28 +85,28 @@ def build_filled(
     return result
 
 
-def plan_model(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Plan:
+def plan_model(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> ModelDefinition:
     """Chooses the class by building an empty model of the stock class and comparing it with the pruned shapes."""
     check_shape(model, axes, shape)
     stock = type(model).stock if is_pruned(model) else type(model)  # type: ignore[attr-defined]
     dense, sizes = dense_stock_config(model.config), measure_sizes(model, axes, shape)
     if sizes.vocabulary is not None:
         dense.vocab_size, dense.pad_token_id = sizes.vocabulary, sizes.pad
-    shapes = list_shapes(model, axes, shape)
+    shapes = list_pruned_shapes(model, axes, shape)
     config = find_stock_config(stock, dense, sizes, shapes)
     if not isinstance(config, str):
-        return Plan(stock, stock, config, None, sizes.rank)
+        return ModelDefinition(stock, stock, config, None, sizes.rank)
     kind = getattr(modeling_pruned, f"Pruned{stock.__name__}")
     own = build_pruned_config(stock, dense, sizes, shapes, list_head_attributes(model, axes, shape))
-    return Plan(kind, stock, own, config, sizes.rank)
+    return ModelDefinition(kind, stock, own, config, sizes.rank)
 
 
-def measure_sizes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Sizes:
+def measure_sizes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PrunedSizes:
     """Returns the sizes of the pruned model."""
     units = {axis.name: shape.count_units(axis) for axis in axes}
     layers = model.config.pruned["layers"] if is_pruned(model) else range(model.config.num_hidden_layers)
     cut = "vocabulary" in shape.kept
-    return Sizes(
+    return PrunedSizes(
         stack=find_layer_stack(model),
         layers=tuple(layers[i] for i in shape.layers),
         hidden=units.get("hidden", model.config.hidden_size),
@@ -115,7 +115,7 @@ def measure_sizes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) ->
         heads=tuple(units[name] for i in shape.layers if (name := f"layers.{i}.heads") in units),
         ffn=tuple(units[name] for i in shape.layers if (name := f"layers.{i}.ffn") in units),
         width=min((slot.inner for axis in axes if axis.kind == "heads" for slot in axis.slots), default=None),
-        rank=find_kept_rank(model, list_shapes(model, axes, shape)),
+        rank=find_kept_rank(model, list_pruned_shapes(model, axes, shape)),
     )
 
 
@@ -144,7 +144,7 @@ def find_padding(model: PreTrainedModel, shape: Shape) -> int | None:
     return new
 
 
-def list_shapes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, tuple[int, ...]]:
+def list_pruned_shapes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, tuple[int, ...]]:
     """Returns name -> shape of each weight of the pruned model, without slicing any."""
     cuts = list_cuts(axes, shape.kept)
     sizes = {name: {dim: len(coordinates) for dim, coordinates in cut} for name, cut in cuts.items()}

@@ -20,7 +20,7 @@ Setting = bool | int | float | str | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PrunedSizes:
     """The sizes of a pruned model.
 
     Args:
@@ -85,7 +85,7 @@ def resize_config(
     return new
 
 
-def resize_pruned(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
+def resize_pruned(config: PreTrainedConfig, sizes: PrunedSizes) -> PreTrainedConfig:
     """Returns a copy of a dense stock config with the given sizes; of sizes that differ between layers, the largest."""
     groups = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     most = max(sizes.heads, default=None)
@@ -100,7 +100,7 @@ def resize_pruned(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
 
 
 def find_stock_config(
-    kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: Sizes, shapes: Shapes
+    kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: PrunedSizes, shapes: Shapes
 ) -> PreTrainedConfig | str:
     """Returns the config with which the stock class equals the pruned model, or the reason why there is none."""
     if sizes.rank:
@@ -120,7 +120,7 @@ def find_stock_config(
     return find_difference(empty_model(kind, dense), stock, sizes) or config
 
 
-def find_difference(dense: PreTrainedModel, stock: PreTrainedModel, sizes: Sizes) -> str | None:
+def find_difference(dense: PreTrainedModel, stock: PreTrainedModel, sizes: PrunedSizes) -> str | None:
     """Returns how a kept layer of the stock class differs from the layer before pruning, None if it doesn't."""
     changes = list_changed_numbers(dense.config, stock.config, sizes.width)
     dense_modules = {rename_layer(name, sizes.stack, sizes.layers): module for name, module in dense.named_modules()}
@@ -128,7 +128,7 @@ def find_difference(dense: PreTrainedModel, stock: PreTrainedModel, sizes: Sizes
         old = dense_modules[name]
         if type(old) is not type(module):
             return f"{name}: it was {type(old).__name__}, the stock class builds {type(module).__name__}"
-        before, after = list_settings(old), list_settings(module)
+        before, after = list_module_settings(old), list_module_settings(module)
         for key in before.keys() | after.keys():
             pair = before.get(key), after.get(key)
             if pair[0] != pair[1] and pair not in changes:
@@ -136,7 +136,7 @@ def find_difference(dense: PreTrainedModel, stock: PreTrainedModel, sizes: Sizes
     return None
 
 
-def list_settings(module: nn.Module) -> dict[str, Setting]:
+def list_module_settings(module: nn.Module) -> dict[str, Setting]:
     """Returns the plain settings of a module and the shapes of its buffers. Sizes of weights are compared as shapes."""
     kinds = (bool, float, str, type(None)) if module._parameters else (bool, int, float, str, type(None))
     plain = {k: v for k, v in vars(module).items() if isinstance(v, kinds) and k not in POSITIONAL and k[0] != "_"}
@@ -156,7 +156,7 @@ def list_changed_numbers(
 def build_pruned_config(
     kind: type[PreTrainedModel],
     dense: PreTrainedConfig,
-    sizes: Sizes,
+    sizes: PrunedSizes,
     shapes: Shapes,
     attributes: Mapping[str, Mapping[str, int]],
 ) -> PreTrainedConfig:

@@ -14,7 +14,7 @@ from distill.checkpoint.pruned import modeling_pruned
 from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, is_pruned
 from distill.errors import InputError
 from distill.slicing.build import build_filled
-from distill.slicing.config import Sizes, build_pruned_config
+from distill.slicing.config import PrunedSizes, build_pruned_config
 from distill.slicing.factors import count_factor_parameters, find_factor_names
 
 UNSEEN = 1e-3  # weight of an unused token: small enough to matter only once all used tokens are represented
@@ -47,7 +47,7 @@ def factorise_embeddings(
     """
     whole = multiply_factors(model)
     check_rank(model, rank, *whole.shape)
-    left, right = factorise(whole, rank, weigh_tokens(counts, len(whole)))
+    left, right = factorise_table(whole, rank, weigh_tokens(counts, len(whole)))
     table, projection = find_factor_names(model)
     weights = dict(model.state_dict())
     old = weights[table]
@@ -57,12 +57,12 @@ def factorise_embeddings(
     kind = getattr(modeling_pruned, f"Pruned{type(model).__name__}")
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     layers = tuple(range(model.config.num_hidden_layers))
-    sizes = Sizes(find_layer_stack(model), layers, model.config.hidden_size, rank=rank)
+    sizes = PrunedSizes(find_layer_stack(model), layers, model.config.hidden_size, rank=rank)
     config = build_pruned_config(type(model), dense_stock_config(model.config), sizes, shapes, {})
     return build_filled(kind, config, weights, model)
 
 
-def factorise(
+def factorise_table(
     table: Float64[Tensor, "tokens width"], rank: int, weights: Float64[Tensor, "tokens"]
 ) -> tuple[Float64[Tensor, "tokens rank"], Float64[Tensor, "rank width"]]:
     """Returns the two factors of that rank closest to the table, with each row's squared error weighted by `weights`.

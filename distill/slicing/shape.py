@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from distill.errors import InputError
 from distill.slicing.tracing.axes import Axis, Kept
 
-SHOWN = 20  # numbers that a message lists
+_SHOWN = 20  # numbers that a message lists
 
 
 class PlainShape(TypedDict):
@@ -82,6 +82,6 @@ def check_indices(name: str, indices: Sequence[int], count: int) -> None:
     ascending = all(a < b for a, b in zip(indices, indices[1:], strict=False))
     if not ascending or indices[0] < 0 or indices[-1] >= count:
         raise InputError(
-            f"{name}: expected ascending indices from 0 to {count - 1}, found {list(indices)[:SHOWN]}: units would be "
+            f"{name}: expected ascending indices from 0 to {count - 1}, found {list(indices)[:_SHOWN]}: units would be "
             "missing or repeated"
         )

@@ -9,7 +9,9 @@ from distill.checkpoint.layers import rename_layer
 from distill.slicing.tracing.axes import Axis, Kept
 
 Weights = dict[str, Tensor]
-Cuts = Mapping[str, Sequence[tuple[int, Tensor]]]  # weight -> (dimension, its kept coordinates) of each one that is cut
+_Cuts = Mapping[
+    str, Sequence[tuple[int, Tensor]]
+]  # weight -> (dimension, its kept coordinates) of each one that is cut
 
 
 def select_layers(weights: Mapping[str, Tensor], stack: str, layers: Sequence[int]) -> Weights:
@@ -28,7 +30,7 @@ def list_cuts(axes: Iterable[Axis], kept: Kept) -> dict[str, list[tuple[int, Ten
     return cuts
 
 
-def cut_weights(weights: Mapping[str, Tensor], cuts: Cuts) -> Weights:
+def cut_weights(weights: Mapping[str, Tensor], cuts: _Cuts) -> Weights:
     """Returns the weights at the kept coordinates; weights that aren't cut are the given tensors themselves."""
     cut = dict(weights)
     for name in cut.keys() & cuts.keys():

@@ -12,10 +12,10 @@ from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
 from distill.errors import InputError
 from distill.student.embeddings import narrowed
 from distill.student.family import ENCODERS, family_of
-from distill.student.spec import Spec, resolve
+from distill.student.spec import StudentSpec, resolve_sizes
 
 STOCK = "MobileBert"
-HEADS = ("ForSequenceClassification", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "Model")
+_HEADS = ("ForSequenceClassification", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "Model")
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Blocks:
 # (Sun et al. 2020, MobileBERT, arXiv 2004.02984, table 1). The teacher's stream is equally wide; its inverted
 # bottlenecks are 1,024 inside a stream of 512.
 QUARTER = Fraction(1, 4)
-BLOCKS = {
+_BLOCKS = {
     "mobilebert": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 4, False, "no_norm"),
     "mobilebert-tiny": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 2, True, "no_norm"),
     "inverted-bottleneck": Blocks(Fraction(1, 2), Fraction(2), QUARTER, None, 1, True, "layer_norm"),
 }
 
 
-def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfig:
+def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBertConfig:
     """Returns the stock config of the student for a preset of `BLOCKS` and the sizes after it.
 
     Raises:
@@ -64,9 +64,9 @@ def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfi
             f"student {given.text}: expected an encoder as teacher, among {', '.join(ENCODERS)}, found "
             f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
         )
-    old, blocks = family_of(teacher).sizes(teacher), BLOCKS[given.preset]
+    old, blocks = family_of(teacher).sizes(teacher), _BLOCKS[given.preset]
     plain = [f"layers={','.join(map(str, given.requested['layers']))}"] if "layers" in given.requested else []
-    layers = resolve(",".join(["fresh", *plain]), old).layers if plain else old.layers
+    layers = resolve_sizes(",".join(["fresh", *plain]), old).layers if plain else old.layers
     requested = {key: numbers[0] for key, numbers in given.requested.items() if key != "layers"}
     hidden = requested.get("hidden", int(old.hidden * blocks.hidden))
     heads = requested.get("heads", old.heads)
@@ -80,7 +80,7 @@ def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfi
         "num_attention_heads": heads,
         "num_hidden_layers": len(layers),
     }
-    check_sizes(sizes)
+    check_bottleneck_sizes(sizes)
     return MobileBertConfig(
         **sizes,  # type: ignore[arg-type]
         vocab_size=teacher.vocab_size,
@@ -106,7 +106,7 @@ def activation(teacher: PretrainedConfig) -> str:
     return result
 
 
-def check_sizes(sizes: dict[str, int]) -> None:
+def check_bottleneck_sizes(sizes: dict[str, int]) -> None:
     """Checks the sizes of a bottleneck student.
 
     Raises:
@@ -124,7 +124,7 @@ def check_sizes(sizes: dict[str, int]) -> None:
         )
 
 
-def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> PreTrainedModel:
+def build_bottlenecks(teacher: PreTrainedModel, given: StudentSpec, seed: int = 0) -> PreTrainedModel:
     """Builds a stock MobileBert for the teacher's task, with blocks initialised at random from `seed`.
 
     The student takes from the teacher the token embeddings, approximated at the student's width, and, if its stream is
@@ -139,10 +139,10 @@ def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> P
     queries, keys and values of the inverted bottlenecks take the narrow stream as input; here they take the wide input,
     as in the teacher.
     """
-    task = next((each for each in HEADS if type(teacher).__name__.endswith(each)), None)
+    task = next((each for each in _HEADS if type(teacher).__name__.endswith(each)), None)
     if task is None:
         raise InputError(
-            f"student {given.text}: expected a teacher with one of {', '.join(HEADS)}, found {type(teacher).__name__}"
+            f"student {given.text}: expected a teacher with one of {', '.join(_HEADS)}, found {type(teacher).__name__}"
         )
     config = bottleneck_config(teacher.config, given)
     with torch.random.fork_rng(devices=[]):
@@ -153,7 +153,7 @@ def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> P
 
 
 @torch.no_grad()
-def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) -> None:
+def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, given: StudentSpec) -> None:
     """Copies the teacher's weights that the student can use; see `build_bottlenecks`."""
     own, width = student.config, teacher.config.hidden_size
     body: Any = student.base_model

@@ -22,7 +22,7 @@ from distill.student.embeddings import factorised
 from distill.student.family import FAMILIES, Family, family_of
 from distill.student.first_layer import without_first_norm
 from distill.student.selection import select_coordinates
-from distill.student.spec import Sizes, parse_spec, resolve
+from distill.student.spec import Sizes, parse_spec, resolve_sizes
 
 
 def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrainedModel:
@@ -71,7 +71,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     """
     family, stack = family_of(teacher.config), find_layer_stack(teacher)
     old = family.sizes(teacher.config)
-    new = resolve(spec, old)
+    new = resolve_sizes(spec, old)
     weights = select_layers({k: v.detach() for k, v in teacher.state_dict().items()}, stack, new.layers)
     if family.bare_first:
         place = new.layers.index(0) if 0 in new.layers else None
@@ -82,12 +82,14 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     if has_other_widths(old, new) or set(factors) != {1.0}:
         traced = trace(get_stock_body(teacher)).select_layers(stack, new.layers)
         left_out = traced.left_out
-        traced = widen_hidden_axis(traced, list_shapes(weights), list_shapes(student.state_dict()), old, new)
+        traced = widen_hidden_axis(
+            traced, list_weight_shapes(weights), list_weight_shapes(student.state_dict()), old, new
+        )
         cuts = select_coordinates(weights, traced, stack, old, new)
         weights = cut_weights(sharpen_queries(weights, traced, stack, factors), cuts)
     if new.embeddings:
         weights = factorised(weights, family.projects, new.embeddings)
-    check_shapes(list_shapes(weights), list_shapes(student.state_dict()), left_out, spec)
+    check_shapes(list_weight_shapes(weights), list_weight_shapes(student.state_dict()), left_out, spec)
     return weights
 
 
@@ -97,7 +99,7 @@ def has_other_widths(old: Sizes, new: Sizes) -> bool:
     return before != after
 
 
-def list_shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def list_weight_shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Returns name -> shape of each weight."""
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 
@@ -176,8 +178,8 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     given = parse_spec(spec)
     if given.is_blocks:
         return bottleneck_config(teacher, given)
-    family, old = family_of(teacher), read_sizes(teacher)
-    new = resolve(spec, old)
+    family, old = family_of(teacher), read_teacher_sizes(teacher)
+    new = resolve_sizes(spec, old)
     if family.fills and new.heads != old.heads:
         raise InputError(f"student heads={new.heads}: expected the teacher's {old.heads}: they fill a width that stays")
     config = resize_config(teacher, new.layers, new.hidden, heads=new.heads, key_value_heads=new.groups, ffn=new.ffn)
@@ -197,7 +199,7 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     return config
 
 
-def read_sizes(config: PretrainedConfig) -> Sizes:
+def read_teacher_sizes(config: PretrainedConfig) -> Sizes:
     """Returns the sizes in a teacher's config.
 
     Raises:

@@ -5,8 +5,9 @@ import re
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]
-TABLES = r"(?:^|\.)embeddings\.\w+_embeddings\.weight$"
+from distill.slicing.weights import Weights
+
+_TABLES = r"(?:^|\.)embeddings\.\w+_embeddings\.weight$"
 
 
 def narrowed(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -26,7 +27,7 @@ def narrowed(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 def factorised(weights: Weights, projection: str, rank: int) -> Weights:
     """Returns the weights with all embedding tables reduced to width `rank`, and `projection` back to full width."""
-    tables = {name: weight for name, weight in weights.items() if re.search(TABLES, name)}
+    tables = {name: weight for name, weight in weights.items() if re.search(_TABLES, name)}
     words = next(name for name in tables if name.endswith("word_embeddings.weight"))
     before = weights.get(projection)
     wide = {name: table if before is None else table @ before.T for name, table in tables.items()}

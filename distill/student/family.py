@@ -9,7 +9,7 @@ class, and their heads keep their width.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distill.slicing.attributes import FFN, HEADS, HIDDEN, LAYERS, find_attribute
+from distill.slicing.attributes import FFN, HEAD_ATTRIBUTES, HIDDEN, LAYER_ATTRIBUTES, find_attribute
 from distill.student.spec import Sizes
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Family:
             AttributeError: The config has no attribute for one of the sizes.
         """
         count, hidden, heads, ffn = (
-            getattr(config, find_attribute(config, names)) for names in (LAYERS, HIDDEN, HEADS, FFN)
+            getattr(config, find_attribute(config, names)) for names in (LAYER_ATTRIBUTES, HIDDEN, HEAD_ATTRIBUTES, FFN)
         )
         own = getattr(config, self.fills) // heads if self.fills else getattr(config, "head_dim", None)
         kv = getattr(config, "num_key_value_heads", None) or heads

@@ -3,7 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-Weights = dict[str, Tensor]
+from distill.slicing.weights import Weights
+
 NORM = "attn_norm"  # present in every layer except the first
 READER = "attn.Wqkv"
 EMBEDDINGS = "embeddings"

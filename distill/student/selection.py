@@ -9,17 +9,17 @@ from torch import Tensor
 
 from distill.slicing.tracing.axes import Axis
 from distill.slicing.tracing.classify import layer_of
-from distill.slicing.tracing.projections import Part, Projection
+from distill.slicing.tracing.projections import AttentionProjection, ProjectionRole
 from distill.slicing.tracing.trace import Traced
 from distill.slicing.weights import list_cuts
 from distill.student.spec import Sizes
 
-PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
-Cuts = dict[str, list[tuple[int, Tensor]]]
+_PARTS: tuple[ProjectionRole, ...] = ("query", "key", "value", "output")
+_Cuts = dict[str, list[tuple[int, Tensor]]]
 Squares = Float64[Tensor, "units"]
 
 
-def select_coordinates(weights: Mapping[str, Tensor], traced: Traced, stack: str, old: Sizes, new: Sizes) -> Cuts:
+def select_coordinates(weights: Mapping[str, Tensor], traced: Traced, stack: str, old: Sizes, new: Sizes) -> _Cuts:
     """Returns weight -> (dimension, kept coordinates) for every dimension that becomes smaller.
 
     Of each width the units with the largest sums of squares are kept, in all weights that they run through.
@@ -42,23 +42,25 @@ def select_coordinates(weights: Mapping[str, Tensor], traced: Traced, stack: str
     return cuts
 
 
-def select_heads(weights: Mapping[str, Tensor], traced: Traced, stack: str, layer: int, old: Sizes, new: Sizes) -> Cuts:
+def select_heads(
+    weights: Mapping[str, Tensor], traced: Traced, stack: str, layer: int, old: Sizes, new: Sizes
+) -> _Cuts:
     """Returns the cuts of a layer's heads: by its projections, or else by its axis if whole units of it are removed."""
-    places: dict[tuple[str, int], list[Projection]] = defaultdict(list)
+    places: dict[tuple[str, int], list[AttentionProjection]] = defaultdict(list)
     for each in sorted(traced.projections, key=lambda each: each.start):
         if layer_of(each.parameter, stack) == layer:
             places[each.parameter, each.dim].append(each)
     squares = sum_part_squares(weights, places)
     if has_heads(squares, old):
         return cut_projections(weights, places, select_head_coordinates(squares, old, new))
-    cuts: Cuts = {}
+    cuts: _Cuts = {}
     for axis in traced.axes:
         if axis.kind == "heads" and axis.layer == layer and is_whole(axis, old, new):
             add_cuts(cuts, list_cuts([axis], {axis.name: select_largest(sum_unit_squares(weights, axis), new.groups)}))
     return cuts
 
 
-def add_cuts(cuts: Cuts, further: Cuts) -> None:
+def add_cuts(cuts: _Cuts, further: _Cuts) -> None:
     """Adds the dimensions of `further` to `cuts` in place."""
     for name, dimensions in further.items():
         cuts.setdefault(name, []).extend(dimensions)
@@ -86,13 +88,13 @@ def sum_unit_squares(weights: Mapping[str, Tensor], axis: Axis) -> Squares:
 
 
 def sum_part_squares(
-    weights: Mapping[str, Tensor], places: Mapping[tuple[str, int], Sequence[Projection]]
-) -> dict[Part, Squares]:
+    weights: Mapping[str, Tensor], places: Mapping[tuple[str, int], Sequence[AttentionProjection]]
+) -> dict[ProjectionRole, Squares]:
     """Returns the sum of squares of the matrix entries of each coordinate of an attention.
 
     A part whose matrices have several sizes is missing.
     """
-    found: dict[Part, list[Squares]] = defaultdict(list)
+    found: dict[ProjectionRole, list[Squares]] = defaultdict(list)
     for name, dim, squares in list_squares(weights, places):
         for each in places[name, dim]:
             found[each.part].append(squares[each.start : each.start + each.size])
@@ -100,11 +102,11 @@ def sum_part_squares(
     return {part: sum(several[1:], start=several[0]) for part, several in same.items()}
 
 
-def has_heads(squares: Mapping[Part, Squares], sizes: Sizes) -> bool:
+def has_heads(squares: Mapping[ProjectionRole, Squares], sizes: Sizes) -> bool:
     """Returns whether the parts of an attention are those of heads of these sizes."""
     queries, keys = sizes.heads * sizes.head_width, sizes.groups * sizes.head_width
     return {part: len(each) for part, each in squares.items()} == dict(
-        zip(PARTS, (queries, keys, keys, queries), strict=True)
+        zip(_PARTS, (queries, keys, keys, queries), strict=True)
     )
 
 
@@ -116,11 +118,11 @@ def is_whole(axis: Axis, old: Sizes, new: Sizes) -> bool:
 
 def cut_projections(
     weights: Mapping[str, Tensor],
-    places: Mapping[tuple[str, int], Sequence[Projection]],
-    kept: Mapping[Part, Int64[Tensor, "kept"]],
-) -> Cuts:
+    places: Mapping[tuple[str, int], Sequence[AttentionProjection]],
+    kept: Mapping[ProjectionRole, Int64[Tensor, "kept"]],
+) -> _Cuts:
     """Returns the cuts of an attention's weights; a dimension that has coordinates of something else isn't cut."""
-    cuts: Cuts = {}
+    cuts: _Cuts = {}
     for (name, dim), parts in places.items():
         if sum(each.size for each in parts) == weights[name].shape[dim]:
             cuts.setdefault(name, []).append((dim, torch.cat([each.start + kept[each.part] for each in parts])))
@@ -128,8 +130,8 @@ def cut_projections(
 
 
 def select_head_coordinates(
-    squares: Mapping[Part, Squares], old: Sizes, new: Sizes
-) -> dict[Part, Int64[Tensor, "kept"]]:
+    squares: Mapping[ProjectionRole, Squares], old: Sizes, new: Sizes
+) -> dict[ProjectionRole, Int64[Tensor, "kept"]]:
     """Returns the kept coordinates by part.
 
     They belong to the groups with the largest sums of squares, and within each group to its heads with the largest
@@ -139,7 +141,7 @@ def select_head_coordinates(
     q, o = (squares[part].reshape(old.groups, each, width) for part in ("query", "output"))
     k, v = (squares[part].reshape(old.groups, width) for part in ("key", "value"))
     strength = (q + o).sum((1, 2)) + (k + v).sum(1)
-    found: dict[Part, list[Tensor]] = {part: [] for part in PARTS}
+    found: dict[ProjectionRole, list[Tensor]] = {part: [] for part in _PARTS}
     for group in select_largest(strength, new.groups).tolist():
         heads = select_largest((q + o)[group].sum(1), new.heads // new.groups)
         qk = select_largest(q[group, heads].sum(0) + k[group], new.head_width)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distill.errors import InputError
 
-WIDTHS = ("hidden", "heads", "ffn")
-KEYS = ("layers", *WIDTHS, "embeddings")
+_WIDTHS = ("hidden", "heads", "ffn")
+KEYS = ("layers", *_WIDTHS, "embeddings")
 BLOCK_KEYS = (*KEYS, "inner", "stacks")  # for bottleneck students
 FRESH = "fresh"
 NEAR = 0.75  # similarity of a misspelt preset; no hub name without a slash is this close to a preset
@@ -110,7 +110,7 @@ PRESETS = (*SHARE_PRESETS, *BLOCKS)
 
 
 @dataclass(frozen=True)
-class Spec:
+class StudentSpec:
     """A parsed spec relative to the teacher: its preset, whether the weights are random, and its explicit sizes."""
 
     text: str
@@ -131,7 +131,7 @@ def is_relative(spec: str) -> bool:
     run may be written to a folder called `layers=2` while it uses the spec.
     """
     if "=" in spec and "/" not in spec:
-        return is_readable(spec) or not is_there(spec)
+        return is_readable(spec) or not is_folder(spec)
     return spec.split(",")[0].strip() in (*PRESETS, FRESH)
 
 
@@ -152,14 +152,14 @@ def check_spec(spec: str) -> None:
         return
     first = spec.split(",")[0].strip()
     near = near_preset(first)
-    if near and "/" not in spec and not is_there(spec):
+    if near and "/" not in spec and not is_folder(spec):
         raise InputError(
             f"student {spec!r}: expected a folder, a hub id or one preset among {', '.join(PRESETS)}, found neither; "
             f"did you mean {near!r}?"
         )
 
 
-def is_there(spec: str) -> bool:
+def is_folder(spec: str) -> bool:
     """Returns whether a folder with this name exists; False for a name that is too long for a path."""
     try:
         return Path(spec).is_dir()
@@ -176,7 +176,7 @@ def is_readable(spec: str) -> bool:
     return True
 
 
-def parse_spec(spec: str) -> Spec:
+def parse_spec(spec: str) -> StudentSpec:
     """Parses a relative spec.
 
     Raises:
@@ -206,10 +206,10 @@ def parse_spec(spec: str) -> Spec:
         if key != "layers" and len(numbers) != 1:
             raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
         requested[key] = numbers
-    return Spec(spec, preset, fresh, requested)
+    return StudentSpec(spec, preset, fresh, requested)
 
 
-def resolve(spec: str, teacher: Sizes) -> Sizes:
+def resolve_sizes(spec: str, teacher: Sizes) -> Sizes:
     """Returns the sizes of the student that `spec` requests.
 
     For a bottleneck student they are those of the residual stream between its blocks.
@@ -232,7 +232,7 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
     return check_sizes(sizes, teacher, fresh=given.fresh)
 
 
-def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
+def with_layers(given: StudentSpec, sizes: Sizes, teacher: Sizes) -> Sizes:
     """Returns the sizes with the requested layers, or else unchanged."""
     numbers = given.requested.get("layers")
     if not numbers:
@@ -284,7 +284,7 @@ def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
         check_within(sizes, teacher)
     if not sizes.layers:
         raise InputError("student layers=0: expected at least 1")
-    for key in (*WIDTHS, "embeddings"):
+    for key in (*_WIDTHS, "embeddings"):
         if getattr(sizes, key) < (key != "embeddings"):
             raise InputError(f"student {key}={getattr(sizes, key)}: expected at least 1")
     if sizes.free:
@@ -312,7 +312,7 @@ def check_within(sizes: Sizes, teacher: Sizes) -> None:
             f"student layers={','.join(map(str, sizes.layers))}: expected distinct numbers from 0 to {total - 1}, "
             "the teacher's layers"
         )
-    for key in WIDTHS:
+    for key in _WIDTHS:
         size, most = getattr(sizes, key), getattr(teacher, key)
         if not 1 <= size <= most:
             raise InputError(

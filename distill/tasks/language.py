@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.data.batches.batches import Rows
+from distill.data.batches.batches import EncodedRows
 from distill.data.batches.encode import IGNORED, TokenRows
 from distill.data.batches.packing import PackedRows, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
@@ -19,7 +19,7 @@ from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import MaskedBlocks
 from distill.data.rows.chat import TargetBlocks, encode_chats
 from distill.data.rows.chat_config import ChatConfig
-from distill.data.rows.chat_template import read_file
+from distill.data.rows.chat_template import read_template_file
 from distill.data.rows.conversations import Conversations, load_all_conversations, load_conversations
 from distill.data.rows.documents import load_all_documents, load_documents
 from distill.data.splits.examples import Examples, Splits
@@ -61,9 +61,9 @@ class Language(Task):
             return LanguageBlocks(token_blocks(tokenizer, texts, max_length))
         return text_documents(tokenizer, texts, max_length)
 
-    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Rows:
+    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> EncodedRows:
         """Returns a split as rows to train on, packed if the packing is `documents`."""
-        rows: Rows = self.encode(tokenizer, part, max_length)
+        rows: EncodedRows = self.encode(tokenizer, part, max_length)
         return PackedRows.build(rows, max_length) if self.packing == "documents" else rows
 
     def scorer(self, rows: Sized | None = None) -> Scorer:
@@ -147,7 +147,7 @@ class Chatting(CausalLM):
     def configure_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         """Replaces the tokenizer's chat template by the one in the settings, if any."""
         if self.chat.template is not None:
-            tokenizer.chat_template = read_file(self.chat.template)
+            tokenizer.chat_template = read_template_file(self.chat.template)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> TargetBlocks:
         """Returns conversations as token ids, of which the assistant's are targets; see `encode_chats`."""

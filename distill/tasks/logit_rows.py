@@ -5,12 +5,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from distill.data.batches.encode import Batch
 from distill.data.batches.share import loss_mask
 from distill.losses.compose import distribution_loss, select_divergence
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import TeacherSignals
-
-Batch = dict[str, Tensor]
 
 
 def flatten_rows(batch: Batch, values: Tensor, dims: int) -> Tensor:

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassF1Score
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import set_padding_id
-from distill.data.batches.encode import IGNORED, Encoded, encode
+from distill.data.batches.encode import IGNORED, Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.labelled import load_all_texts, load_labelled, load_numbers, load_splits
@@ -51,7 +51,7 @@ class TextClassification(Task):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:
         """Returns one row of token ids for each text or pair of texts."""
-        return encode(tokenizer, part, max_length)
+        return encode_samples(tokenizer, part, max_length)
 
     def score(self, logits: Tensor, labels: Tensor) -> float:
         """Returns the share of rows whose largest logit is the label's; logits [rows, classes], labels [rows]."""
@@ -179,7 +179,7 @@ class Regression(TextClassification):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:
         """Returns one row of token ids for each text or pair of texts, with the number as a float32 label."""
-        rows = encode(tokenizer, part, max_length)
+        rows = encode_samples(tokenizer, part, max_length)
         if not part.labels:
             return rows
         # A label equal to the marker of unlabelled rows would be left out of losses and scores, so the adjacent float

@@ -35,7 +35,7 @@ class Chart(NamedTuple):
 
 
 MARKERS = "osD^vPX*"
-COSTS = {"cost": "remaining", "cost_wanted": "scheduled"}  # logged while units are masked
+_COSTS = {"cost": "remaining", "cost_wanted": "scheduled"}  # logged while units are masked
 # Placeholders for the page's colours, which depend on the light or dark scheme and which matplotlib can't write.
 INK, MUTED, LINE = "#010101", "#020202", "#030303"
 SERIES = ("#0a0a00", "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05")
@@ -108,13 +108,13 @@ def draw_stage_charts(rows: Sequence[LogRow], metric: str) -> list[Chart]:
     """
     keys = dict.fromkeys(key.removeprefix("train/") for row in rows for key in row if key.startswith("train/"))
     matched = sorted((key for key in keys if re.fullmatch(r"matched_\d+", key)), key=lambda key: int(key[8:]))
-    others = ("loss", "wait_share", *matched, *COSTS)
+    others = ("loss", "wait_share", *matched, *_COSTS)
     terms = [key for key in keys if key not in others and not key.endswith(("_weight", "_gradient_share"))]
     several = len(terms) > 1
     losses = {name: collect_points(rows, f"train/{name}") for name in (terms if len(terms) == 1 else ["loss", *terms])}
     shares = {name: collect_points(rows, f"train/{name}_gradient_share") for name in terms if several}
     layers = {f"student's {key[8:]}": collect_points(rows, f"train/{key}") for key in matched}
-    costs = {name: collect_points(rows, f"train/{key}") for key, name in COSTS.items()}
+    costs = {name: collect_points(rows, f"train/{key}") for key, name in _COSTS.items()}
     charts: list[tuple[str, Lines, Callable[[Axes, Lines, Mapping[str, str]], None]]] = [
         ("Training loss" + " and its unweighted terms" * several, losses, draw_lines),
         (f"Validation {metric}", {metric: collect_points(rows, "val/score")}, draw_scores),

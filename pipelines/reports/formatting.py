@@ -80,6 +80,6 @@ def format_count(count: int) -> str:
     return f"{count:,}" if count < 1e6 else f"{count / 1e6:.1f} M"
 
 
-def join_texts(texts: Sequence[str]) -> str:
+def format_enumeration(texts: Sequence[str]) -> str:
     """Joins texts as in: 9, 8 and 12."""
     return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else texts[0]

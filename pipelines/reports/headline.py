@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from pipelines.reports.formatting import (
     capitalize_first,
+    format_enumeration,
     format_metric,
     format_ms,
     format_percent,
     format_ratio,
     format_runtime,
     format_score,
-    join_texts,
 )
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.reports.targets import deployed_share, pruned_students, required_share
@@ -25,8 +25,8 @@ def write_headline(report: Report) -> str:
         return _describe_single(report, headline_entry(report))
     entries = [choose_deployed(report, [e for e in report["models"] if e["name"] == name]) for name in names]
     runtimes = list(dict.fromkeys(map(format_runtime, entries)))
-    results = join_texts([_describe_member(report, entry, first=i == 0) for i, entry in enumerate(entries)])
-    return f"{capitalize_first(results)}, on {join_texts(runtimes)}."
+    results = format_enumeration([_describe_member(report, entry, first=i == 0) for i, entry in enumerate(entries)])
+    return f"{capitalize_first(results)}, on {format_enumeration(runtimes)}."
 
 
 def explain_headline_entry(report: Report) -> str:

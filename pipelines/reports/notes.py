@@ -5,10 +5,10 @@ import math
 from pipelines.reports.formatting import (
     capitalize_first,
     format_direction,
+    format_enumeration,
     format_metric,
     format_quantity,
     format_score,
-    join_texts,
 )
 from pipelines.reports.headline import headline_entry
 from pipelines.reports.schema import ModelEntry, Report
@@ -27,8 +27,8 @@ def write_score_notes(report: Report) -> list[str]:
     agreements = {entry["name"]: entry["agreement_with_teacher"] for entry in report["models"] if entry["speedup"]}
     if incomparable := [name for name, agreement in agreements.items() if agreement is None]:
         notes.append(
-            f"The scores of {join_texts(incomparable)} are on other tokens than the teacher's, because the tokenizers "
-            "differ."
+            f"The scores of {format_enumeration(incomparable)} are on other tokens than the teacher's, because the "
+            "tokenizers differ."
         )
     return notes
 

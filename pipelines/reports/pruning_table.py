@@ -9,11 +9,11 @@ from pipelines.reports.formatting import (
     NO_VALUE,
     RUNTIMES,
     format_count,
+    format_enumeration,
     format_megabytes,
     format_percent,
     format_ratio,
     format_score,
-    join_texts,
 )
 from pipelines.reports.schema import ModelEntry, OutlineEntry, PrunedStudent, Report, ShapeTrial
 from pipelines.reports.targets import (
@@ -229,4 +229,4 @@ def describe_shape(report: Report, name: str) -> str | None:
 def _format_sizes(counts: Sequence[int]) -> str:
     """Returns the counts of all layers; a single number if all are equal."""
     texts = [f"{count:,}" for count in counts]
-    return join_texts(texts if len(set(texts)) > 1 else texts[:1])
+    return format_enumeration(texts if len(set(texts)) > 1 else texts[:1])

@@ -18,14 +18,14 @@ from pipelines.reports.headline import speedup_of
 from pipelines.reports.schema import BaselineEntry, Results
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A header, and rows with a cell for each of its names."""
 
     header: list[str]
     rows: list[list[str]]
 
 
-def build_summary(results: Results) -> Table:
+def build_summary(results: Results) -> ReportTable:
     """Returns the table of all models; speedups are over the teacher on the same runtime."""
     metric = results["metric"]
     header = ["model", "runtime", metric, "params", "size in MB", "ms, batch 1", "speedup", "agreement"]
@@ -46,10 +46,10 @@ def build_summary(results: Results) -> Table:
         baseline = results["baseline"]
         dashes = [NO_VALUE] * (len(header) - 3)
         rows.append([baseline["name"], NO_VALUE, _format_baseline(baseline, metric), *dashes])
-    return Table(header, rows)
+    return ReportTable(header, rows)
 
 
-def build_scores(results: Results) -> Table | None:
+def build_scores(results: Results) -> ReportTable | None:
     """Returns the table of all scores, the teacher's first; None if the task has a single score."""
     entries = sorted(results["models"], key=lambda entry: entry["name"] != "teacher")
     names = list(dict.fromkeys(name for entry in entries for name in entry.get("scores", {})))
@@ -67,7 +67,7 @@ def build_scores(results: Results) -> Table | None:
     if "baseline" in results:
         baseline = results["baseline"]
         rows.append([baseline["name"], NO_VALUE, *(_format_baseline(baseline, name) for name in names)])
-    return Table(["model", "runtime", *columns], rows)
+    return ReportTable(["model", "runtime", *columns], rows)
 
 
 def _format_baseline(baseline: BaselineEntry, metric: str) -> str:

@@ -16,11 +16,11 @@ from compress.errors import ArtefactError, CompressError, VerificationError
 from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.console import print_error
-from pipelines.settings.command_line import CONFIG, split_arguments
+from pipelines.settings.command_line import CONFIG_OPTION, split_arguments
 from pipelines.settings.values import expand_home, settle_value
 from pipelines.settings.yaml_file import read_yaml
 
-Config = TypeVar("Config")
+_Config = TypeVar("_Config")
 # Logger -> harmless warning that it logs on import, such as on machines without a GPU; other records pass.
 KNOWN_WARNINGS = {
     "DeepSpeed": "Setting accelerator to CPU",
@@ -31,8 +31,8 @@ KNOWN_WARNINGS = {
 
 
 def parse(
-    config_class: type[Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
-) -> Config:
+    config_class: type[_Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
+) -> _Config:
     """Returns an instance of `config_class` with the values of the YAML files and flags.
 
     Every `--config FILE.yaml` is read in order, then the flags; later values override earlier ones.
@@ -54,7 +54,7 @@ def parse(
     arguments, files = split_arguments(argv, fields, short, prog)
     from_files: dict[str, object] = {}
     for file in files:
-        from_files |= read_yaml(expand_home(f"--{CONFIG}", file), fields, short)
+        from_files |= read_yaml(expand_home(f"--{CONFIG_OPTION}", file), fields, short)
     parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
     if from_files:
         checked = parser.parse_object(from_files)  # defaults are not type-checked by the parser
@@ -67,18 +67,18 @@ def build_parser(config_class: type, *, prog: str, about: str, examples: str, sh
     short_names = ", ".join(f"--{name} for --{full}" for name, full in short.items())
     parser = Parser(
         prog=prog,
-        usage=f"python -m {prog} [--{CONFIG} FILE.yaml] [options]",
+        usage=f"python -m {prog} [--{CONFIG_OPTION} FILE.yaml] [options]",
         description=about,
         epilog=f"short names: {short_names}\n\nexamples:\n{examples}",
         formatter_class=HelpFormatter,
     )
     config_help = "YAML file, or recipe:NAME; later files override earlier ones, and flags override files"
-    parser.add_argument(f"--{CONFIG}", type=str, default=None, help=config_help)
+    parser.add_argument(f"--{CONFIG_OPTION}", type=str, default=None, help=config_help)
     parser.add_class_arguments(config_class, as_group=False)
     return parser
 
 
-def build_config(config_class: type[Config], values: Namespace, group: str = "") -> Config:
+def build_config(config_class: type[_Config], values: Namespace, group: str = "") -> _Config:
     """Returns an instance of the dataclass of a group, including nested groups.
 
     Raises:

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import nn
 
 from pipelines.runs.training_checkpoint import completed_future
-from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_file
+from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_deepspeed_json
 
 DeepSpeedSettings: TypeAlias = dict[str, object]  # DeepSpeed's JSON format
 PYTORCH_ADAMW: DeepSpeedSettings = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
@@ -31,7 +31,7 @@ def build_settings(strategy: str) -> DeepSpeedSettings:
     check_strategy(strategy)
     found = STAGE.fullmatch(strategy)
     if found is None:
-        return PYTORCH_ADAMW | read_file(strategy)
+        return PYTORCH_ADAMW | read_deepspeed_json(strategy)
     stage = int(found[1])
     zero: DeepSpeedSettings = {"stage": stage}
     if found[2]:

@@ -16,7 +16,7 @@ from pipelines.runs.console import print_error
 from pipelines.settings.this_machine import cores
 
 STOP_CODES = {128 + number for number in stops.SIGNALS}
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def launch_processes(module: str, argv: Sequence[str], processes: int, restarts: int = 0) -> None:
@@ -81,7 +81,7 @@ def _stop_children() -> None:
                 signalled.add(process)
                 with suppress(ProcessLookupError):  # the process has just ended
                     os.kill(process, signal.SIGTERM)  # SIGINT prints a traceback in a process that is starting
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _exit_unless_restarting(rank: int, code: int, processes: int, remaining: int) -> None:

@@ -14,7 +14,7 @@ from distill.errors import InputError
 from pipelines.runs.files import write_json
 
 MARKER = "stillroom.json"
-FORMAT = 2  # format of the stages; since 2, their keys include the versions of their algorithms
+_FORMAT = 2  # format of the stages; since 2, their keys include the versions of their algorithms
 DEEPEST = Path(*("n" * 100 for _ in range(3)))  # approximate maximum length of paths within a run's folder
 REASONS = {
     errno.EACCES: "no permission to write there",
@@ -79,8 +79,8 @@ def open_output(output: Path) -> tuple[TextIO, bool]:
     with name_output_in_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(output)
-        older = (output / MARKER).is_file() and read_format(output / MARKER) != FORMAT
-        write_json(output / MARKER, {"stillroom": version("stillroom"), "format": FORMAT})
+        older = (output / MARKER).is_file() and read_format(output / MARKER) != _FORMAT
+        write_json(output / MARKER, {"stillroom": version("stillroom"), "format": _FORMAT})
     return lock, older
 
 
@@ -89,8 +89,8 @@ def read_format(marker: Path) -> object:
     try:
         content = json.loads(marker.read_bytes())
     except ValueError:  # truncated; the stages' own manifests are checked separately
-        return FORMAT
-    return content.get("format") if isinstance(content, dict) else FORMAT
+        return _FORMAT
+    return content.get("format") if isinstance(content, dict) else _FORMAT
 
 
 def lock_folder(output: Path) -> TextIO:

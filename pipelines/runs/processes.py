@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 STOP, FAILED = "stop", "failed"  # keys in the store
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """The key-value store that all processes share, see `torch.distributed.Store`."""
 
     def set(self, key: str, value: str) -> None:
@@ -50,7 +50,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    store: Store | None = None  # required if `size` > 1
+    store: KeyValueStore | None = None  # required if `size` > 1
     bridge: "Bridge | None" = None  # set if the teacher has its own processes
     enclosing: "World | None" = None  # the world that includes those processes
     exchanges: int = field(default=0, init=False)
@@ -76,22 +76,22 @@ class World:
         return self.bridge is not None and self.bridge.rank >= self.bridge.students
 
     @property
-    def shared_store(self) -> Store:
+    def shared_store(self) -> KeyValueStore:
         """The store of a run of several processes."""
         if self.store is None:
             raise RuntimeError(f"a world of {self.size} processes needs a store to exchange values")
         return self.store
 
-    def broadcast(self, value: Value | None = None) -> Value:
+    def broadcast(self, value: _Value | None = None) -> _Value:
         """Returns the first process's value (JSON types); every process calls it, in the same order."""
         if self.size == 1:
-            return cast(Value, value)
+            return cast(_Value, value)
         key = self._next_key()
         if self.is_rank_zero:
             self.shared_store.set(key, json.dumps(value))
-        return cast(Value, json.loads(self.wait_for(key)))
+        return cast(_Value, json.loads(self.wait_for(key)))
 
-    def gather(self, value: Value) -> list[Value]:
+    def gather(self, value: _Value) -> list[_Value]:
         """Returns the values of all processes (JSON types), ordered by rank."""
         if self.size == 1:
             return [json.loads(json.dumps(value))]
@@ -99,7 +99,7 @@ class World:
         self.shared_store.set(f"{key}/{self.rank}", json.dumps(value))
         return [json.loads(self.wait_for(f"{key}/{rank}")) for rank in range(self.size)]
 
-    def compute_once(self, compute: Callable[[], Value]) -> Value:
+    def compute_once(self, compute: Callable[[], _Value]) -> _Value:
         """Returns the value (JSON types, not null) that the first process of this machine computes.
 
         Every process calls it, in the same order. Files are then read once on each machine instead of once by each
@@ -107,7 +107,7 @@ class World:
         """
         if self.size == 1:
             return compute()
-        values: list[Value | None] = self.gather(compute() if self.is_first_here else None)
+        values: list[_Value | None] = self.gather(compute() if self.is_first_here else None)
         return next(value for value in reversed(values[: self.rank + 1]) if value is not None)
 
     def barrier(self) -> None:
@@ -265,7 +265,7 @@ def join_world(seconds: float, teachers: int = 0) -> World:
     return own
 
 
-def agree_on_name(store: Store, rank: int, size: int, seconds: float) -> str:
+def agree_on_name(store: KeyValueStore, rank: int, size: int, seconds: float) -> str:
     """Returns a name that the processes share in this start of the run, distinct from that of any earlier start.
 
     The launcher keeps its store when it restarts the processes. Without a new name they would read the values of the
@@ -285,7 +285,7 @@ def agree_on_name(store: Store, rank: int, size: int, seconds: float) -> str:
     raise AssertionError
 
 
-def _propose_name(store: Store, size: int) -> Iterator[str]:
+def _propose_name(store: KeyValueStore, size: int) -> Iterator[str]:
     """First process's side: proposes a name to the processes that have started, until all of these confirm it."""
     named: list[str] = []
     name = ""
@@ -301,7 +301,7 @@ def _propose_name(store: Store, size: int) -> Iterator[str]:
         yield ""
 
 
-def _confirm_name(store: Store, rank: int, own: str) -> Iterator[str]:
+def _confirm_name(store: KeyValueStore, rank: int, own: str) -> Iterator[str]:
     """Other processes' side: confirms a name that was proposed to this process, but none proposed earlier."""
     confirmed = ""
     while True:

@@ -19,7 +19,7 @@ from typing import NoReturn
 from compress.subprocesses import end_with_parent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NAMES = {signal.SIGINT: "Ctrl-C (SIGINT)"}
+_NAMES = {signal.SIGINT: "Ctrl-C (SIGINT)"}
 LAUNCHED = "STILLROOM_LAUNCHED"  # set in processes that a Stillroom command started, to the command's process id
 REPEAT_SECONDS = 0.2  # `timeout` signals both the command and its group; this counts as one request
 PARK_SECONDS = 0.2  # time for the main thread to park
@@ -246,7 +246,7 @@ def _exit_within_limit(code: int) -> NoReturn:
 
 def _print_stop(number: int) -> None:
     """Writes the message directly to the terminal, because the main thread may hold the stream's lock."""
-    name = NAMES.get(signal.Signals(number), signal.Signals(number).name)
+    name = _NAMES.get(signal.Signals(number), signal.Signals(number).name)
     with suppress(OSError):
         os.write(2, f"stopped by {name}: finished work is kept; run the same command again to resume\n".encode())
 

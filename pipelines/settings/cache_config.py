@@ -8,9 +8,15 @@ from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
 
-SHORT = {"data": "data.path", "signals": "keep.signals", "draws": "keep.draws", "k": "keep.k", "layers": "keep.layers"}
-NAMES = ("logits", "topk", "sampled", "hidden", "relations", "embedding", "generated")
-Task = Literal[
+CACHE_SHORT_OPTIONS = {
+    "data": "data.path",
+    "signals": "keep.signals",
+    "draws": "keep.draws",
+    "k": "keep.k",
+    "layers": "keep.layers",
+}
+_NAMES = ("logits", "topk", "sampled", "hidden", "relations", "embedding", "generated")
+CachedTask = Literal[
     "auto", "text-classification", "token-classification", "question-answering", "masked-lm", "causal-lm", "chat",
     "sentence-embedding",
 ]  # fmt: skip
@@ -50,9 +56,9 @@ class KeepConfig:
     compression: Literal["none", "zstd"] = "none"
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.signals.split(",") if name not in (*NAMES, "auto")]
+        unknown = [name for name in self.signals.split(",") if name not in (*_NAMES, "auto")]
         if unknown:
-            raise InputError(f"keep.signals: expected names among {', '.join(NAMES)}, found {', '.join(unknown)}")
+            raise InputError(f"keep.signals: expected names among {', '.join(_NAMES)}, found {', '.join(unknown)}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class WriteConfig:
 
     cache: str = ""
     teacher: str = ""
-    task: Task = "auto"
+    task: CachedTask = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)
     masking: MaskConfig = field(default_factory=MaskConfig)

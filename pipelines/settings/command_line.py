@@ -9,7 +9,7 @@ from distill.errors import InputError
 from pipelines.settings.values import check_number_format
 from pipelines.settings.yaml_file import check_value
 
-CONFIG = "config"
+CONFIG_OPTION = "config"
 HELP = ("-h", "--help")
 
 
@@ -60,7 +60,7 @@ def split_arguments(
         name = flag.removeprefix("--")
         if not argument.startswith("--") or not name:
             raise InputError(f"expected a flag such as --output, found {argument!r}{hint}")
-        if name != CONFIG and name not in fields:
+        if name != CONFIG_OPTION and name not in fields:
             nearest = find_nearest_flag(name, fields, short)
             raise InputError(f"unknown flag {flag}; the nearest is --{nearest}{hint}")
         if not equals:
@@ -68,7 +68,7 @@ def split_arguments(
                 found = "none" if i == len(arguments) else arguments[i]
                 raise InputError(f"{flag}: expected a value after it, found {found}")
             value, i = arguments[i], i + 1
-        if name == CONFIG:
+        if name == CONFIG_OPTION:
             files.append(value)
             continue
         if name in values:
@@ -85,7 +85,7 @@ def split_arguments(
 
 def find_nearest_flag(name: str, fields: Mapping[str, object], short: Mapping[str, str]) -> str:
     """Returns the full name of the known flag whose spelling is closest to `name`."""
-    nearest = difflib.get_close_matches(name, [*fields, *short, CONFIG], 1, cutoff=0)[0]
+    nearest = difflib.get_close_matches(name, [*fields, *short, CONFIG_OPTION], 1, cutoff=0)[0]
     return short.get(nearest, nearest)
 
 
@@ -97,7 +97,7 @@ def override_flags(arguments: Sequence[str], overrides: Sequence[str], short: Ma
     groups = [group for part in (arguments, overrides) for group in _group_flags(part)]
     names = [full_flag(group[0], short).partition("=")[0] for group in groups]
     last = {name: i for i, name in enumerate(names)}
-    remaining = [group for i, group in enumerate(groups) if last[names[i]] == i or names[i] == f"--{CONFIG}"]
+    remaining = [group for i, group in enumerate(groups) if last[names[i]] == i or names[i] == f"--{CONFIG_OPTION}"]
     return [argument for group in remaining for argument in group]
 
 

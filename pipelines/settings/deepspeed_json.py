@@ -30,7 +30,7 @@ def check_strategy(strategy: str) -> None:
             that this project's own settings determine.
     """
     if STAGE.fullmatch(strategy) is None:
-        read_file(strategy)
+        read_deepspeed_json(strategy)
     if importlib.util.find_spec("deepspeed") is None:
         raise InputError(
             f"machine.strategy {strategy!r}: DeepSpeed isn't installed: pip install -e '.[deepspeed]', or use "
@@ -38,7 +38,7 @@ def check_strategy(strategy: str) -> None:
         )
 
 
-def read_file(file: str) -> dict[str, Any]:
+def read_deepspeed_json(file: str) -> dict[str, Any]:
     """Returns DeepSpeed's settings from a JSON file.
 
     Raises:

@@ -24,7 +24,7 @@ TaskName = Literal[
     "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
     "sentence-embedding", "masked-lm", "causal-lm", "chat",
 ]  # fmt: skip
-SHORT = {
+SHORT_OPTIONS = {
     "teacher": "teacher.model",
     "student": "student.spec",
     "data": "data.path",

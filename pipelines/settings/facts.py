@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.parallel.layout import Layout
 from distill.student.family import FAMILIES, family_of
-from distill.student.spec import BLOCKS, Sizes, is_relative, parse_spec, resolve
+from distill.student.spec import BLOCKS, Sizes, is_relative, parse_spec, resolve_sizes
 from pipelines.settings.distill_config import DistillConfig
 
 
@@ -55,7 +55,7 @@ class Facts:
     @property
     def teacher_sizes(self) -> Sizes | None:
         """Sizes of the teacher; None if unknown."""
-        return None if self.teacher is None else read_sizes(self.teacher)
+        return None if self.teacher is None else read_stored_sizes(self.teacher)
 
     @property
     def student_sizes(self) -> Sizes | None:
@@ -66,12 +66,12 @@ class Facts:
         """
         spec, teacher = self.settings.student.spec, self.teacher_sizes
         if not is_relative(spec):
-            return None if self.student is None else read_sizes(self.student)
+            return None if self.student is None else read_stored_sizes(self.student)
         if spec == "teacher":
             return teacher
         if self.teacher is not None:
             check_family(self.teacher)
-        return None if teacher is None or parse_spec(spec).preset in BLOCKS else resolve(spec, teacher)
+        return None if teacher is None or parse_spec(spec).preset in BLOCKS else resolve_sizes(spec, teacher)
 
 
 def check_family(checkpoint: Checkpoint) -> None:
@@ -85,7 +85,7 @@ def check_family(checkpoint: Checkpoint) -> None:
             family_of(SimpleNamespace(**checkpoint.description))  # type: ignore[arg-type]
 
 
-def read_sizes(checkpoint: Checkpoint) -> Sizes | None:
+def read_stored_sizes(checkpoint: Checkpoint) -> Sizes | None:
     """Returns the sizes in a checkpoint's config.json; None if its family isn't supported or a size is left out.
 
     For a size that is left out, transformers has a default, which is known once the config's class is loaded.

@@ -13,7 +13,7 @@ def open_local(name: str, role: str) -> Checkpoint | None:
     Raises:
         InputError: The path doesn't exist, or isn't a checkpoint.
     """
-    if is_there(name, role) or name.startswith(PACKAGE):
+    if path_exists(name, role) or name.startswith(PACKAGE):
         return open_checkpoint(name, role)
     if is_path(name):
         raise InputError(
@@ -30,7 +30,7 @@ def is_path(name: str) -> bool:
     return name.startswith(("/", ".")) or name.endswith("/") or name.count("/") > 1
 
 
-def is_there(path: str, role: str) -> bool:
+def path_exists(path: str, role: str) -> bool:
     """Returns whether a path exists.
 
     Raises:
@@ -49,9 +49,9 @@ def check_data(path: str, subset: str | None = None) -> None:
         InputError: The path doesn't exist.
     """
     place = Path(path)
-    if is_there(path, "data"):
+    if path_exists(path, "data"):
         return
-    from distill.data.sources.tables import READERS, read_splits
+    from distill.data.sources.tables import TABLE_READERS, read_splits
 
-    if place.is_absolute() or path.startswith(".") or place.suffix in READERS:
+    if place.is_absolute() or path.startswith(".") or place.suffix in TABLE_READERS:
         read_splits(path, subset)

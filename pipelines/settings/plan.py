@@ -84,7 +84,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Target:
+class SpeedTarget:
     """A target speed of the budget; `name` is part of its stages' names."""
 
     name: str
@@ -97,14 +97,14 @@ class Target:
         return self.latency_ms or teacher_ms / self.speedup
 
 
-def targets_of(budget: Budget) -> list[Target]:
+def targets_of(budget: Budget) -> list[SpeedTarget]:
     """Returns the budget's targets, the slowest first."""
     if budget.latency_ms:
-        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.find_max_bytes())]
-    return [Target(f"{speedup:g}x", speedup, 0.0, budget.find_max_bytes(speedup)) for speedup in budget.speedups]
+        return [SpeedTarget(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.find_max_bytes())]
+    return [SpeedTarget(f"{speedup:g}x", speedup, 0.0, budget.find_max_bytes(speedup)) for speedup in budget.speedups]
 
 
-def round_name(target: Target, number: int) -> str:
+def round_name(target: SpeedTarget, number: int) -> str:
     """Returns the name of a round of the iterative schedule."""
     return f"{target.name}-round{number}"
 
@@ -150,7 +150,7 @@ def student_stages(settings: DistillConfig) -> list[str]:
     return [*trained, *quantized]
 
 
-def pruning_stages(settings: DistillConfig, target: Target) -> list[str]:
+def pruning_stages(settings: DistillConfig, target: SpeedTarget) -> list[str]:
     """Returns the stages of a pruned student."""
     name, schedule = target.name, settings.prune.schedule
     if schedule == "gradual":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distill.errors import InputError
 
-PREFIX = "recipe:"
+_PREFIX = "recipe:"
 CHECKOUT = Path(__file__).parents[2] / "configs"
 INSTALLED = Path("share") / "stillroom" / "configs"  # pyproject.toml puts them there
 
@@ -18,12 +18,12 @@ def recipe_file(name: str) -> str:
     Raises:
         InputError: There is no recipe of that name.
     """
-    if not name.startswith(PREFIX):
+    if not name.startswith(_PREFIX):
         return name
-    recipes, wanted = find_recipes(), name.removeprefix(PREFIX)
+    recipes, wanted = find_recipes(), name.removeprefix(_PREFIX)
     if wanted not in recipes:
         near = difflib.get_close_matches(wanted, recipes, 1)
-        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(sorted(recipes)) or 'none here'}"
+        hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"there are {', '.join(sorted(recipes)) or 'none here'}"
         raise InputError(f"config {name!r}: no recipe of that name; {hint}")
     return str(recipes[wanted])
 

@@ -104,7 +104,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     assert teacher is not None
     for each in (teacher, student):
         if each is not None and settings.quantize.scheme:
-            check_unquantized(each)
+            check_unquantized_checkpoint(each)
     task.check(teacher.config, teacher.name)
     tokenizer = load_checked_tokenizer(teacher, task)
     check_fast(tokenizer, "teacher", "the student's could not be compared with it")
@@ -132,7 +132,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     return settings, across, note
 
 
-def check_unquantized(checkpoint: Checkpoint) -> None:
+def check_unquantized_checkpoint(checkpoint: Checkpoint) -> None:
     """Checks that a checkpoint that is to be quantized isn't quantized already.
 
     Raises:

@@ -23,7 +23,7 @@ from pipelines.settings.defaults import default_loss
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
-from pipelines.settings.places import check_data, is_there
+from pipelines.settings.places import check_data, path_exists
 from pipelines.settings.schemes import check_processor
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
@@ -139,7 +139,7 @@ def check_deepspeed(f: Facts) -> None:
 def check_general_text(f: Facts) -> None:
     """Checks that the general phase has text for its kind of model."""
     data = f.settings.general.data
-    if data and not is_there(data, "general.data"):
+    if data and not path_exists(data, "general.data"):
         raise InputError(f"general.data {data!r}: expected a file or a folder with text, found nothing there")
 
 
@@ -157,7 +157,7 @@ def check_ignored_budget(f: Facts) -> None:
             )
 
 
-def check_packing(f: Facts) -> None:
+def check_task_packing(f: Facts) -> None:
     """Checks that the packing suits the task."""
     run_task_arguments(f.settings, f.task or "")
 
@@ -360,7 +360,7 @@ RULES: tuple[Rule | Check, ...] = (
         "meaning",
         ("task", "teacher"),
     ),
-    Check(check_packing, ("task",)),
+    Check(check_task_packing, ("task",)),
     Check(check_ignored_keep, ("task",)),
     Rule(
         lambda s, f: s.general.data and f.task in ("sentence-embedding", *LANGUAGE),
@@ -458,11 +458,16 @@ RULES: tuple[Rule | Check, ...] = (
         lambda s, f: (
             s.machine.compress != "none"
             and f.student_layout is not None
-            and (f.student_layout.sharded or f.student_layout.zero == 2 or s.machine.strategy)
+            and (f.student_layout.sharded or f.student_layout.zero == 2)
         ),
         "machine.compress {s.machine.compress}: expected student.layout replicated or zero1, found "
-        "{f.student_layout} {s.machine.strategy}: only replicas exchange whole gradients; leave one of the two out",
+        "{f.student_layout}: only replicas exchange whole gradients; leave one of the two out",
         ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.machine.compress != "none" and s.machine.strategy,
+        "machine.compress {s.machine.compress}: expected no machine.strategy, found {s.machine.strategy}, which "
+        "exchanges gradients itself; leave one of the two out",
     ),
     Rule(
         lambda s, f: s.quantize.scheme and is_on_several(f),

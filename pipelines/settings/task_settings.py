@@ -42,9 +42,9 @@ def task_arguments(
         return {"packing": packing}
     if task == "masked-lm":
         return {"masking": asdict(masking)} | ({"packing": packing} if packing != "stream" else {})
-    from distill.data.rows.chat_template import read_file
+    from distill.data.rows.chat_template import read_template_file
 
-    template = {"template": read_file(chat.template)} if chat.template else {}
+    template = {"template": read_template_file(chat.template)} if chat.template else {}
     return {"packing": packing, "chat": asdict(chat)} | template
 
 

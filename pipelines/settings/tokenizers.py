@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.checkpoint.checkpoint import Checkpoint
-    from distill.data.batches.batches import Rows
+    from distill.data.batches.batches import EncodedRows
     from distill.tasks.task import Task
 
 ACROSS = ("causal-lm", "masked-lm")  # tasks in which the student's tokenizer may differ from the teacher's
@@ -44,7 +44,7 @@ def rows_across(
     teacher: "PreTrainedTokenizerBase",
     texts: Sequence[str],
     length: int,
-) -> "Rows":
+) -> "EncodedRows":
     """Returns the texts in the student's tokens, `length` per row, each with the same text in the teacher's tokens.
 
     Raises:

@@ -10,7 +10,7 @@ from distill.errors import InputError
 from pipelines.settings.this_machine import cores
 
 # Settings that contain a path: `~` is expanded, because shells don't expand it in arguments such as --output=~/runs.
-PATHS = frozenset(
+_PATHS = frozenset(
     (
         "output", "run", "cache", "model", "teacher", "student", "data", "include", "teacher.model", "teacher.also",
         "student.spec", "data.path", "data.unlabelled", "general.data", "chat.template", "machine.strategy",
@@ -19,7 +19,7 @@ PATHS = frozenset(
 # Numbers that YAML reads in an unexpected way: 010 as 8, and 1:30 as 90.
 MISREAD = re.compile(r"[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?)")
 PER_CORE = 4  # maximum threads or processes per core: more would only wait for one another
-ALWAYS = 16  # number that is accepted on any machine
+_ALWAYS = 16  # number that is accepted on any machine
 
 
 def settle_value(name: str, value: object) -> object:
@@ -29,7 +29,7 @@ def settle_value(name: str, value: object) -> object:
         InputError: The home folder doesn't exist, a number isn't finite, or more threads or processes are requested
             than are useful on this machine.
     """
-    if name in PATHS:
+    if name in _PATHS:
         return (
             tuple(expand_home(name, each) for each in value) if isinstance(value, tuple) else expand_home(name, value)
         )
@@ -63,7 +63,7 @@ def _check_count(name: str, count: int) -> None:
     if count < 0:
         raise InputError(f"{name}: expected at least 0, found {count}")
     here = cores()
-    most = max(ALWAYS, PER_CORE * here)
+    most = max(_ALWAYS, PER_CORE * here)
     if count > most:
         raise InputError(
             f"{name}: expected at most {most} on this machine's {here} cores, found {count}: they would only wait for "

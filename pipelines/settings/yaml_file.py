@@ -53,7 +53,7 @@ def read_yaml(file: str, fields: Mapping[str, object], short: Mapping[str, str])
     where = f"config {file!r}"
     text = read_text(recipe_file(file), where)
     try:
-        check_shape(text, where)
+        check_nesting(text, where)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, MappingNode):
@@ -86,7 +86,7 @@ def read_text(file: str, where: str) -> str:
         raise InputError(f"{where}: expected UTF-8, found other bytes: {error}") from error
 
 
-def check_shape(text: str, where: str) -> None:
+def check_nesting(text: str, where: str) -> None:
     """Checks depth and aliases from the file's events, without building nodes, to limit stack and memory use.
 
     Raises:
@@ -219,7 +219,7 @@ def check_value(name: str, text: str) -> None:
         InputError: The value is nested too deeply, contains a circular alias, or contains a key twice.
     """
     try:
-        check_shape(text, name)
+        check_nesting(text, name)
         node = yaml.SafeLoader(text).get_single_node()
     except yaml.YAMLError as error:
         raise InputError(f"{name}: expected a list or a mapping, found {_shorten(text)}: {error}") from error

@@ -10,31 +10,31 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
-from compress.export.common.targets import FLOAT, Target
+from compress.export.common.targets import FLOAT, ExportTarget
 from compress.export.runtimes import open_export
 from compress.export.write import write_targets
 from compress.measure.latency import Latency, Runner, measure_latency
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
-from compress.quantize.prepare import LayerQuantization, convert
+from compress.quantize.prepare import LayerQuantization, convert_quantized
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
 from pipelines.runs.files import count_bytes
-from pipelines.stages.compared_texts import select_rows
+from pipelines.stages.compared_texts import select_texts_and_pairs
 from pipelines.stages.evaluate import to_arrays
 from pipelines.stages.export import HUGGINGFACE
 
 TEXTS = 64
-ROUNDS = 20
+_ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class TimedModel:
     """A model ready to be timed: its files, their runner, and its inputs."""
 
-    target: Target
+    target: ExportTarget
     folder: Path
     runner: Runner
     inputs: Sequence[dict[str, np.ndarray]]
@@ -45,16 +45,16 @@ class TimedModel:
         return count_bytes(self.folder / str(self.target))
 
 
-def target_for(budget: Budget, *, teacher: bool = False) -> Target:
+def target_for(budget: Budget, *, teacher: bool = False) -> ExportTarget:
     """Returns the export target of a budget; the teacher's is in fp32."""
     name = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
-    return Target(name, "int8" if budget.precision == "int8" and not teacher else FLOAT)
+    return ExportTarget(name, "int8" if budget.precision == "int8" and not teacher else FLOAT)
 
 
 def build_timed(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    target: Target,
+    target: ExportTarget,
     folder: Path,
     texts: "TimingTexts",
     quantization: QuantizeConfig | None = None,
@@ -80,7 +80,7 @@ def quantize_for_timing(
     """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
     batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
     quantize_model(model, replace(config, smooth=0, weights="nearest"), batches)
-    return convert(model)
+    return convert_quantized(model)
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, see
     rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
-    texts, pairs = select_rows(examples, rows)
+    texts, pairs = select_texts_and_pairs(examples, rows)
     drawn = Tagged(texts) if isinstance(examples, Tagged) else Examples(texts, pairs)
     return TimingTexts(drawn, budget, max_length, task)
 
 
-def time_together(models: Mapping[str, TimedModel], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
+def time_together(models: Mapping[str, TimedModel], budget: Budget, rounds: int = _ROUNDS) -> dict[str, Latency]:
     """Times all models in turn on the same texts."""
     calls = min(len(each.inputs) for each in models.values())  # another tokenizer may split a long text into more rows
     return measure_latency(

@@ -16,8 +16,7 @@ from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import detect_device_type
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.cache_config import KeepConfig, WriteConfig
-from pipelines.settings.cache_config import Task as TaskName
+from pipelines.settings.cache_config import CachedTask, KeepConfig, WriteConfig
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.task_settings import STORED_FORM
@@ -75,7 +74,7 @@ def write_settings(
     return WriteConfig(
         str(cache),
         str(teacher.folder / MODEL),
-        cast(TaskName, task.name),
+        cast(CachedTask, task.name),
         texts,
         keep,
         task.masking if isinstance(task, MaskedLM) else config.masking,

@@ -15,7 +15,7 @@ from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.checkpoint.sentence_folder import read_form
 from distill.checkpoint.sentence_form import SentenceForm, set_form
 from distill.checkpoint.tokenizer import check_fast
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.batches.packing import find_padding_id
 from distill.errors import InputError
 from distill.parallel.layout import Layout
@@ -28,7 +28,7 @@ from distill.teacher.fingerprint import freeze, stored_fingerprint, tokenizer_fi
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World, is_first_process
-from pipelines.settings.cache_config import Task, WriteConfig
+from pipelines.settings.cache_config import CachedTask, WriteConfig
 from pipelines.settings.lengths import fitted_length
 from pipelines.settings.task_settings import task_arguments
 from pipelines.settings.tokenizers import load_checked_tokenizer
@@ -89,7 +89,7 @@ def open_teacher(config: WriteConfig) -> OpenedTeacher:
     length, note = config.data.max_length, ""
     if not (room and length):  # if both are set, the error message of `check_room` names both
         length, note = fitted_length(length, task, {"teacher": (model_config, tokenizer)}, room=room)
-    settings = replace(config, task=cast(Task, name), data=replace(config.data, max_length=length))
+    settings = replace(config, task=cast(CachedTask, name), data=replace(config.data, max_length=length))
     return OpenedTeacher(checkpoint, tokenizer, settings, note)
 
 
@@ -243,7 +243,7 @@ def build_task_samples(
                 f"keep.signals: expected generated without other signals, found {', '.join(signals)}: its samples are "
                 "prompts, those of the others are blocks"
             )
-        return build_samples(encode(tokenizer, rows, data.max_length), pad_id)
+        return build_samples(encode_samples(tokenizer, rows, data.max_length), pad_id)
     arguments = task_arguments(task, data, config.masking, config.chat)
     return build_samples(task_class.build((), arguments).encode_train(tokenizer, rows, data.max_length), pad_id)
 

@@ -38,7 +38,7 @@ def check_layout(config: WriteConfig, teacher: Checkpoint, processes: int) -> La
     return layout
 
 
-def fill(console: Console, config: WriteConfig, job: Job, made_from: Mapping[str, object] | None = None) -> None:
+def fill_here(console: Console, config: WriteConfig, job: Job, made_from: Mapping[str, object] | None = None) -> None:
     """Writes the missing shards in this process, and prints a description of the cache.
 
     `made_from` are the settings that are stored in the cache; by default those of `config`.

@@ -19,8 +19,8 @@ from pipelines.settings.cache_config import KeepConfig
 
 EMBEDDING = SentenceEmbedding.name
 LABEL_TASKS = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
-LANGUAGE_TASKS = (MaskedLM.name, CausalLM.name, Chatting.name)
-CACHED_TASKS = (*LABEL_TASKS, *LANGUAGE_TASKS, EMBEDDING)
+_LANGUAGE_TASKS = (MaskedLM.name, CausalLM.name, Chatting.name)
+CACHED_TASKS = (*LABEL_TASKS, *_LANGUAGE_TASKS, EMBEDDING)
 
 
 def check_signal_name(name: str, task: str) -> None:
@@ -30,10 +30,10 @@ def check_signal_name(name: str, task: str) -> None:
         InputError: The task has no such signal.
     """
     tasks_by_signal = {
-        "topk": LANGUAGE_TASKS,
-        "sampled": LANGUAGE_TASKS,
+        "topk": _LANGUAGE_TASKS,
+        "sampled": _LANGUAGE_TASKS,
         "generated": (CausalLM.name,),
-        "logits": (*LANGUAGE_TASKS, *LABEL_TASKS),
+        "logits": (*_LANGUAGE_TASKS, *LABEL_TASKS),
     }
     tasks = tasks_by_signal.get(name, CACHED_TASKS)
     if task not in tasks:
@@ -42,7 +42,7 @@ def check_signal_name(name: str, task: str) -> None:
 
 def make_signal(name: str, task: str, keep: KeepConfig, teacher: PretrainedConfig, seed: int) -> Signal:
     """Returns the signal of this name with the sizes of the teacher's config."""
-    vocabulary = int((teacher.vocab_size if task in LANGUAGE_TASKS else teacher.num_labels) or 0)
+    vocabulary = int((teacher.vocab_size if task in _LANGUAGE_TASKS else teacher.num_labels) or 0)
     outputs = 2 if task == QuestionAnswering.name else vocabulary  # starts and ends of answers
     each: Literal["sample", "position"] = "sample" if task in (TextClassification.name, EMBEDDING) else "position"
     temperature = keep.temperature if keep.temperature is not None else 1.0

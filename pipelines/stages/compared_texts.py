@@ -15,10 +15,10 @@ def sample_texts(examples: "Examples | Tagged", count: int, seed: int) -> Texts:
     """Returns at most `count` texts and their pairs, drawn by the seed."""
     import numpy as np
 
-    return select_rows(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
+    return select_texts_and_pairs(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
 
 
-def select_rows(examples: "Examples | Tagged", rows: "Iterable[int]") -> Texts:
+def select_texts_and_pairs(examples: "Examples | Tagged", rows: "Iterable[int]") -> Texts:
     """Returns the texts of these rows, and their pairs if there are any."""
     pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
     return [examples.texts[i] for i in rows], pairs

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from compress.export.common.targets import Target, target_of
+from compress.export.common.targets import ExportTarget, target_of
 from compress.export.runtimes import open_export
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from compress.measure.latency import Runner
-    from distill.data.batches.batches import Rows
+    from distill.data.batches.batches import EncodedRows
     from distill.data.batches.encode import Batch
     from distill.data.splits.examples import Splits
     from distill.tasks.scorer import Scorer
@@ -33,7 +33,7 @@ Key: TypeAlias = tuple[str, str, str]  # name, runtime, precision
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EvaluatedModel:
     """A model to measure: its role, the stage that built it, and its export.
 
     `judged` is the target whose validation score is compared with the required minimum.
@@ -42,22 +42,22 @@ class Candidate:
     name: str
     stage: str
     export: Artefact
-    judged: Target | None = None
+    judged: ExportTarget | None = None
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ExportTarget]:
         """Targets of its export that are measured."""
         proven = [target_of(proof["target"]) for proof in self.export.metrics["parity"]]
         return [target for target in proven if target.measured]
 
-    def path(self, target: Target) -> Path:
+    def path(self, target: ExportTarget) -> Path:
         """Returns the folder of an exported target."""
         return self.export.folder / str(target)
 
 
 def evaluate_stage(
     run: Run,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[EvaluatedModel],
     splits: "Splits",
     data: Artefact,
     measure: MeasureConfig,
@@ -87,7 +87,7 @@ def evaluate_stage(
 
 def evaluate(
     run: Run,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[EvaluatedModel],
     splits: "Splits",
     measure: MeasureConfig,
     max_length: int,
@@ -113,7 +113,7 @@ def key_of(entry: JsonObject) -> Key:
     return entry["name"], entry["runtime"], entry["precision"]
 
 
-def encode_part(candidate: Candidate, part: object, max_length: int, task: "Task") -> tuple["Rows", int]:
+def encode_part(candidate: EvaluatedModel, part: object, max_length: int, task: "Task") -> tuple["EncodedRows", int]:
     """Returns a split encoded by the candidate's own tokenizer, and its pad id."""
     from pipelines.stages.vocabulary import tokenizer_of
 
@@ -121,7 +121,9 @@ def encode_part(candidate: Candidate, part: object, max_length: int, task: "Task
     return task.encode(tokenizer, part, max_length), int(tokenizer.pad_token_id or 0)
 
 
-def validation_score(candidate: Candidate, target: Target, splits: "Splits", max_length: int, task: "Task") -> float:
+def validation_score(
+    candidate: EvaluatedModel, target: ExportTarget, splits: "Splits", max_length: int, task: "Task"
+) -> float:
     """Returns the deployed file's validation score at one text per call, as in deployment.
 
     Dynamic int8 computes its ranges over all texts of a call, so larger batches would score differently.
@@ -136,7 +138,7 @@ def validation_score(candidate: Candidate, target: Target, splits: "Splits", max
 def score_rows(
     runner: "Runner",
     task: "Task",
-    encoded: tuple["Rows", int],
+    encoded: tuple["EncodedRows", int],
     batch_size: int,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> "Scorer":
@@ -154,7 +156,7 @@ def score_rows(
 
 
 def score(
-    run: Run, candidate: Candidate, target: Target, task: "Task", encoded: tuple["Rows", int]
+    run: Run, candidate: EvaluatedModel, target: ExportTarget, task: "Task", encoded: tuple["EncodedRows", int]
 ) -> tuple[JsonObject, "np.ndarray"]:
     """Returns an entry without latencies, and the model's decisions on the test split."""
     import torch
@@ -207,9 +209,9 @@ def count_stored_parameters(folder: Path) -> int:
 
 def time_all(
     run: Run,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[EvaluatedModel],
     entries: list[JsonObject],
-    tests: Mapping[str, tuple["Rows", int]],
+    tests: Mapping[str, tuple["EncodedRows", int]],
     measure: MeasureConfig,
 ) -> None:
     """Adds `latency` (batch 1) and `latency_batched` to the entries; all models take turns on the same texts."""
@@ -266,7 +268,7 @@ def compare_with_teacher(entries: list[JsonObject], predicted: Mapping[Key, "np.
             entry["agreement_with_teacher"] = float((own == others).mean()) if own.shape == others.shape else None
 
 
-def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["Rows", int]) -> JsonObject | None:
+def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["EncodedRows", int]) -> JsonObject | None:
     """Returns name, answer and test scores of the constant answer suggested by the training split.
 
     Returns None for tasks without a baseline. Undefined scores, such as a correlation with a constant, are None.

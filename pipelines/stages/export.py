@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.errors import ArtefactError
-from compress.export.common.targets import Target, check_float, formats_of, with_sources
+from compress.export.common.targets import ExportTarget, check_float, formats_of, with_sources
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-HUGGINGFACE = Target("huggingface")
-ALWAYS = (HUGGINGFACE, Target("onnx"), Target("onnxruntime"))
+HUGGINGFACE = ExportTarget("huggingface")
+ALWAYS = (HUGGINGFACE, ExportTarget("onnx"), ExportTarget("onnxruntime"))
 
 
 def export_stage(
@@ -34,7 +34,7 @@ def export_stage(
     *,
     parity: int,
     max_length: int,
-    targets: Sequence[Target] = ALWAYS,
+    targets: Sequence[ExportTarget] = ALWAYS,
     reduced: bool = False,
 ) -> Artefact:
     """Exports the checkpoint to a folder per target and verifies each; refused targets are set aside with the reason.
@@ -146,7 +146,7 @@ def load_examples(config: ExportConfig, checkpoint: Checkpoint) -> "Examples | T
     return Examples(read_strings(table, columns.text), pairs)
 
 
-def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
+def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[ExportTarget]:
     """Returns the checkpoint and the requested formats as targets, quantized if the checkpoint is.
 
     Raises:
@@ -159,12 +159,16 @@ def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> li
     if is_quantized(folder):
         return [HUGGINGFACE, *rounded_targets(formats, find_lowest_precision(load_quantization(folder)))]
     check_float(formats, str(folder))
-    return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", "int8")] if dynamic else [])]
+    return [
+        HUGGINGFACE,
+        *(ExportTarget(name) for name in formats),
+        *([ExportTarget("onnxruntime", "int8")] if dynamic else []),
+    ]
 
 
-def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:
+def rounded_targets(formats: Iterable[str], precision: str) -> list[ExportTarget]:
     """Returns targets for the formats that support quantized models; the others are skipped."""
-    return [Target(name, precision) for name in formats if Target(name).kind.rounded]
+    return [ExportTarget(name, precision) for name in formats if ExportTarget(name).kind.rounded]
 
 
 def describe_difference(proof: JsonObject) -> str:

@@ -14,16 +14,16 @@ from compress.errors import ArtefactError
 from compress.export.common.decisions import kind_of
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
+from compress.export.common.targets import ExportTarget
 from compress.export.onnx.decoder import verify_decoder
 from compress.export.onnx.graph import OnnxModel
-from compress.export.verify import flatten_tokens, verify
+from compress.export.verify import flatten_tokens, verify_export
 from compress.export.write import check_layers, write_target
 from compress.quantize.store import is_quantized, load_quantization
 from distill.checkpoint.pruned import load_pruned
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
-from pipelines.stages.compared_texts import Texts, select_rows
+from pipelines.stages.compared_texts import Texts, select_texts_and_pairs
 from pipelines.stages.vocabulary import tokenizer_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 REFUSED = "refused"
 MAX_ACCURACY_CHANGE = 0.001  # maximum difference in accuracy between the trained model with rounding and its file
-BATCH = 16
+_BATCH = 16
 PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
 
 
@@ -60,7 +60,7 @@ class ExportVerifier:
         self.proven: list[JsonObject] = []
         self.refused: list[JsonObject] = []
 
-    def export(self, target: Target) -> None:
+    def export(self, target: ExportTarget) -> None:
         """Writes the target, reloads it in a fresh process and compares it with the model, or sets it aside."""
         source = target.made_from
         if source is not None and str(source) in [each["target"] for each in self.refused]:
@@ -75,11 +75,11 @@ class ExportVerifier:
             bits = {"weight_bits": 7} if target.rounded and self.source.has_reduced_range else {}
             self.proven.append(proof | bits | {"bytes": count_bytes(self.folder / str(target))})
 
-    def has_rounding(self, target: Target) -> bool:
+    def has_rounding(self, target: ExportTarget) -> bool:
         """Returns whether the target has the rounding parameters that the model was trained with."""
         return target.rounded and self.source.rounding is not None
 
-    def verify_float(self, target: Target) -> JsonObject:
+    def verify_float(self, target: ExportTarget) -> JsonObject:
         """Compares the logits of the drawn texts with those of the model."""
         if target.format == "onnx-decoder":
             return self.verify_generation(target)
@@ -88,23 +88,23 @@ class ExportVerifier:
             expected = reference_logits(
                 OnnxModel(place, threads=1), self.source.tokenizer, *self.drawn, self.max_length
             )
-        parity, _ = verify(str(target), place, *self.drawn, self.max_length, expected)
+        parity, _ = verify_export(str(target), place, *self.drawn, self.max_length, expected)
         return asdict(parity)
 
-    def verify_generation(self, target: Target) -> JsonObject:
+    def verify_generation(self, target: ExportTarget) -> JsonObject:
         """Compares a decoder's generated continuations of the drawn texts' prefixes, and its logits of their tokens."""
         tokenizer, most = self.source.tokenizer, min(self.max_length, self.source.longest)
         blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
-        prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:BATCH]]
+        prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:_BATCH]]
         new_tokens = min(NEW_TOKENS, self.source.longest - PROMPT_TOKENS)
         parity = verify_decoder(self.source.model, self.folder / str(target), prompts, blocks, new_tokens=new_tokens)
         return {"target": str(target), "texts": len(blocks)} | asdict(parity)
 
-    def verify_quantized(self, target: Target) -> JsonObject:
+    def verify_quantized(self, target: ExportTarget) -> JsonObject:
         """Compares each layer with the quantized model, then the predictions on all texts and the score."""
         layers = check_layers(self.source, target, self.folder, self.batch)
-        texts, pairs = select_rows(self.examples, range(len(self.examples)))
-        parity, logits = verify(
+        texts, pairs = select_texts_and_pairs(self.examples, range(len(self.examples)))
+        parity, logits = verify_export(
             str(target),
             self.folder / str(target),
             texts,
@@ -131,7 +131,7 @@ class ExportVerifier:
         """Whether each text has a class; other tasks are scored in the evaluation."""
         return bool(self.examples.labels) and isinstance(self.examples.labels[0], int)
 
-    def set_aside(self, target: Target, reason: str) -> None:
+    def set_aside(self, target: ExportTarget, reason: str) -> None:
         """Moves the target to the refused targets, together with the reason."""
         place = self.folder / REFUSED / str(target)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -150,14 +150,14 @@ class ExportVerifier:
     @cached_property
     def quantized_logits(self) -> np.ndarray:
         """Logits of the model with rounding, as it was trained, for all texts."""
-        texts, pairs = select_rows(self.examples, range(len(self.examples)))
+        texts, pairs = select_texts_and_pairs(self.examples, range(len(self.examples)))
         return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
 
     @cached_property
     def batch(self) -> dict[str, np.ndarray]:
         """A padded batch of the drawn texts."""
         texts, pairs = self.drawn
-        return tokenize(self.source.tokenizer, texts[:BATCH], pairs[:BATCH] if pairs else None, self.max_length)
+        return tokenize(self.source.tokenizer, texts[:_BATCH], pairs[:_BATCH] if pairs else None, self.max_length)
 
 
 def describe_proof(proof: JsonObject) -> str:
@@ -185,8 +185,8 @@ def reference_logits(
     They are [texts, classes], or [tokens, classes] of all tokens for models with logits per token.
     """
     parts = []
-    for start in range(0, len(texts), BATCH):
-        rows = slice(start, start + BATCH)
+    for start in range(0, len(texts), _BATCH):
+        rows = slice(start, start + _BATCH)
         batch = tokenize(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
         parts.append(flatten_tokens(model(batch), batch["attention_mask"]))
     return np.concatenate(parts)

@@ -17,7 +17,7 @@ from distill.slicing import Axis, Kept, Shape
 from pipelines.runs.manifest import JsonObject
 
 SELECT_EVERY, MIN_SELECTIONS = 20, 10  # for movement pruning: steps between two selections, and their minimum number
-WARMUP = 0.5  # share of the steps over which the target cost of learned masks is ramped
+_WARMUP = 0.5  # share of the steps over which the target cost of learned masks is ramped
 OPEN = 0.95  # initial open probability of learned masks
 
 
@@ -179,7 +179,7 @@ class LearnedMaskClosing(Closing):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reads the number of steps and sets the warm-up of the masks' target."""
         super().on_train_start(trainer, pl_module)
-        self.learned.warmup = round(WARMUP * self.steps)
+        self.learned.warmup = round(_WARMUP * self.steps)
 
     def training_gates(self, step: int) -> dict[str, Tensor]:
         """Returns gates sampled from the masks."""

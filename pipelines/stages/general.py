@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.weights import load_model
-from distill.data.batches.batches import EvalBatches, Rows
+from distill.data.batches.batches import EncodedRows, EvalBatches
 from distill.data.batches.data_module import RowsDataModule, TextDataModule
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
@@ -132,7 +132,9 @@ def make_general_student(
     return load_body(plan.student.folder, plan.settings.general)
 
 
-def read_blocks(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> tuple[Rows, Rows]:
+def read_blocks(
+    general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[EncodedRows, EncodedRows]:
     """Returns training and held-out blocks of tokens.
 
     Held-out blocks come from the validation split if there is one, otherwise from the end of the shuffled texts.

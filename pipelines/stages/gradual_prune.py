@@ -54,7 +54,7 @@ VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a di
 MIN_RATE, MAX_RATE = 0.01, 0.1  # bounds of the learned masks' learning rate
 LOG_ODDS_RANGE = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
 MULTIPLIER_RATE_RATIO = 10.0  # of the multipliers' learning rate to the masks'; slower ones overshoot the target
-TOLERANCE = 1e-3  # relative to the largest logit
+_TOLERANCE = 1e-3  # relative to the largest logit
 
 
 class ClosingModule(DistillationModule):
@@ -202,9 +202,9 @@ def measure_gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) ->
     """
     before, after = (compute_logits(model.eval(), batch) for model in (gated, small))
     difference = float((before - after).abs().max() / before.abs().max())
-    if not difference <= TOLERANCE:
+    if not difference <= _TOLERANCE:
         raise CompressError(
-            f"closing: expected logits without the closed units to differ by at most {TOLERANCE:.0e} of the largest, "
+            f"closing: expected logits without the closed units to differ by at most {_TOLERANCE:.0e} of the largest, "
             f"found {difference:.1e}: the pruned model isn't the model that was trained"
         )
     return difference

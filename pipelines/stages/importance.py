@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from compress.prune.config import PruneConfig
 from compress.prune.importance.estimate import (
-    Batch,
+    LossInputs,
     measure_layer_losses,
     score_by_activation,
     score_by_gradients,
@@ -81,7 +81,7 @@ class Distance:
     output_rows: OutputRows
     temperature: float
 
-    def divergence(self, student: PreTrainedModel, batch: Batch) -> Tensor:
+    def divergence(self, student: PreTrainedModel, batch: LossInputs) -> Tensor:
         """Returns [samples]: the distance by `OutputRows.distance`, summed over rows."""
         rows = self.output_rows
         counts = rows.counts(batch)
@@ -93,7 +93,7 @@ class Distance:
         ]
         return torch.stack(sums)
 
-    def surprise(self, student: PreTrainedModel, batch: Batch) -> Tensor:
+    def surprise(self, student: PreTrainedModel, batch: LossInputs) -> Tensor:
         """Returns [samples]: -log likelihood of the drawn targets, scaled like the divergence's curvature."""
         logits, drawn = self.compute_rows(student, batch), batch["drawn"]
         if drawn.is_floating_point():
@@ -102,13 +102,13 @@ class Distance:
             rows = F.cross_entropy(logits / self.temperature, drawn, reduction="none") * self.temperature
         return torch.stack([each.sum() for each in rows.split(self.output_rows.counts(batch))])
 
-    def compute_rows(self, student: PreTrainedModel, batch: Batch) -> Tensor:
+    def compute_rows(self, student: PreTrainedModel, batch: LossInputs) -> Tensor:
         """Returns the student's logits, row by row."""
         logits = find_logits(student(**build_inputs(student, batch)))
         assert logits is not None
         return self.output_rows.logits(batch, logits).float()
 
-    def draw_targets(self, batch: Batch, generator: torch.Generator) -> Batch:
+    def draw_targets(self, batch: LossInputs, generator: torch.Generator) -> LossInputs:
         """Returns the batch with a class, or a number, drawn for each row from the teacher's distribution."""
         signals = self.output_rows.signals(batch, batch["signals"])
         if self.output_rows.labels(batch).is_floating_point():
@@ -133,10 +133,10 @@ def split_by_sample(signals: TeacherSignals, counts: Sequence[int]) -> list[Teac
 class CountedBatches:
     """Batches that report every sample to `advance`, in every pass."""
 
-    def __init__(self, batches: Sequence[Batch], advance: Advance):
+    def __init__(self, batches: Sequence[LossInputs], advance: Advance):
         self.batches, self.advance = batches, advance
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LossInputs]:
         """Yields the batches, and counts each after it was used."""
         for batch in self.batches:
             yield batch
@@ -149,7 +149,7 @@ def count_passes(config: PruneConfig) -> int:
 
 
 def score_units(
-    model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], config: PruneConfig, distance: Distance
+    model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[LossInputs], config: PruneConfig, distance: Distance
 ) -> Scores:
     """Scores units by the configured method, and layers by the increase of the loss when a layer is skipped.
 

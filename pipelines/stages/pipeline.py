@@ -10,11 +10,11 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 
 if TYPE_CHECKING:
-    from compress.export.common.targets import Target
+    from compress.export.common.targets import ExportTarget
     from pipelines.runs.stage import Artefact, Run
     from pipelines.stages.students import TrainedStudent
 
-BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
+_BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 
 
 def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["TrainedStudent"]]:
@@ -70,7 +70,7 @@ def export_and_evaluate(
     from pipelines.settings.schemes import is_dynamic_reduced
     from pipelines.stages.compared_texts import as_plain_texts
     from pipelines.stages.data import read_data, read_task
-    from pipelines.stages.evaluate import Candidate, evaluate_stage
+    from pipelines.stages.evaluate import EvaluatedModel, evaluate_stage
     from pipelines.stages.export import export_stage
     from pipelines.stages.teacher import MODEL
 
@@ -99,32 +99,32 @@ def export_and_evaluate(
             model,
             model.folder / MODEL,
             as_plain_texts(splits.test),
-            parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
+            parity=min(config.measure.parity, _BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,
             reduced=is_dynamic_reduced(config),
         )
-        candidates.append(Candidate(name, model.name, exports[stage], judged))
+        candidates.append(EvaluatedModel(name, model.name, exports[stage], judged))
     done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length, task)
     return exports | {"evaluate": done}
 
 
-def forms_of_teacher(config: DistillConfig) -> list["Target"]:
+def forms_of_teacher(config: DistillConfig) -> list["ExportTarget"]:
     """Returns the teacher's export targets, for the comparison: all float targets of the students."""
-    from compress.export.common.targets import Target, formats_of
+    from compress.export.common.targets import ExportTarget, formats_of
     from pipelines.stages.export import ALWAYS
 
     is_measured = config.budget.requested and config.budget.runtime != "pytorch"
     names = [*formats_of(config.export), *([config.budget.runtime] if is_measured else [])]
-    return list(dict.fromkeys((*ALWAYS, *(Target(name) for name in names if Target(name).kind.floats))))
+    return list(dict.fromkeys((*ALWAYS, *(ExportTarget(name) for name in names if ExportTarget(name).kind.floats))))
 
 
-def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
+def student_targets(config: DistillConfig, scheme: str = "") -> list["ExportTarget"]:
     """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
 
     Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
     """
-    from compress.export.common.targets import Target, formats_of
+    from compress.export.common.targets import ExportTarget, formats_of
     from compress.quantize.schemes import resolve_scheme
     from distill.tasks.names import WRITING
     from pipelines.settings.schemes import is_dynamic, schemes_of
@@ -132,12 +132,12 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
 
     floats, schemes = forms_of_teacher(config), schemes_of(config)
     if config.task in WRITING and "onnx" in formats_of(config.export):
-        floats.append(Target("onnx-decoder"))
+        floats.append(ExportTarget("onnx-decoder"))
     if not scheme:
-        return [*floats, *([Target("onnxruntime", "int8")] if is_dynamic(config) else [])]
+        return [*floats, *([ExportTarget("onnxruntime", "int8")] if is_dynamic(config) else [])]
     taken = rounded_targets(schemes[scheme], resolve_scheme(scheme).precision)
     if scheme != next(iter(schemes)):  # a student in addition to the main one
-        floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
+        floats = [HUGGINGFACE, *(ExportTarget(each.format) for each in taken if each.kind.floats)]
     others = {name for each, names in schemes.items() if each != scheme for name in names}
     return [*(each for each in floats if each.format not in others), *taken]
 
@@ -148,7 +148,7 @@ def run_to_report(run: "Run", plan: Plan) -> None:
     from pipelines.runs.publication import check_publishable
     from pipelines.stages.data import read_task
     from pipelines.stages.export import check_refused
-    from pipelines.stages.report import REPORT, STUDENT, print_results, publish, report_stage
+    from pipelines.stages.report import REPORT, STUDENT, print_results, publish_results, report_stage
 
     settings = plan.settings
     if run.world.is_rank_zero:
@@ -162,13 +162,13 @@ def run_to_report(run: "Run", plan: Plan) -> None:
     report = report_stage(run, reported_settings(settings), read_task(made["data"]), made["evaluate"])
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
     if run.world.is_rank_zero:
-        places = publish(run, report, exports)
+        places = publish_results(run, report, exports)
         print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(settings, made["evaluate"])
     check_refused(list(exports.values()))
 
 
-def scored_target(config: DistillConfig, student: "TrainedStudent | None" = None) -> "Target | None":
+def scored_target(config: DistillConfig, student: "TrainedStudent | None" = None) -> "ExportTarget | None":
     """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
     from pipelines.stages.budget_timing import target_for
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.measure.precision_modes import MODES, check_mode, find_unsupported_reason, list_candidate_modes
 from compress.measure.precision_speed import choose_fastest_mode, measure_modes, measure_peak_flops
 from distill.checkpoint.outputs import find_logits
-from distill.data.batches.batches import Rows, TrainBatches
+from distill.data.batches.batches import EncodedRows, TrainBatches
 from distill.data.batches.packing import find_padding_id
 from distill.errors import InputError
 from distill.models.inputs import build_inputs
@@ -125,7 +125,7 @@ def drawn_rows(
     tokenizer: PreTrainedTokenizerBase,
     teacher_tokenizer: PreTrainedTokenizerBase | None,
     seed: int,
-) -> Rows:
+) -> EncodedRows:
     """Returns enough training samples for the timed batches, drawn by the seed.
 
     If several texts make up a row and the drawn texts yield too few rows, 64 times as many texts are drawn.
@@ -133,11 +133,11 @@ def drawn_rows(
     table, length = part.table(), config.data.max_length
     wanted = BATCHES * config.train.batch_size
 
-    def encoded(numbers: np.ndarray) -> Rows:
+    def encoded(numbers: np.ndarray) -> EncodedRows:
         few = type(part).from_table(table.take(pa.array(numbers)))
         if teacher_tokenizer is not None:
             return rows_across(config, tokenizer, teacher_tokenizer, few.texts, length)
-        result: Rows = task.encode_train(tokenizer, few, length)
+        result: EncodedRows = task.encode_train(tokenizer, few, length)
         return result
 
     order = np.random.default_rng(seed).permutation(len(part))

@@ -120,7 +120,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         outlines, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")
         latencies = time_together(models, config.budget)
         costs = fit_costs(outlines, [latencies[str(i)].best_ms for i in range(len(outlines))])
-        rows = [build_row(outline, latencies[str(i)], models[str(i)].bytes) for i, outline in enumerate(outlines)]
+        rows = [build_cost_row(outline, latencies[str(i)], models[str(i)].bytes) for i, outline in enumerate(outlines)]
         teacher_ms = latencies["teacher"].best_ms
         write_json(folder / COSTS, {"teacher": asdict(latencies["teacher"]), "costs": asdict(costs), "measured": rows})
         run.console.say(
@@ -173,12 +173,12 @@ def rounding_key(config: DistillConfig) -> RoundingKey:
     return [quantization.scheme, quantization.keep, quantization.reduced]
 
 
-def build_row(outline: Outline, latency: Latency, size: int) -> JsonObject:
+def build_cost_row(outline: Outline, latency: Latency, size: int) -> JsonObject:
     """Returns a measured outline as `costs.json` stores it; `size` is in bytes."""
     return asdict(outline) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms, "bytes": size}
 
 
-def read_sizes(costs: Artefact) -> CostModel:
+def fit_size_model(costs: Artefact) -> CostModel:
     """Returns a cost model of file sizes in bytes, with the terms of the latency model, fitted to the same models."""
     measured = json.loads((costs.folder / COSTS).read_text())["measured"]
     outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in measured]

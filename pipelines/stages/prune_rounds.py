@@ -12,7 +12,7 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.plan import Target, round_name
+from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prune_inputs import axes_of
 from pipelines.stages.pruned_start import SHAPE
 from pipelines.stages.shape import ShapeInputs, ShapeSearch
@@ -21,7 +21,7 @@ from pipelines.stages.teacher import MODEL
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
-def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Target, number: int) -> Artefact:
+def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, number: int) -> Artefact:
     """Writes `shape.json`: the units that are kept after round `number`.
 
     The latency budget of the round follows the cubic schedule from the start model's predicted cost to the target. No

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import apply_gptq
 from compress.quantize.model import quantize_model
-from compress.quantize.prepare import convert, learn_scales
+from compress.quantize.prepare import convert_quantized, learn_scales
 from compress.quantize.sensitivity import measure_sensitivities, widen_most_sensitive
 from compress.quantize.store import save_quantization
 from distill.checkpoint.pruned import load_pruned
@@ -138,7 +138,7 @@ class QuantizedTraining:
         metrics: JsonObject = {"val/float": validation.float_score, "val/calibrated": score}
         if self.quantization.method == "qat":
             metrics |= self.train(model, texts, task, folder)
-        rounding = convert(model)
+        rounding = convert_quantized(model)
         save_model(model, tokenizer, folder / MODEL)
         save_quantization(rounding, folder / MODEL)
         return {"val/score": score} | metrics | {"params": model.num_parameters(), "layers": layers}

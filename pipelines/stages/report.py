@@ -114,7 +114,7 @@ def read_curves(logs: Path) -> list[dict[str, float]]:
     return rows
 
 
-def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
+def publish_results(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
     """Publishes the newest results to the output folder: the page, the numbers and the deployable students.
 
     `exports` maps a model's name, which is also the name of its folder, to its export. The user's own files in that

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.checkpoint.outputs import find_logits
-from distill.data.batches.batches import EvalBatches, Rows
+from distill.data.batches.batches import EncodedRows, EvalBatches
 from distill.data.batches.encode import Batch
 from distill.data.rows.windows import Windows
 from distill.errors import InputError
@@ -49,7 +49,7 @@ class SplitOutputs:
 
 @torch.no_grad()
 def compute_outputs(
-    model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temperature: float = 1.0
+    model: PreTrainedModel, split: EncodedRows, pad_id: int, task: Task, temperature: float = 1.0
 ) -> SplitOutputs:
     """Computes the model's outputs on a split; the model is left in eval mode."""
     model.eval()
@@ -65,7 +65,7 @@ def compute_outputs(
     return SplitOutputs(samples, score, places_of(split), temperature if is_language_model else None)
 
 
-def places_of(split: Rows) -> list[Hashable]:
+def places_of(split: EncodedRows) -> list[Hashable]:
     """Returns keys that identify a split's samples independently of the tokenizer.
 
     The key of a sample is its index. For a window on a context, which tokenizers split differently, it is the
@@ -105,7 +105,7 @@ class Judge:
     """
 
     task: Task
-    split: Rows
+    split: EncodedRows
     pad_id: int
     teacher: SplitOutputs
     temperature: float = 1.0

@@ -32,7 +32,7 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.plan import Target
+from pipelines.settings.plan import SpeedTarget
 from pipelines.settings.schemes import is_dynamic_reduced
 from pipelines.stages.budget_timing import (
     TimedModel,
@@ -45,7 +45,7 @@ from pipelines.stages.budget_timing import (
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
 from pipelines.stages.importance import SCORES
-from pipelines.stages.prune_inputs import axes_of, read_sizes, rounding_key, timing_quantization
+from pipelines.stages.prune_inputs import axes_of, fit_size_model, rounding_key, timing_quantization
 from pipelines.stages.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.recovery_rate import RULE
 from pipelines.stages.scoring import Judge, SplitOutputs, compute_outputs
@@ -61,7 +61,7 @@ MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the las
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
 )  # fmt: skip
-ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
+_ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ShapeInputs:
         return {"words" if name == "tokens" else name: stage for name, stage in vars(self).items()}
 
 
-def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Target) -> Artefact:
+def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
     settings = {
         "target": asdict(target),
@@ -112,7 +112,7 @@ class TimedCandidate(NamedTuple):
 class ShapeSearch:
     """The search for the shape of a single target; data, texts and teacher are loaded on first use."""
 
-    def __init__(self, run: Run, config: DistillConfig, inputs: ShapeInputs, target: Target, folder: Path):
+    def __init__(self, run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, folder: Path):
         self.run, self.config, self.inputs, self.target = run, config, inputs, target
         self.budget: Budget = config.budget
         self.scratch = folder / SCRATCH / "exports"
@@ -121,7 +121,7 @@ class ShapeSearch:
         self.axes: Sequence[Axis] = axes_of(self.model, self.task)
         costs, self.teacher_ms = read_costs(inputs.costs)
         scores = Scores.load(inputs.scores.folder / SCORES, self.model)
-        size = Limit(read_sizes(inputs.costs), target.max_bytes) if target.max_bytes else None
+        size = Limit(fit_size_model(inputs.costs), target.max_bytes) if target.max_bytes else None
         self.space = SearchSpace(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform, size)
 
     @cached_property
@@ -232,7 +232,7 @@ class ShapeSearch:
 
     def measure(self, candidate: Candidate, model: TimedModel) -> JsonObject:
         """Times the candidate alternately with the teacher."""
-        times = time_together({"teacher": self.teacher, "student": model}, self.budget, ROUNDS)
+        times = time_together({"teacher": self.teacher, "student": model}, self.budget, _ROUNDS)
         teacher, student = times["teacher"].best_ms, times["student"].best_ms
         return {
             "label": candidate.label,

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from compress.sparsity.config import SparsityConfig
 from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_layers
-from compress.sparsity.training import SparseState, SparseTraining, convert, prepare
+from compress.sparsity.training import SparseState, SparseTraining, convert_sparse, prepare_sparse
 from distill.train.module import DistillationModule
 from pipelines.runs.manifest import JsonObject
 
@@ -35,7 +35,7 @@ class SparsityCallback(Callback):
         masks = None
         if self.is_sparse:
             masks = {f"{name}.weight": layer.weight != 0 for name, layer in find_sparsifiable_layers(student).items()}
-        self.training = prepare(student, self.config.build_schedule(steps), masks=masks)
+        self.training = prepare_sparse(student, self.config.build_schedule(steps), masks=masks)
         if self.state:
             self.training.load_state_dict(cast(SparseState, self.state))
         self.training.attach(trainer.optimizers[0])
@@ -47,7 +47,7 @@ class SparsityCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the masked weights to zero for good, unless the training was interrupted."""
         if not trainer.interrupted:
-            convert(self.training)
+            convert_sparse(self.training)
 
     def state_dict(self) -> JsonObject:
         """Returns the masks and scores for the checkpoint."""

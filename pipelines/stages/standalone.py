@@ -14,13 +14,15 @@ from pipelines.settings.schemes import is_reduced
 from pipelines.settings.tokenizers import load_checked_tokenizer
 from pipelines.stages.compared_texts import as_plain_texts
 from pipelines.stages.data import data_stage, read_data, read_task
-from pipelines.stages.evaluate import Candidate, evaluate_stage
+from pipelines.stages.evaluate import EvaluatedModel, evaluate_stage
 from pipelines.stages.export import export_stage, requested_targets
 from pipelines.stages.label_order import by_label_stage
 from pipelines.stages.teacher import MODEL
 
 
-def evaluate_standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
+def evaluate_standalone(
+    config: EvaluateConfig, console: Console
+) -> tuple[Run, list[EvaluatedModel], Artefact, Artefact]:
     """Exports and evaluates the configured checkpoints.
 
     Returns:
@@ -35,7 +37,7 @@ def evaluate_standalone(config: EvaluateConfig, console: Console) -> tuple[Run, 
     checkpoints = [open_checkpoint(name, role) for role, name in models]
     run = Run(Path(config.output), config.seed, console)
     task_name, reason = choose_task(config.task, checkpoints[0].config, checkpoints[0].name, config.data)
-    config, note = check_models(config, task_name, checkpoints)
+    config, note = check_evaluated_models(config, task_name, checkpoints)
     console.say(f"  task: {task_name} ({reason}{note})")
     data = data_stage(run, config.data, task_name)
     splits, task = read_data(data), read_task(data)
@@ -54,12 +56,12 @@ def evaluate_standalone(config: EvaluateConfig, console: Console) -> tuple[Run, 
             targets=requested_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
             reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
         )
-        candidates.append(Candidate(name, "given", export))
+        candidates.append(EvaluatedModel(name, "given", export))
     done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task)
     return run, candidates, data, done
 
 
-def check_models(
+def check_evaluated_models(
     config: EvaluateConfig, task_name: str, checkpoints: Sequence[Checkpoint]
 ) -> tuple[EvaluateConfig, str]:
     """Returns the configuration with its text length, and a note if that is shorter than usual; see `fitted_length`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pipelines.reports.pruning_summary import student_name
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.plan import Plan, Target, round_name, targets_of
+from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
 from pipelines.settings.schemes import quantization_by, schemes_of
 from pipelines.stages.distill import student_stage
 from pipelines.stages.gradual_prune import close_stage
@@ -133,7 +133,7 @@ def quantize_students(
     return quantized, stages
 
 
-def prune_at_once(pipeline: PruningPipeline, target: Target) -> Stages:
+def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
     """Prunes to the target at once, then trains."""
     inputs = pipeline.inputs
     shape = shape_stage(pipeline.run, pipeline.config, inputs, target)
@@ -142,7 +142,7 @@ def prune_at_once(pipeline: PruningPipeline, target: Target) -> Stages:
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
 
 
-def prune_iteratively(pipeline: PruningPipeline, target: Target) -> Stages:
+def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
     """Alternates partial pruning, training and new importance scores, until the last round meets the target."""
     stages: Stages = {}
     inputs = pipeline.inputs
@@ -159,7 +159,7 @@ def prune_iteratively(pipeline: PruningPipeline, target: Target) -> Stages:
     return stages | prune_at_once(last, target)
 
 
-def prune_gradually(pipeline: PruningPipeline, target: Target) -> Stages:
+def prune_gradually(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
     """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     inputs, epochs = pipeline.inputs, pipeline.config.train.epochs
     shape = shape_stage(pipeline.run, pipeline.config, inputs, target)

@@ -8,10 +8,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.cache import CacheReader
-from distill.data.batches.batches import Rows, Signals
+from distill.data.batches.batches import EncodedRows, Signals
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Batch
-from distill.data.batches.encode import encode as encode_texts
+from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.splits.examples import Examples, Splits
 from distill.losses.teacher_signals import SignalSource
 from distill.tasks.task import Task
@@ -37,7 +37,7 @@ def build_training_texts(
     With `teacher_tokenizer`, a tokenizer that differs from the student's, each row has the text in both tokenizations.
     """
 
-    def encode_twice(tokenizer: PreTrainedTokenizerBase, part: Examples, length: int) -> Rows:
+    def encode_twice(tokenizer: PreTrainedTokenizerBase, part: Examples, length: int) -> EncodedRows:
         assert teacher_tokenizer is not None
         return rows_across(config, tokenizer, teacher_tokenizer, part.texts, length)
 

@@ -17,7 +17,7 @@ from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.stages.scoring import Judge
 
-WARMUP = 20  # steps
+_WARMUP = 20  # steps
 REDUCTION = 3  # one in this many trials continues
 
 
@@ -46,7 +46,7 @@ class Trial:
         """Trains for a number of further steps."""
         for _ in range(steps):
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * min(1.0, (self.steps + 1) / WARMUP)
+                group["lr"] = rate * min(1.0, (self.steps + 1) / _WARMUP)
             loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -12,7 +12,7 @@ import pytest
 from pipelines.quantize import QUANTIZE_SHORT
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT
+from pipelines.settings.distill_config import SHORT_OPTIONS
 from support.command_server import start_server
 from support.forked_process import VERIFICATION, ForkedProcess
 
@@ -29,7 +29,7 @@ def command(module: str, *words: str) -> list[str]:
 
 
 def with_last_flags(module: str, words: Sequence[str]) -> list[str]:
-    return override_flags((), words, QUANTIZE_SHORT if module == "quantize" else SHORT)
+    return override_flags((), words, QUANTIZE_SHORT if module == "quantize" else SHORT_OPTIONS)
 
 
 def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
@@ -40,7 +40,7 @@ def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
         *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--batch-size", "8"),
         *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
     ]
-    return override_flags(words, more, SHORT)
+    return override_flags(words, more, SHORT_OPTIONS)
 
 
 def start(module: str, words: Sequence[str], *, fresh: bool = False) -> subprocess.Popen:

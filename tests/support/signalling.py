@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from distill.cache.signals import Signal, SignalMask, TeacherOutputs
-from distill.cache.signals.rans import Table
+from distill.cache.signals.rans import FrequencyTable
 
 LENGTHS = [5, 1, 7, 3]
 
@@ -34,5 +34,5 @@ def answer_of(name: str, values: object, where: SignalMask) -> TeacherOutputs:
 def round_trip(signal: Signal, answer: TeacherOutputs) -> dict:
     """Returns the answer after encoding and decoding with tables fitted to it."""
     rows = signal.rows(answer)
-    book = {name: Table(starts) for name, starts in signal.fit(rows).items()}
+    book = {name: FrequencyTable(starts) for name, starts in signal.fit(rows).items()}
     return signal.decode([memoryview(signal.encode(row, book)) for row in rows], answer.mask, book)

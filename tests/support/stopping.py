@@ -10,6 +10,7 @@ from pathlib import Path
 from support.commands import start
 
 SECONDS = 240.0
+SECONDS_TO_END = 10.0  # of a process whose parent has ended
 
 
 class Running:
@@ -65,11 +66,14 @@ class Running:
         return self.process.returncode
 
     def stop(self, number: int) -> int:
-        """Sends a signal and returns the exit code; checks that no process started by the command is left."""
+        """Sends a signal and returns the exit code; checks that the processes started by the command end too."""
         started = self.children()
         self.process.send_signal(number)
         code = self.end()
-        assert not [pid for pid in started if is_running(pid)], "processes are left"
+        end = time.monotonic() + SECONDS_TO_END
+        while left := [pid for pid in started if is_running(pid)]:
+            assert time.monotonic() < end, f"processes are left: {[command_line(pid) for pid in left]}"
+            time.sleep(0.05)
         return code
 
 

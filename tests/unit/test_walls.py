@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -211,3 +212,33 @@ def test_importing_a_package_touches_no_torch(package: str):
 def test_no_file_is_called_utils():
     for file in FILES:
         assert file.stem not in ("utils", "helpers", "common"), file
+
+
+SHARED_NAMES = {  # one of each in every module of a kind
+    "EXAMPLES": "of a command's help",
+    "EXPORTS": "public names of a package, by their module",
+    "VERSION": "of a stage's results",
+    "decode": "of a signal's records",
+    "encode": "of a signal's records",
+    "main": "entry point of a command",
+}
+
+
+def public_names(file: Path) -> set[str]:
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return {name for name in found if not name.startswith("_")}
+
+
+def test_no_public_name_is_defined_twice():
+    places = defaultdict(list)
+    for file in FILES:
+        if file.name != "modeling_pruned.py":  # copied into checkpoints, which must load without Stillroom
+            for name in public_names(file) - SHARED_NAMES.keys():
+                places[name].append(str(file.relative_to(ROOT)))
+    assert len(places) > 1000
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-Kind = Literal["class", "labels", "number", "span", "vector"]
-NUMBER = 0.01  # share of the expected numbers' range: numbers at most this far apart agree
+DecisionKind = Literal["class", "labels", "number", "span", "vector"]
+_NUMBER = 0.01  # share of the expected numbers' range: numbers at most this far apart agree
 COSINE = 0.999  # smallest cosine similarity of vectors that agree
 
 
-def kind_of(model: Any) -> Kind:
+def kind_of(model: Any) -> DecisionKind:
     """Returns the kind of a model's predictions, determined by its class and config."""
     name, config = type(model).__name__, model.config
     if name.endswith("QuestionAnswering"):
@@ -22,7 +22,7 @@ def kind_of(model: Any) -> Kind:
     return "number" if one or getattr(config, "problem_type", None) == "regression" else "class"
 
 
-def predictions_agree(kind: Kind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def predictions_agree(kind: DecisionKind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns which predictions agree.
 
     Args:
@@ -38,7 +38,7 @@ def predictions_agree(kind: Kind, found: np.ndarray, expected: np.ndarray, lengt
         result = ((found > 0) == (expected > 0)).all(-1)
         return result
     if kind == "number":
-        result = np.abs(found - expected).max(-1) <= NUMBER * max(float(np.ptp(expected)), 1e-9)
+        result = np.abs(found - expected).max(-1) <= _NUMBER * max(float(np.ptp(expected)), 1e-9)
         return result
     if kind == "vector":
         norms = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)

@@ -39,7 +39,7 @@ class Layer:
 def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
     """Returns the quantized weights of a converted model by layer name.
 
-    `rounding` is the result of `compress.quantize.convert`.
+    `rounding` is the result of `compress.quantize.convert_quantized`.
     """
     found = {}
     for name, rounded in rounding.items():
@@ -55,7 +55,7 @@ def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
     return found
 
 
-class Rows:
+class RowIndex:
     """Index of weight rows, which finds the layers of a product even if a graph concatenates several."""
 
     def __init__(self, layers: Mapping[str, Layer]):

@@ -8,7 +8,7 @@ from compress.errors import CompressError
 from compress.quantize.schemes import SCHEMES, resolve_schemes
 
 FLOAT = "fp32"
-PRECISIONS = (FLOAT, "int8", "int4", "fp8")
+_PRECISIONS = (FLOAT, "int8", "int4", "fp8")
 EXTRAS = {  # formats whose library is this package's extra of the same name -> module to import
     "openvino": "openvino",
     "executorch": "executorch",
@@ -101,7 +101,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 @dataclass(frozen=True)
-class Target:
+class ExportTarget:
     """A format in float32 or with quantized weights.
 
     Args:
@@ -132,14 +132,14 @@ class Target:
         return self.kind.runtime, self.precision
 
     @property
-    def made_from(self) -> "Target | None":
+    def made_from(self) -> "ExportTarget | None":
         """The target whose file is the source of this one, or None."""
         source = {
-            ("onnxruntime", False): Target("onnx"),
-            ("openvino", False): Target("onnx"),
-            ("onnx", True): Target("onnx"),
-            ("onnxruntime", True): Target("onnxruntime"),
-            ("openvino", True): Target("onnx", self.precision),
+            ("onnxruntime", False): ExportTarget("onnx"),
+            ("openvino", False): ExportTarget("onnx"),
+            ("onnx", True): ExportTarget("onnx"),
+            ("onnxruntime", True): ExportTarget("onnxruntime"),
+            ("openvino", True): ExportTarget("onnx", self.precision),
         }
         return source.get((self.format, self.rounded))
 
@@ -149,15 +149,15 @@ class Target:
         return self.format not in ("onnx", "onnx-decoder", "compressed-tensors")
 
 
-def target_of(name: str) -> Target:
+def target_of(name: str) -> ExportTarget:
     """Returns the target of a name.
 
     Raises:
         CompressError: The name is unknown.
     """
-    for precision in PRECISIONS:
+    for precision in _PRECISIONS:
         for each in FORMATS.values():
-            found = Target(each.name, precision)
+            found = ExportTarget(each.name, precision)
             if str(found) == name and (each.rounded if found.rounded else each.floats):
                 return found
     raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8, -int4 or -fp8, found {name!r}")
@@ -219,9 +219,9 @@ def check_installed(formats: Iterable[str]) -> None:
             )
 
 
-def with_sources(targets: Iterable[Target]) -> list[Target]:
+def with_sources(targets: Iterable[ExportTarget]) -> list[ExportTarget]:
     """Returns the targets and those they are made from, sources first."""
-    found: list[Target] = []
+    found: list[ExportTarget] = []
     for target in targets:
         chain = [target]
         while (source := chain[-1].made_from) is not None:

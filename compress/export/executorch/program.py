@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from compress.export.common.source import Source
 
-FILE = "model.pte"
+_FILE = "model.pte"
 MOST = 32  # texts per call: ExecuTorch plans its memory for the largest batch
-INPUTS = "inputs.json"
+_INPUTS = "inputs.json"
 
 
-def check_library() -> None:
+def check_executorch() -> None:
     """Checks that ExecuTorch is installed.
 
     Raises:
@@ -50,14 +50,14 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
 
     from compress.export.onnx.graph import logits_only
 
-    check_library()
-    model = with_integers(source) if rounded else source.model
+    check_executorch()
+    model = build_integer_model(source) if rounded else source.model
     axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=source.longest)}
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
     program = lower_module(logits_only(model, source.inputs), example, {"tensors": tuple(axes for _ in example)})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(program)
-    (folder / INPUTS).write_text(json.dumps(source.inputs))
+    (folder / _FILE).write_bytes(program)
+    (folder / _INPUTS).write_text(json.dumps(source.inputs))
 
 
 def lower_module(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any = None) -> bytes:
@@ -80,7 +80,7 @@ def lower_module(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: 
         raise ArtefactError(f"executorch: the model can't be exported: {error}") from error
 
 
-def with_integers(source: "Source") -> Any:
+def build_integer_model(source: "Source") -> Any:
     """Returns a copy of the model with integer weights, in the forms that XNNPACK and ExecuTorch's kernels support."""
     from torch import nn
     from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import (
@@ -124,7 +124,7 @@ def byte_table(integers: "torch.Tensor", scales: "torch.Tensor") -> "nn.Module":
     return ByteTable()
 
 
-def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Product]:
+def run_executorch_products(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Product]:
     """Runs each linear layer on its input in the quantized reference, in a program of these products alone.
 
     They have the same weights as the deployed program's products. Lowering the whole model a second time to expose them
@@ -134,7 +134,7 @@ def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Produ
     from torch import nn
 
     read = layer_inputs(source, inputs)
-    model = with_integers(source)
+    model = build_integer_model(source)
 
     class Products(nn.Module):
         def __init__(self) -> None:
@@ -144,7 +144,7 @@ def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Produ
         def forward(self, *given: torch.Tensor) -> list[torch.Tensor]:
             return [layer(x) for layer, x in zip(self.layers, given, strict=True)]
 
-    values = Program(lower_module(Products().eval(), tuple(read.values())))(list(read.values()))
+    values = ExecuTorchProgram(lower_module(Products().eval(), tuple(read.values())))(list(read.values()))
     return {name: Product(x.numpy(), value, biased=True) for (name, x), value in zip(read.items(), values, strict=True)}
 
 
@@ -167,11 +167,11 @@ def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[st
     return {name: x.detach().clone() for name, x in found.items()}
 
 
-class Program:
+class ExecuTorchProgram:
     """Forward method of a program. Its outputs live in the program's memory and are freed with it, so copy them."""
 
     def __init__(self, program: bytes | Path):
-        check_library()
+        check_executorch()
         from executorch.runtime import Runtime
 
         self.data = program
@@ -189,12 +189,12 @@ class ExecutorchModel:
     def __init__(self, folder: Path, threads: int):
         import json
 
-        check_library()
+        check_executorch()
         from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 
         _unsafe_reset_threadpool(threads)
-        self.names = json.loads((folder / INPUTS).read_text())
-        self.program = Program(folder / FILE)
+        self.names = json.loads((folder / _INPUTS).read_text())
+        self.program = ExecuTorchProgram(folder / _FILE)
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""

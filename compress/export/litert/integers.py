@@ -11,11 +11,11 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from compress.errors import ArtefactError
-from compress.export.common.rows import Layer, Rows
+from compress.export.common.rows import Layer, RowIndex
 from compress.export.litert.tflite import KIND, TYPE, File, is_biased
 
 SMALLEST = np.float16(2**-24)  # lower bound of a group's scale: XNNPACK rejects 0
-ACTIVATIONS = {
+_ACTIVATIONS = {
     schema.ActivationFunctionType.RELU: KIND.RELU,
     schema.ActivationFunctionType.RELU6: KIND.RELU6,
     schema.ActivationFunctionType.RELU_N1_TO_1: KIND.RELU_N1_TO_1,
@@ -69,8 +69,8 @@ class Rewriter:
 
     def __init__(self, file: File, layers: Mapping[str, Layer]):
         self.file = file
-        self.linear = Rows({name: layer for name, layer in layers.items() if layer.inputs != "table"})
-        self.tables = Rows({name: layer for name, layer in layers.items() if layer.inputs == "table"})
+        self.linear = RowIndex({name: layer for name, layer in layers.items() if layer.inputs != "table"})
+        self.tables = RowIndex({name: layer for name, layer in layers.items() if layer.inputs == "table"})
         self.found: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, is a table)
         self.buffers: dict[tuple[int, str], int] = {}  # (float buffer, its replacement's content) -> buffer
         self.seen: set[str] = set()
@@ -84,7 +84,7 @@ class Rewriter:
             made += [operator] if write is None else write(graph, operator)
         graph.operators = made
 
-    def layer(self, graph: Any, place: int, rows: Rows) -> tuple[Layer, list[str]] | None:
+    def layer(self, graph: Any, place: int, rows: RowIndex) -> tuple[Layer, list[str]] | None:
         """Returns the layer whose rows a constant has; None if there is none, or the tensor isn't constant."""
         key = graph.tensors[place].buffer, rows is self.tables
         if key not in self.found:
@@ -184,7 +184,7 @@ class Rewriter:
         options, (after,) = operator.builtinOptions, operator.outputs
         if not options.fusedActivationFunction:
             return []
-        kind = ACTIVATIONS[options.fusedActivationFunction]
+        kind = _ACTIVATIONS[options.fusedActivationFunction]
         options.fusedActivationFunction = schema.ActivationFunctionType.NONE
         product = self.file.tensor(graph, graph.tensors[after].shape, TYPE.FLOAT32)
         operator.outputs = [product]
@@ -207,7 +207,7 @@ def stored(layer: Layer) -> np.ndarray:
     return halves[0::2] | halves[1::2] << 4
 
 
-def expose_products(
+def expose_litert_products(
     program: bytes, signature: str, layers: Mapping[str, Layer]
 ) -> tuple[bytes, dict[str, ProductOutputs]]:
     """Returns one signature of a file with its products' inputs and outputs as extra outputs.

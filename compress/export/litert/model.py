@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from compress.export.common.parity import Product
     from compress.export.common.source import Source
 
-FILE = "model.tflite"
+LITERT_FILE = "model.tflite"
 SHORTEST, LONGEST = 16, 512  # tokens per signature: its shapes are fixed
 SIGNATURE = "tokens_"  # followed by the number of tokens
 
 
-def check_library() -> None:
+def check_litert() -> None:
     """Checks that LiteRT is installed.
 
     Raises:
@@ -52,13 +52,13 @@ def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
         CompressError: LiteRT isn't installed.
         ArtefactError: LiteRT can't express the model.
     """
-    check_library()
+    check_litert()
     from compress.export.litert.integers import write_integers
 
     constants = {name: value.numpy() for name, value in vectors(source.model).items()}
     program = write_integers(convert_model(source), source.layers if rounded else {}, constants)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(program)
+    (folder / LITERT_FILE).write_bytes(program)
 
 
 def vectors(model: "nn.Module") -> "dict[str, Tensor]":
@@ -118,11 +118,11 @@ def named_logits(source: "Source") -> "nn.Module":
     return NamedLogits().eval()
 
 
-class Program:
+class LiteRTProgram:
     """Signatures of a file, or of the bytes of one, each called with one text."""
 
     def __init__(self, program: bytes | Path, threads: int):
-        check_library()
+        check_litert()
         from ai_edge_litert.interpreter import Interpreter
 
         given = {"model_content": program} if isinstance(program, bytes) else {"model_path": str(program)}
@@ -157,7 +157,7 @@ class LitertModel:
     """Exported model in LiteRT, one text at a time."""
 
     def __init__(self, folder: Path, threads: int):
-        self.program = Program(folder / FILE, threads)
+        self.program = LiteRTProgram(folder / LITERT_FILE, threads)
         self.names = self.program.names
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -176,16 +176,16 @@ def texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[s
         yield {name: inputs[name][row, :count] for name in names}
 
 
-def probe(file: Path, source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, Product]":
+def run_litert_products(file: Path, source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, Product]":
     """Returns the input and output of each integer product in the file, exposed as extra outputs."""
     from compress.export.common.parity import Product
-    from compress.export.litert.integers import expose_products
+    from compress.export.litert.integers import expose_litert_products
 
     batch = list(texts(inputs, source.inputs))
     longest = max(len(text["attention_mask"]) for text in batch)
-    length = next(length for length in Program(file, threads=1).lengths if length >= longest)
-    content, products = expose_products(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)
-    program = Program(content, threads=1)
+    length = next(length for length in LiteRTProgram(file, threads=1).lengths if length >= longest)
+    content, products = expose_litert_products(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)
+    program = LiteRTProgram(content, threads=1)
     found = [program(text) for text in batch]
 
     def values(name: str) -> np.ndarray:

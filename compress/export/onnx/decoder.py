@@ -22,9 +22,9 @@ from compress.errors import ArtefactError
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.targets import FORMATS
 from compress.export.onnx.generate import PAST, PRESENT, OnnxDecoder, perplexity
-from compress.export.onnx.graph import FILE, write_graph
+from compress.export.onnx.graph import ONNX_FILE, write_graph
 
-INPUTS = ("input_ids", "attention_mask", "position_ids")
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
 BATCH, LENGTH, SEEN = 2, 3, 5  # example sizes: torch.export would specialise to sizes 0 and 1, and to equal sizes
 CHANGING = ("dynamic", "longrope")  # rotary types whose angles depend on the longest position so far
 
@@ -61,9 +61,9 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
             Step(model),
             (tokens, mask, tokens - 1, *cache),
             {"tensors": (read, whole, read, *(seen for _ in cache))},
-            [*INPUTS, *(f"{PAST}.{each}" for each in kept)],
+            [*_INPUTS, *(f"{PAST}.{each}" for each in kept)],
             ["logits", *(f"{PRESENT}.{each}" for each in kept)],
-            folder / FILE,
+            folder / ONNX_FILE,
         )
     tokenizer.save_pretrained(folder)
     model.config.save_pretrained(folder)
@@ -80,8 +80,8 @@ class Step(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Returns the logits and the new keys and values of the tokens, from the graph's inputs in order."""
-        count = len(INPUTS)
-        given, cache = dict(zip(INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
+        count = len(_INPUTS)
+        given, cache = dict(zip(_INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
         logits = self.model(**given, past_key_values=cache, use_cache=True).logits
         return logits, *values_of(cache)
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from compress.errors import CompressError
-from compress.export.onnx.graph import FILE, open_session
+from compress.export.onnx.graph import ONNX_FILE, open_session
 
 PAST, PRESENT = "past_key_values", "present"
 Cache = dict[str, np.ndarray]  # input name -> [batch, heads, past, head width]
-Runner = Callable[[dict[str, np.ndarray]], np.ndarray]
+_RunStep = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
 class OnnxDecoder:
@@ -27,7 +27,7 @@ class OnnxDecoder:
     """
 
     def __init__(self, folder: Path, threads: int):
-        self.session = open_session(str(folder / FILE), threads)
+        self.session = open_session(str(folder / ONNX_FILE), threads)
         self.names = ["input_ids", "attention_mask"]
         shapes = {value.name: value.shape for value in self.session.get_inputs() if value.name.startswith(PAST)}
         self.sizes = {name: (heads, width) for name, (_, heads, _, width) in shapes.items()}
@@ -156,7 +156,7 @@ def draw(logits: np.ndarray, temperature: float, stream: np.random.Generator) ->
     return int((logits / temperature + stream.gumbel(size=len(logits))).argmax())
 
 
-def perplexity(model: Runner, blocks: Sequence[np.ndarray], batch: int = 8) -> float:
+def perplexity(model: _RunStep, blocks: Sequence[np.ndarray], batch: int = 8) -> float:
     """Returns exp of the mean negative log-likelihood, in nats, of every token but each block's first.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FILE = "model.onnx"
+ONNX_FILE = "model.onnx"
 OPSET = 18
 LARGEST = 2_000_000_000  # bytes of weights stored in the file itself, whose limit is 2 GiB including the graph
 
@@ -40,7 +40,7 @@ def export_onnx(
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in inputs)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     shapes = {"tensors": tuple(axes for _ in inputs)}
-    write_graph(logits_only(model, inputs), example, shapes, inputs, ["logits"], folder / FILE)
+    write_graph(logits_only(model, inputs), example, shapes, inputs, ["logits"], folder / ONNX_FILE)
     tokenizer.save_pretrained(folder)
     model.config.save_pretrained(folder)
 
@@ -121,7 +121,7 @@ class OnnxModel:
     """Exported model in ONNX Runtime."""
 
     def __init__(self, folder: Path, threads: int):
-        self.session = open_session(str(folder / FILE), threads)
+        self.session = open_session(str(folder / ONNX_FILE), threads)
         self.names = [value.name for value in self.session.get_inputs()]
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:

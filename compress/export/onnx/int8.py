@@ -11,8 +11,8 @@ from compress.export.common.quiet import quiet
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-PRODUCTS = ("MatMul", "Gemm", "Attention")
-TABLES = ("Gather",)  # ONNX's embedding lookup
+_PRODUCTS = ("MatMul", "Gemm", "Attention")
+_TABLES = ("Gather",)  # ONNX's embedding lookup
 
 
 @cache
@@ -54,7 +54,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     model = onnx.load(str(source))
     target.parent.mkdir(parents=True, exist_ok=True)
     # tables are looked up, not multiplied: they keep 8 bits
-    for operators, bits in ((TABLES, False), (PRODUCTS, True)) if reduced else ((TABLES + PRODUCTS, False),):
+    for operators, bits in ((_TABLES, False), (_PRODUCTS, True)) if reduced else ((_TABLES + _PRODUCTS, False),):
         before = tensor_names(model)
         del model.graph.value_info[:]  # shapes recorded before the fusion mislead the quantizer
         with quiet():  # the quantizer recommends preprocessing that the export has done
@@ -68,7 +68,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
             )
         model = onnx.load(str(target))
-        if operators == TABLES:  # else the second pass would reuse the names of the table's integers
+        if operators == _TABLES:  # else the second pass would reuse the names of the table's integers
             rename(model, {name: f"table/{name}" for name in tensor_names(model) - before})
 
 

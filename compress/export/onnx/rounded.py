@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ArtefactError
-from compress.export.common.rows import Layer, Rows
+from compress.export.common.rows import Layer, RowIndex
 from compress.export.onnx.fuse import attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
 from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE
 
-Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
-OPSET = 21  # the first with group-wise weight scales and 4 bits
+_WriteProduct = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
+_OPSET = 21  # the first with group-wise weight scales and 4 bits
 MICROSOFT = "com.microsoft"
 PRODUCTS = "products"  # metadata key: layer, or several joined by + -> names of its input and output tensors
 
@@ -40,7 +40,7 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     """
     import onnx
 
-    model = onnx.version_converter.convert_version(onnx.load(str(source)), OPSET)
+    model = onnx.version_converter.convert_version(onnx.load(str(source)), _OPSET)
     rewrite(model, layers, multiply)
     onnx.checker.check_model(model)
     save(model, target)
@@ -67,13 +67,13 @@ def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     save(model, target)
 
 
-def rewrite(model: Any, layers: Mapping[str, Layer], write: Write) -> None:
+def rewrite(model: Any, layers: Mapping[str, Layer], write: _WriteProduct) -> None:
     """Rewrites every product and lookup of the graph that has a layer's weights with its integers, in place."""
     from onnx import numpy_helper
 
     graph = model.graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    linear = Rows({name: layer for name, layer in layers.items() if layer.inputs != "table"})
+    linear = RowIndex({name: layer for name, layer in layers.items() if layer.inputs != "table"})
     tables = {layer.weight.tobytes(): (name, layer) for name, layer in layers.items() if layer.inputs == "table"}
     writer, seen = Writer(), set[str]()
     products: dict[str, tuple[str, str]] = {}

@@ -11,7 +11,7 @@ from compress.export.common.targets import check_installed
 if TYPE_CHECKING:
     import numpy as np
 
-FILE = "model.xml"
+OPENVINO_FILE = "model.xml"
 
 
 def library() -> ModuleType:
@@ -61,7 +61,7 @@ class OpenVinoModel:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
         }
-        self.model = openvino.Core().compile_model(str(folder / FILE), "CPU", settings)
+        self.model = openvino.Core().compile_model(str(folder / OPENVINO_FILE), "CPU", settings)
         self.names = [value.any_name for value in self.model.inputs]
         self.request = self.model.create_infer_request()
 

@@ -46,7 +46,7 @@ def export_compressed(source: Source, folder: Path) -> None:
     with quiet():
         apply_quantization_config(model, config_of(model, rounding))
         for name, rounded in rounding.items():
-            fill(model.get_submodule(name), rounded)
+            copy_scales(model.get_submodule(name), rounded)
         compressor = ModelCompressor.from_pretrained_model(model)
         compressor.compress_model(model)
         save_pruned(model, folder)
@@ -98,7 +98,7 @@ def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
     return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=form)
 
 
-def fill(layer: Any, rounded: LayerQuantization) -> None:
+def copy_scales(layer: Any, rounded: LayerQuantization) -> None:
     """Copies the trained scales and zero points into the layer."""
     layer.weight_scale.copy_(rounded.scales)
     layer.weight_zero_point.zero_()

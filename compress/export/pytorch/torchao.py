@@ -30,7 +30,7 @@ def export_torchao(source: Source, folder: Path) -> None:
     from torchao.quantization import IntxWeightOnlyConfig
     from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
 
-    model, rounding = with_integers(source), source.rounding
+    model, rounding = build_torchao_model(source), source.rounding
     assert rounding is not None
     plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in rounding]
     # The weights are quantized already, so the scheme that the config must name is never applied.
@@ -63,7 +63,7 @@ def remove_tied_weights(file: Path, shared: Sequence[str]) -> None:
     save_file(kept, file, metadata=metadata)
 
 
-def with_integers(source: Source) -> PreTrainedModel:
+def build_torchao_model(source: Source) -> PreTrainedModel:
     """Returns a copy of the model with torchao tensors in place of the quantized weights."""
     import copy
 

@@ -16,8 +16,8 @@ from compress.prune.importance.scores import Scores, compute_fingerprint
 from distill.checkpoint.layers import find_layer_stack
 from distill.slicing import Axis, Slot
 
-Batch = dict[str, Any]  # tensors with the sample first, and what the loss reads besides
-Loss = Callable[[PreTrainedModel, Batch], Tensor]  # (model, batch) -> loss of each sample [batch]
+LossInputs = dict[str, Any]  # tensors with the sample first, and what the loss reads besides
+BatchLoss = Callable[[PreTrainedModel, LossInputs], Tensor]  # (model, batch) -> loss of each sample [batch]
 
 SMALLEST_GRADIENT = 1e-5  # in float32, rounding turns gradients of 0 into values around 1e-6
 
@@ -56,8 +56,8 @@ def _split_units(weight: Tensor, slot: Slot, units: int) -> Tensor:
 def score_by_gradients(
     model: PreTrainedModel,
     axes: Sequence[Axis],
-    batches: Iterable[Batch],
-    loss: Loss,
+    batches: Iterable[LossInputs],
+    loss: BatchLoss,
     methods: Sequence[str] = ("taylor", "fisher"),
 ) -> dict[str, Scores]:
     """Scores units and layers by the gradients g of each sample's loss on their gates, in one pass.
@@ -115,7 +115,9 @@ def score_by_gradients(
     return scores
 
 
-def _compute_sample_gradients(model: PreTrainedModel, gates: Gates, batch: Batch, loss: Loss) -> dict[str, Tensor]:
+def _compute_sample_gradients(
+    model: PreTrainedModel, gates: Gates, batch: LossInputs, loss: BatchLoss
+) -> dict[str, Tensor]:
     """Returns the gradient of each sample's loss on its own gates: name -> [batch, units], float64."""
     weight = next(model.parameters())
     dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -130,7 +132,7 @@ def _compute_sample_gradients(model: PreTrainedModel, gates: Gates, batch: Batch
     return {name: torch.zeros_like(gate).double() if g is None else g.double() for (name, gate), g in pairs}
 
 
-def _compute_sample_losses(model: PreTrainedModel, batch: Batch, loss: Loss) -> Tensor:
+def _compute_sample_losses(model: PreTrainedModel, batch: LossInputs, loss: BatchLoss) -> Tensor:
     losses, samples = loss(model, batch), _count_samples(batch)
     if losses.shape != (samples,):
         raise CompressError(
@@ -140,7 +142,9 @@ def _compute_sample_losses(model: PreTrainedModel, batch: Batch, loss: Loss) -> 
     return losses
 
 
-def measure_layer_losses(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], loss: Loss) -> Tensor:
+def measure_layer_losses(
+    model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[LossInputs], loss: BatchLoss
+) -> Tensor:
     """Returns the increase of the mean loss when each layer alone is removed, float64 [layers].
 
     The arguments are those of `score_by_gradients`.
@@ -163,7 +167,7 @@ def measure_layer_losses(model: PreTrainedModel, axes: Sequence[Axis], batches: 
     return (total / samples).cpu()
 
 
-def score_by_activation(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch]) -> Scores:
+def score_by_activation(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[LossInputs]) -> Scores:
     """Scores each unit by its mean absolute output over non-padding tokens.
 
     A layer's score is 1 minus the mean cosine similarity of its output and input. The other arguments are those of
@@ -245,12 +249,12 @@ class _ActivationMeans:
         return (self.sums[name] / self.counts[name]).cpu()
 
 
-def _count_samples(batch: Batch) -> int:
+def _count_samples(batch: LossInputs) -> int:
     result: int = next(iter(batch.values())).shape[0]
     return result
 
 
-def _get_token_mask(batch: Batch) -> Tensor:
+def _get_token_mask(batch: LossInputs) -> Tensor:
     """Returns True for each non-padding token, [batch, tokens]; for all tokens if the batch has no attention_mask."""
     if "attention_mask" in batch:
         result: Tensor = batch["attention_mask"].bool()

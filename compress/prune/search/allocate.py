@@ -90,7 +90,7 @@ def allocate(
     return programme.read_solution(result.x) if result.x is not None else None
 
 
-Row = tuple[np.ndarray, float, float]
+CostRow = tuple[np.ndarray, float, float]
 
 
 class _Programme:
@@ -111,7 +111,7 @@ class _Programme:
     def ffn_variables(self, layer: int) -> range:
         return range(self.head_variables(layer).stop, int(self.starts[layer + 1]))
 
-    def make_row(self, entries: Mapping[int, float], low: float, high: float) -> Row:
+    def make_row(self, entries: Mapping[int, float], low: float, high: float) -> CostRow:
         values = np.zeros(self.size)
         for variable, value in entries.items():
             values[variable] = value
@@ -126,11 +126,11 @@ class _Programme:
             values[list(self.ffn_variables(number))] = each.ffn_loss
         return values
 
-    def keep_layers(self, count: int) -> Row:
+    def keep_layers(self, count: int) -> CostRow:
         """Returns the constraint of `count` kept layers."""
         return self.make_row({self.keep_variable(number): 1 for number in range(len(self.layers))}, count, count)
 
-    def limit_cost(self, limit: Limit) -> Row:
+    def limit_cost(self, limit: Limit) -> CostRow:
         """Returns the constraint of a limit, in which an option costs what it adds to a layer without units."""
         costs = limit.costs
         empty = costs.layer(self.hidden, 0, 0)
@@ -143,7 +143,7 @@ class _Programme:
                 entries[variable] = costs.layer(self.hidden, 0, units) - empty
         return self.make_row(entries, -np.inf, limit.maximum - costs.base(self.hidden))
 
-    def choose_one_option(self) -> list[Row]:
+    def choose_one_option(self) -> list[CostRow]:
         """Returns the constraints of one option of each kind per kept layer, and none for removed layers."""
         return [
             self.make_row({self.keep_variable(number): -1} | dict.fromkeys(variables, 1), 0, 0)
@@ -151,7 +151,7 @@ class _Programme:
             for variables in (self.head_variables(number), self.ffn_variables(number))
         ]
 
-    def equate_layers(self) -> list[Row]:
+    def equate_layers(self) -> list[CostRow]:
         """Returns the constraints of equal options in kept layers: for each pair, |a - b| <= 2 - both kept."""
         rows = []
         for first in range(len(self.layers)):
@@ -162,7 +162,7 @@ class _Programme:
                         rows += [self.make_row(kept | {a: x, b: -x}, -np.inf, 2) for x in (1.0, -1.0)]
         return rows
 
-    def fix_layers(self, among: Sequence[int]) -> list[Row]:
+    def fix_layers(self, among: Sequence[int]) -> list[CostRow]:
         """Returns the constraints that keep these layers."""
         return [self.make_row({self.keep_variable(number): 1}, 1, 1) for number in among]
 

@@ -11,7 +11,7 @@ from compress.prune.search.allocate import Allocation, LayerOptions, Limit, allo
 from compress.prune.search.cost import CostModel, Outline, round_width
 from distill.slicing import Axis, Shape
 
-WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
+_WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
 STEPS = 48  # ffn sizes are multiples of the full size divided by this
 FFN_RATIO = (1, 8)  # neurons per hidden coordinate; blocks far outside this range train worse at the same size
 MIN_BUDGET_USE = 0.85  # candidates below this share of the slowest candidate's latency are omitted
@@ -90,7 +90,7 @@ class SearchSpace:
         """Returns the widths to try, the full one first; only the full one if the residual stream can't be pruned."""
         if self.hidden_axis is None:
             return [self.hidden]
-        return list(dict.fromkeys(round_width(self.hidden, share, self.step) for share in WIDTHS))
+        return list(dict.fromkeys(round_width(self.hidden, share, self.step) for share in _WIDTHS))
 
 
 def list_candidates(space: SearchSpace, milliseconds: float) -> list[Candidate]:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Count: TypeAlias = "int | Tensor"
-WIDTHS = (1.0, 0.5, 0.25)  # shares of the full hidden width at which costs are measured
-BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
+_WIDTHS = (1.0, 0.5, 0.25)  # shares of the full hidden width at which costs are measured
+_BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def plan_measurements(full: Outline, *, step: int, uniform: bool = False) -> lis
         uniform: Whether to restrict the plan to what a stock class can express: no heads are removed at the full width.
     """
     outlines = []
-    for share in WIDTHS if full.hidden else WIDTHS[:1]:
+    for share in _WIDTHS if full.hidden else _WIDTHS[:1]:
         hidden = round_width(full.hidden, share, step) if full.hidden else 0
-        for layers, head_share, ffn_share in BLOCKS:
+        for layers, head_share, ffn_share in _BLOCKS:
             depth = min(layers, full.depth)
             head_share = 1.0 if uniform and not full.hidden else head_share
             heads = tuple(max(1, round(units * head_share)) for units in full.heads[:depth])

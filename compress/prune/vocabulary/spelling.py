@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from compress.errors import CompressError
 
-Spec: TypeAlias = dict[str, Any]  # JSON content of a tokenizer.json
+TokenizerSpec: TypeAlias = dict[str, Any]  # JSON content of a tokenizer.json
 _Ranks: TypeAlias = dict[tuple[str, str], int]  # pair of parts -> rank of their merge; lower ranks are applied first
 
 
-def read_spec(tokenizer: PreTrainedTokenizerBase) -> Spec:
+def read_spec(tokenizer: PreTrainedTokenizerBase) -> TokenizerSpec:
     """Returns the tokenizer.json of a tokenizer.
 
     Raises:
@@ -26,7 +26,7 @@ def read_spec(tokenizer: PreTrainedTokenizerBase) -> Spec:
             f"tokenizer {name}: expected a fast one, with a tokenizer.json, found one in Python: its vocabulary "
             "can't be reduced"
         )
-    spec: Spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec: TokenizerSpec = json.loads(tokenizer.backend_tokenizer.to_str())
     model = spec["model"]
     if model["type"] not in SPELLING_RULES:
         raise CompressError(
@@ -41,19 +41,19 @@ def read_spec(tokenizer: PreTrainedTokenizerBase) -> Spec:
     return spec
 
 
-def get_model_tokens(spec: Spec) -> dict[str, int]:
+def get_model_tokens(spec: TokenizerSpec) -> dict[str, int]:
     """Returns token -> id of the tokenizer's model, without added tokens that are outside the model."""
     vocab = spec["model"]["vocab"]
     return vocab if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
 
 
-def get_tokens(spec: Spec) -> dict[int, str]:
+def get_tokens(spec: TokenizerSpec) -> dict[int, str]:
     """Returns id -> token, including added tokens."""
     added = {token["id"]: token["content"] for token in spec["added_tokens"]}
     return {i: token for token, i in get_model_tokens(spec).items()} | added
 
 
-def find_special_ids(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int]:
+def find_special_ids(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec) -> set[int]:
     """Returns the ids of special, added, padding and unknown tokens, and of tokens that the post-processor inserts."""
     model, tokens = spec["model"], get_model_tokens(spec)
     found = {added["id"] for added in spec["added_tokens"]} | set(tokenizer.all_special_ids)
@@ -67,7 +67,7 @@ def find_special_ids(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int]
     return found
 
 
-def find_processor_ids(processor: Spec | None) -> Iterator[tuple[list[Any], int]]:
+def find_processor_ids(processor: TokenizerSpec | None) -> Iterator[tuple[list[Any], int]]:
     """Yields every position in a post-processor that holds an id, as (list, index)."""
     if not processor:
         return
@@ -83,7 +83,7 @@ def find_processor_ids(processor: Spec | None) -> Iterator[tuple[list[Any], int]
         yield processor["cls"], 1
 
 
-def find_spelling_ids(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int]:
+def find_spelling_ids(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec) -> set[int]:
     """Returns the ids of the tokens into which every other token can be split.
 
     WordPiece: each character, as the start of a word and as a continuation. BPE: the characters or bytes that merges
@@ -103,7 +103,7 @@ def find_spelling_ids(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int
     return found
 
 
-def _find_wordpiece_ids(tokenizer: PreTrainedTokenizerBase, model: Spec, tokens: dict[str, int]) -> set[int]:
+def _find_wordpiece_ids(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec, tokens: dict[str, int]) -> set[int]:
     prefix = model["continuing_subword_prefix"]
     continuations = {token: token[len(prefix) :] for token in tokens if token.startswith(prefix) and token != prefix}
     starts = [token for token in tokens if token not in continuations or _starts_with_prefix(tokenizer, prefix)]
@@ -138,33 +138,33 @@ def pretokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)] if backend.pre_tokenizer else [text]
 
 
-def can_occur(tokenizer: PreTrainedTokenizerBase, spec: Spec, token: str) -> bool:
+def can_occur(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec, token: str) -> bool:
     """Returns False for a WordPiece token that can't occur because pre-tokenization splits texts inside it."""
     model = spec["model"]
     content = token.removeprefix(model.get("continuing_subword_prefix") or "")
     return model["type"] != "WordPiece" or pretokenize(tokenizer, content) == [content]
 
 
-def _find_bpe_ids(tokenizer: PreTrainedTokenizerBase, model: Spec, tokens: dict[str, int]) -> set[int]:
+def _find_bpe_ids(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec, tokens: dict[str, int]) -> set[int]:
     suffix = model["end_of_word_suffix"] or ""
     symbols = {token: _split_symbols(token, suffix) for token in tokens}
     return {tokens[token] for token, own in symbols.items() if len(own) == 1 or any(s not in tokens for s in own)}
 
 
-def _find_unigram_ids(tokenizer: PreTrainedTokenizerBase, model: Spec, tokens: dict[str, int]) -> set[int]:
+def _find_unigram_ids(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec, tokens: dict[str, int]) -> set[int]:
     lowest = min(range(len(model["vocab"])), key=lambda i: model["vocab"][i][1])
     single = {token for token in tokens if len(token) == 1}
     return {lowest} | {i for token, i in tokens.items() if token in single or not single.issuperset(token)}
 
 
-SPELLING_RULES: dict[str, Callable[[PreTrainedTokenizerBase, Spec, dict[str, int]], set[int]]] = {
+SPELLING_RULES: dict[str, Callable[[PreTrainedTokenizerBase, TokenizerSpec, dict[str, int]], set[int]]] = {
     "WordPiece": _find_wordpiece_ids,
     "BPE": _find_bpe_ids,
     "Unigram": _find_unigram_ids,
 }
 
 
-def make_merge_finder(spec: Spec) -> Callable[[int], set[int]]:
+def make_merge_finder(spec: TokenizerSpec) -> Callable[[int], set[int]]:
     """Returns a function from a token's id to ids that must stay with it: for BPE all intermediate merge results."""
     model, ids, tokens = spec["model"], get_model_tokens(spec), get_tokens(spec)
     if model["type"] != "BPE":
@@ -173,7 +173,7 @@ def make_merge_finder(spec: Spec) -> Callable[[int], set[int]]:
     return lambda token_id: {ids[token] for token in derive_merges(tokens[token_id], ranks, suffix)}
 
 
-def _rank_merges(model: Spec) -> _Ranks:
+def _rank_merges(model: TokenizerSpec) -> _Ranks:
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     return {(first, second): rank for rank, (first, second) in enumerate(pairs)}
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from compress.errors import CompressError
 from compress.prune.vocabulary.spelling import (
-    Spec,
+    TokenizerSpec,
     find_processor_ids,
     find_special_ids,
     find_spelling_ids,
@@ -72,7 +72,7 @@ def _check_ids(ids: Ids, tokens: dict[int, str]) -> Int64[np.ndarray, "kept"]:
     return kept.astype(np.int64)
 
 
-def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int]) -> None:
+def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec, kept: set[int]) -> None:
     """Checks that `kept` contains all special tokens, tokens that spelling needs and parts of BPE merges."""
     tokens, find_merges = get_tokens(spec), make_merge_finder(spec)
     checks = (
@@ -97,7 +97,7 @@ def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[in
             )
 
 
-def _renumber_spec(spec: Spec, remap: Int64[np.ndarray, "vocab"]) -> None:
+def _renumber_spec(spec: TokenizerSpec, remap: Int64[np.ndarray, "vocab"]) -> None:
     """Removes tokens from the tokenizer.json and renumbers the others, in place."""
 
     def renumber(old: int) -> int:
@@ -111,7 +111,7 @@ def _renumber_spec(spec: Spec, remap: Int64[np.ndarray, "vocab"]) -> None:
         spec["padding"]["pad_id"] = renumber(spec["padding"]["pad_id"])
 
 
-def _renumber_model(model: Spec, remap: Int64[np.ndarray, "vocab"]) -> None:
+def _renumber_model(model: TokenizerSpec, remap: Int64[np.ndarray, "vocab"]) -> None:
     if model["type"] == "Unigram":
         model["vocab"] = [entry for i, entry in enumerate(model["vocab"]) if remap[i] != REMOVED]
         model["unk_id"] = None if model["unk_id"] is None else int(remap[model["unk_id"]])
@@ -122,7 +122,7 @@ def _renumber_model(model: Spec, remap: Int64[np.ndarray, "vocab"]) -> None:
         model["merges"] = [p for p in pairs if {p[0], p[1], p[0] + p[1]} <= model["vocab"].keys()]
 
 
-def _replace_cached_vocab(tokenizer: PreTrainedTokenizerBase, model: Spec) -> None:
+def _replace_cached_vocab(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec) -> None:
     """Replaces the copies of the vocabulary that the tokenizer's Python class stores beside its backend."""
     if hasattr(tokenizer, "_vocab"):
         tokenizer._vocab = model["vocab"] if isinstance(model["vocab"], dict) else [(w, s) for w, s in model["vocab"]]

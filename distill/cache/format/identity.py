@@ -10,7 +10,7 @@ from typing import Literal
 from distill.cache.signals import Signal
 from distill.errors import InputError
 
-FORMAT = 2
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Identity:
     def settings(self) -> dict[str, object]:
         """Returns the identity as stored in cache.json."""
         return {
-            "format": FORMAT,
+            "format": _FORMAT,
             "teacher": self.teacher,
             "tokenizer": self.tokenizer,
             "preprocessing": self.preprocessing,

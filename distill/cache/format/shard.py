@@ -19,7 +19,7 @@ from distill.cache.format.identity import Identity
 from distill.cache.format.index import key_prefixes
 from distill.cache.format.key import KEY_BYTES
 
-Header: TypeAlias = dict[str, Any]  # a file's JSON header, whose structure isn't checked yet
+ShardHeader: TypeAlias = dict[str, Any]  # a file's JSON header, whose structure isn't checked yet
 
 
 class DamagedError(Exception):
@@ -65,7 +65,7 @@ def _is_linked(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def publish(file: IO[bytes], path: Path, data: bytes) -> None:
+def publish_shard(file: IO[bytes], path: Path, data: bytes) -> None:
     """Writes `data` into a claimed file and renames it to `path`."""
     file.write(data)
     file.flush()
@@ -152,7 +152,7 @@ class Shard:
                     f"{self.path.name}: expected {rows} rows, found {len(ends)} ends, {len(crc)} checksums"
                 )
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> ShardHeader:
         """Returns the parsed header and sets where the tensors begin."""
         try:
             (size,) = struct.unpack("<Q", self.data[:8].tobytes())
@@ -164,7 +164,7 @@ class Shard:
         except (struct.error, ValueError) as error:
             raise DamagedError(f"{self.path.name}: its header can't be read ({error})") from error
 
-    def _map_tensor(self, header: Header, name: str, dtype: type) -> np.ndarray:
+    def _map_tensor(self, header: ShardHeader, name: str, dtype: type) -> np.ndarray:
         """Returns a tensor of the file, memory-mapped and flat, and stores its byte range."""
         try:
             first, last = header[name]["data_offsets"]

@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 from distill.cache.format.identity import Identity, list_differences
 from distill.cache.format.index import Index
 from distill.cache.signals import build_signal
-from distill.cache.signals.rans import Table
+from distill.cache.signals.rans import FrequencyTable
 from distill.cache.signals.signal import Codebook
 from distill.errors import InputError
 
@@ -244,16 +244,16 @@ def map_index(file: Path, samples: int) -> Index:
         ) from error
 
 
-def _read_codebooks(file: Path, sha256: str) -> dict[str, dict[str, Table]]:
+def _read_codebooks(file: Path, sha256: str) -> dict[str, dict[str, FrequencyTable]]:
     try:
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError("it differs from its checksum")
-        codebooks: dict[str, dict[str, Table]] = {}
+        codebooks: dict[str, dict[str, FrequencyTable]] = {}
         for name, starts in load(data).items():
             signal, _, table = name.partition(".")
             if table:
-                codebooks.setdefault(signal, {})[table] = Table(starts)
+                codebooks.setdefault(signal, {})[table] = FrequencyTable(starts)
         return codebooks
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{str(file)!r}: the cache's codebook is missing or damaged ({error}); {REBUILD}") from error

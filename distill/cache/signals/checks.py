@@ -20,7 +20,7 @@ def check_width(name: str, values: Tensor, width: int) -> None:
         )
 
 
-def check_finite(name: str, values: Tensor, keys: Sequence[bytes]) -> None:
+def check_finite_values(name: str, values: Tensor, keys: Sequence[bytes]) -> None:
     """Checks that every number of `values`, with one row per sample or per position, is finite.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32, njit
 
 LANES = 64
-BLOCK = 4 * LANES  # ids whose masses are summed as one block
+_BLOCK = 4 * LANES  # ids whose masses are summed as one block
 LOG2_E = 1.4426950408889634
 CHEBYSHEV = np.polynomial.chebyshev.Chebyshev.interpolate(lambda f: 2.0**f, 6, domain=[0, 1])
 # Polynomial for 2^f on [0, 1), with a relative error below 1e-7 before rounding
@@ -54,8 +54,8 @@ def _draw_ids(
 ) -> None:
     """Fills ids and counts [positions, draws] and sizes [positions]."""
     width = logits.shape[1]
-    blocks = (width + BLOCK - 1) // BLOCK
-    masses = np.zeros(blocks * BLOCK, np.float32)
+    blocks = (width + _BLOCK - 1) // _BLOCK
+    masses = np.zeros(blocks * _BLOCK, np.float32)
     sums = np.empty(blocks, np.float32)
     lanes = np.empty(LANES, np.float32)
     for position in range(len(logits)):
@@ -73,8 +73,8 @@ def _draw_ids(
 def _find_maximum(row: np.ndarray, lanes: np.ndarray) -> np.float32:
     """Returns the maximum, ignoring NaN."""
     lanes[:] = -np.inf
-    whole = len(row) // BLOCK * BLOCK
-    for start in range(0, whole, BLOCK):
+    whole = len(row) // _BLOCK * _BLOCK
+    for start in range(0, whole, _BLOCK):
         for i in range(LANES):
             a, b = row[start + i], row[start + LANES + i]
             c, d = row[start + 2 * LANES + i], row[start + 3 * LANES + i]
@@ -105,7 +105,7 @@ def _compute_powers(row: np.ndarray, scale: np.float32, top: np.float32, out: np
 def _sum_blocks(masses: np.ndarray, lanes: np.ndarray, sums: np.ndarray) -> None:
     """Fills `sums` [blocks] with the total mass of each block."""
     for block in range(len(sums)):
-        start = block * BLOCK
+        start = block * _BLOCK
         for i in range(LANES):
             lanes[i] = (masses[start + i] + masses[start + LANES + i]) + (
                 masses[start + 2 * LANES + i] + masses[start + 3 * LANES + i]
@@ -134,7 +134,7 @@ def _find_hits(
     for block in range(len(sums)):
         if passed + sums[block] > tooth:
             inside = passed
-            for i in range(block * BLOCK, (block + 1) * BLOCK):
+            for i in range(block * _BLOCK, (block + 1) * _BLOCK):
                 if masses[i] == 0:
                     continue
                 inside += masses[i]

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from distill.cache.signals.checks import check_finite, check_width
-from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
+from distill.cache.signals.checks import check_finite_values, check_width
+from distill.cache.signals.signal import Codebook, Signal, SignalMask, SignalRow, TeacherOutputs, at_positions
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 
@@ -47,19 +47,19 @@ class Dense(Signal):
         """Returns the bytes per sample or position."""
         return self.width * np.dtype(self.dtype).itemsize
 
-    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[SignalRow]:
         """Returns the values of each sample, [width] or [positions, width]."""
         output = outputs.tensors["logits"] if self.of == "logits" else outputs.tensors["embedding"]
         # Cast before the check: values beyond the range of float16 become infinite.
         values, mask = output.to(getattr(torch, self.dtype)), outputs.mask.positions
         check_width(self.of, values, self.width)
         values = values if self.each == "sample" else at_positions(values, mask)
-        check_finite(self.of, values, outputs.keys)
+        check_finite_values(self.of, values, outputs.keys)
         counts = [1] * len(values) if self.each == "sample" else mask.sum(1).tolist()
         parts = values.cpu().split(counts)
         return [(part[0].numpy() if self.each == "sample" else part.numpy(),) for part in parts]
 
-    def encode(self, row: Row, codebook: Codebook) -> bytes:
+    def encode(self, row: SignalRow, codebook: Codebook) -> bytes:
         """Returns the bytes of the values."""
         return np.ascontiguousarray(row[0]).tobytes()
 

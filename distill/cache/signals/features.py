@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.cache.signals.checks import check_finite, check_width
-from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs
+from distill.cache.signals.checks import check_finite_values, check_width
+from distill.cache.signals.signal import Codebook, Signal, SignalMask, SignalRow, TeacherOutputs
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 
@@ -46,13 +46,13 @@ class Features(Signal):
     def tensors(self, outputs: TeacherOutputs) -> list[Tensor]:
         """Returns every tensor [batch, length, width], layer by layer."""
 
-    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[SignalRow]:
         """Returns scales float32 [tokens, tensors] and values int8 [tokens, sum of the widths]."""
         mask, tensors = outputs.mask.tokens, self.tensors(outputs)
         for tensor, width in zip(tensors, self.widths, strict=True):
             check_width(self.kind, tensor, width)
         features = [tensor[mask].float() for tensor in tensors]  # each [tokens, width]
-        check_finite(self.kind, torch.cat(features, -1), outputs.keys)
+        check_finite_values(self.kind, torch.cat(features, -1), outputs.keys)
         scales = torch.stack([each.abs().amax(-1) for each in features], -1) / LIMIT
         scales = scales.clamp(min=torch.finfo(torch.float32).tiny)
         rounded = [(each / scale[:, None]).round() for each, scale in zip(features, scales.unbind(-1), strict=True)]
@@ -61,7 +61,7 @@ class Features(Signal):
         parts = zip(scales.cpu().split(lengths), values.cpu().split(lengths), strict=True)
         return [(scale.numpy(), value.numpy()) for scale, value in parts]
 
-    def encode(self, row: Row, codebook: Codebook) -> bytes:
+    def encode(self, row: SignalRow, codebook: Codebook) -> bytes:
         """Returns the bytes of the scales, then those of the values."""
         scales, values = row
         return scales.astype("<f4").tobytes() + values.tobytes()

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from distill.cache.signals.checks import check_finite
-from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs
+from distill.cache.signals.checks import check_finite_values
+from distill.cache.signals.signal import Codebook, Signal, SignalMask, SignalRow, TeacherOutputs
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 
@@ -48,17 +48,17 @@ class Generated(Signal):
         """Returns the bytes per generated token."""
         return 5.0
 
-    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[SignalRow]:
         """Returns the generated ids int32 and their log-probabilities float16, [tokens] each."""
         sequences, log_probs = outputs.tensors["generated"]
         for log_prob, key in zip(log_probs, outputs.keys, strict=True):
-            check_finite("log-probabilities", log_prob[None].to(torch.float16), [key])
+            check_finite_values("log-probabilities", log_prob[None].to(torch.float16), [key])
         return [
             (ids.to(torch.int32).cpu().numpy(), log_prob.to(torch.float16).cpu().numpy())
             for ids, log_prob in zip(sequences, log_probs, strict=True)
         ]
 
-    def encode(self, row: Row, codebook: Codebook) -> bytes:
+    def encode(self, row: SignalRow, codebook: Codebook) -> bytes:
         """Returns the bytes of the ids, then those of the log-probabilities."""
         ids, log_probs = row
         return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes() + log_probs.astype("<f2").tobytes()

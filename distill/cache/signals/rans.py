@@ -144,7 +144,7 @@ def pop_set(
 
 
 @dataclass(frozen=True)
-class Table:
+class FrequencyTable:
     """Frequencies of the symbols 0, 1, ..., as one row or as one row per context.
 
     Args:

@@ -13,13 +13,13 @@ from torch import Tensor
 from distill.cache.signals import rans
 from distill.cache.signals.checks import check_width, non_finite_error
 from distill.cache.signals.comb import sample_with_comb
-from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
+from distill.cache.signals.signal import Codebook, Signal, SignalMask, SignalRow, TeacherOutputs, at_positions
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 
-BLOCK = 64  # ids whose masses are summed as one block
+_BLOCK = 64  # ids whose masses are summed as one block
 CONTEXTS = 8
-SMOOTHING = 0.1
+_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sampled(Signal):
         """Returns the approximate bytes per position."""
         return 1.4 * self.draws
 
-    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[SignalRow]:
         """Returns ids and counts, both concatenated over positions, and each position's number of ids, all int32."""
         mask = outputs.mask.positions
         logits, lengths = at_positions(outputs.tensors["logits"], mask), mask.sum(1).tolist()
@@ -80,7 +80,7 @@ class Sampled(Signal):
             logits.float() / self.temperature, torch.from_numpy(offsets).to(logits.device), self.draws
         )
 
-    def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    def fit(self, rows: Sequence[SignalRow]) -> dict[str, np.ndarray]:
         """Returns the frequency tables of ids, numbers of ids, and counts by context."""
         sizes = np.zeros(self.draws + 1)
         extras = np.zeros((CONTEXTS, self.draws))
@@ -88,11 +88,11 @@ class Sampled(Signal):
             _count_symbols(counts, row_sizes, self.draws, sizes, extras)
         return {
             "ids": rans.build_id_table(np.concatenate([ids for ids, _, _ in rows]), self.width),
-            "sizes": rans.build_table(sizes + SMOOTHING, rans.SMALL_BITS),
-            "extras": np.stack([rans.build_table(row + SMOOTHING, rans.SMALL_BITS) for row in extras]),
+            "sizes": rans.build_table(sizes + _SMOOTHING, rans.SMALL_BITS),
+            "extras": np.stack([rans.build_table(row + _SMOOTHING, rans.SMALL_BITS) for row in extras]),
         }
 
-    def encode(self, row: Row, codebook: Codebook) -> bytes:
+    def encode(self, row: SignalRow, codebook: Codebook) -> bytes:
         """Returns the coded ids and counts of all positions."""
         stack = np.empty(len(row[0]) * 3 + len(row[2]) + 8, np.uint32)
         tables = (*codebook["ids"].encoding_arrays, codebook["sizes"].starts, codebook["extras"].starts)
@@ -135,19 +135,19 @@ def systematic_sample(
     """Performs `sample_with_comb` in PyTorch on an accelerator, with logits already divided by the temperature."""
     finite = logits.amax(-1).isfinite()
     masses = torch.softmax(logits.masked_fill(~finite[:, None], 0), -1)
-    parts = torch.nn.functional.pad(masses, (0, -masses.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    parts = torch.nn.functional.pad(masses, (0, -masses.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
     blocks = parts.sum(-1).double()
     edges = blocks.cumsum(-1)
     teeth = torch.arange(draws, device=logits.device, dtype=torch.float64)
     marks = (teeth + offsets[:, None]) / draws * edges[:, -1:]
     block = torch.searchsorted(edges, marks, right=True).clamp_(max=edges.shape[1] - 1)
     offset_in_block = marks - (edges - blocks).gather(1, block)
-    inside = parts.gather(1, block[..., None].expand(-1, -1, BLOCK))
+    inside = parts.gather(1, block[..., None].expand(-1, -1, _BLOCK))
     within = torch.searchsorted(inside.double().cumsum(-1), offset_in_block[..., None], right=True)[..., 0]
     # If rounding leads past the block's end, take its likeliest id, never one without mass.
-    within = torch.where(within < BLOCK, within, inside.argmax(-1))
+    within = torch.where(within < _BLOCK, within, inside.argmax(-1))
     rows = torch.arange(len(logits), device=logits.device)[:, None] * masses.shape[1]
-    chosen, counts = torch.unique_consecutive((block * BLOCK + within).sort(-1).values + rows, return_counts=True)
+    chosen, counts = torch.unique_consecutive((block * _BLOCK + within).sort(-1).values + rows, return_counts=True)
     owner = chosen // masses.shape[1]
     keep = finite[owner]
     sizes = torch.bincount(owner[keep], minlength=len(logits))

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from distill.cache.signals.rans import Table
+from distill.cache.signals.rans import FrequencyTable
 from distill.losses.teacher_signals import TeacherSignals
 
-Codebook = Mapping[str, Table]
-Row = tuple[np.ndarray, ...]
+Codebook = Mapping[str, FrequencyTable]
+SignalRow = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,19 @@ class Signal(ABC):
         """Returns the approximate bytes per token, which determine how many tokens a shard holds."""
 
     @abstractmethod
-    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[SignalRow]:
         """Returns the arrays to code, one tuple per sample of the batch.
 
         Raises:
             InputError: The outputs have another width, or numbers that are not finite.
         """
 
-    def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    def fit(self, rows: Sequence[SignalRow]) -> dict[str, np.ndarray]:
         """Returns frequency tables (`rans.table`) for `encode` and `decode`, fitted on a sample; none by default."""
         return {}
 
     @abstractmethod
-    def encode(self, row: Row, codebook: Codebook) -> bytes:
+    def encode(self, row: SignalRow, codebook: Codebook) -> bytes:
         """Returns the record of one sample."""
 
     @abstractmethod

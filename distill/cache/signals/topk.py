@@ -10,14 +10,14 @@ from numba import njit, uint64
 from torch import Tensor
 
 from distill.cache.signals import rans
-from distill.cache.signals.checks import check_finite, check_width
-from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
+from distill.cache.signals.checks import check_finite_values, check_width
+from distill.cache.signals.signal import Codebook, Signal, SignalMask, SignalRow, TeacherOutputs, at_positions
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 
 LEVELS = 1024  # of the grid; lower probabilities are clamped to its end
 CLASSES = 16  # of ids by frequency: frequent ids have larger probabilities
-SMOOTHING = 0.02
+_SMOOTHING = 0.02
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TopK(Signal):
         """Returns the approximate bytes per position."""
         return 1.8 * self.k
 
-    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[SignalRow]:
         """Returns ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's [positions]."""
         logits = at_positions(outputs.tensors["logits"], outputs.mask.positions).float() / self.temperature
         check_width("logits", logits, self.width)
@@ -59,7 +59,7 @@ class TopK(Signal):
         # Not `logsumexp`: for logits of 150 it is off by 1e-5, and a confident teacher would seem to have a tail.
         log_mass = (logits - values[:, :1]).exp_().sum(-1, keepdim=True).log_()
         log_probs = values - values[:, :1] - log_mass
-        check_finite("logits", log_probs[:, :1], outputs.keys)
+        check_finite_values("logits", log_probs[:, :1], outputs.keys)
         ids, order = ids.sort(-1)
         tail = torch.log1p(-log_probs.exp().sum(-1).clamp(max=1))
         columns = (ids.int(), self._quantize(log_probs.gather(-1, order)), self._quantize(tail))
@@ -71,22 +71,22 @@ class TopK(Signal):
         """Returns the grid levels int32 of log-probabilities."""
         return (log_probs / -self.step).round().clamp(0, LEVELS - 1).int()
 
-    def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    def fit(self, rows: Sequence[SignalRow]) -> dict[str, np.ndarray]:
         """Returns the frequency tables of ids, floors, tails, and levels above the floor by class of the id."""
         ids, levels, tails = (np.concatenate(column) for column in zip(*rows, strict=True))
         starts = rans.build_id_table(ids.ravel(), self.width)
         floors = levels.max(1)
         above = np.zeros((CLASSES, LEVELS))
-        np.add.at(above, (classify_ids(rans.Table(starts))[ids], floors[:, None] - levels), 1)
+        np.add.at(above, (classify_ids(rans.FrequencyTable(starts))[ids], floors[:, None] - levels), 1)
         small = {"floors": np.bincount(floors, minlength=LEVELS), "tails": np.bincount(tails, minlength=LEVELS)}
-        tables = {name: rans.build_table(counts + SMOOTHING, rans.SMALL_BITS) for name, counts in small.items()}
+        tables = {name: rans.build_table(counts + _SMOOTHING, rans.SMALL_BITS) for name, counts in small.items()}
         return {
             "ids": starts,
             **tables,
-            "above": np.stack([rans.build_table(r + SMOOTHING, rans.SMALL_BITS) for r in above]),
+            "above": np.stack([rans.build_table(r + _SMOOTHING, rans.SMALL_BITS) for r in above]),
         }
 
-    def encode(self, row: Row, codebook: Codebook) -> bytes:
+    def encode(self, row: SignalRow, codebook: Codebook) -> bytes:
         """Returns the coded ids, levels and tails of all positions."""
         stack = np.empty(row[0].size * 3 + 3 * len(row[0]) + 8, np.uint32)
         classes = classify_ids(codebook["ids"])
@@ -130,7 +130,7 @@ class TopK(Signal):
         }
 
 
-def classify_ids(ids: rans.Table) -> np.ndarray:
+def classify_ids(ids: rans.FrequencyTable) -> np.ndarray:
     """Returns each id's class by the logarithm of its frequency, int8 [width]."""
     return ids.magnitudes.clip(max=CLASSES - 1)
 

@@ -31,7 +31,7 @@ def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
-class Rows(Protocol):
+class EncodedRows(Protocol):
     """Samples ready to be padded: `Encoded`, `LanguageBlocks`, `MaskedBlocks`."""
 
     def __len__(self) -> int: ...
@@ -63,7 +63,7 @@ class TrainBatches:
 
     def __init__(
         self,
-        data: Rows,
+        data: EncodedRows,
         batch_size: int,
         pad_id: int,
         *,
@@ -109,7 +109,7 @@ class TrainBatches:
 class EvalBatches:
     """Evaluation batches: every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
 
-    def __init__(self, data: Rows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
+    def __init__(self, data: EncodedRows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
         self.data, self.pad_id, self.rank, self.ranks = data, pad_id, rank, ranks
         self.order = length_order(data.lengths, batch_size)
 

@@ -6,8 +6,8 @@ from typing import Any
 import lightning
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.batches import EvalBatches, Rows, Signals, TrainBatches
-from distill.data.batches.encode import encode as encode_texts
+from distill.data.batches.batches import EncodedRows, EvalBatches, Signals, TrainBatches
+from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.batches.packing import find_padding_id
 from distill.data.splits.examples import Splits
 
@@ -26,8 +26,8 @@ class RowsDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        train: Rows,
-        validation: Rows,
+        train: EncodedRows,
+        validation: EncodedRows,
         *,
         pad_id: int = 0,
         batch_size: int = 32,
@@ -91,7 +91,7 @@ class RowsDataModule(lightning.LightningDataModule):
         """Returns this process's batches of the validation split."""
         return self.build_eval_batches(self.validation)
 
-    def build_eval_batches(self, rows: Rows) -> EvalBatches:
+    def build_eval_batches(self, rows: EncodedRows) -> EvalBatches:
         """Returns this process's batches of a split for evaluation, of twice the batch size."""
         rank, ranks = self.find_rank()
         return EvalBatches(rows, 2 * self.batch_size, self.pad_id, rank=rank, ranks=ranks)

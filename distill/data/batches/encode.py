@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.splits.examples import Examples
 
 IGNORED = -100  # a label that losses and metrics ignore
-TEXTS_AT_ONCE = 4096  # tokenized together: the tokenizer's own rows take ten times the memory of the ids
+ENCODED_AT_ONCE = 4096  # tokenized together: the tokenizer's own rows take ten times the memory of the ids
 Batch = dict[str, Tensor]
 
 
@@ -108,7 +108,7 @@ def pad_rows(rows: Sequence[np.ndarray], value: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: int) -> Encoded:
+def encode_samples(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: int) -> Encoded:
     """Tokenizes with special tokens, truncated to the smaller of `max_length` and the tokenizer's own limit."""
     limit = min(max_length, tokenizer.model_max_length)
     if not len(examples):
@@ -116,8 +116,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: i
     ids: list[np.ndarray] = []
     types: list[np.ndarray] = []
     truncated = 0
-    for start in range(0, len(examples), TEXTS_AT_ONCE):
-        part = slice(start, start + TEXTS_AT_ONCE)
+    for start in range(0, len(examples), ENCODED_AT_ONCE):
+        part = slice(start, start + ENCODED_AT_ONCE)
         pairs = list(examples.pairs[part]) if examples.pairs is not None else None
         encoded = tokenizer(
             list(examples.texts[part]), pairs, truncation=True, max_length=limit, return_overflowing_tokens=True

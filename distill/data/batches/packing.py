@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.batches import Rows
+from distill.data.batches.batches import EncodedRows
 from distill.data.batches.encode import IGNORED, Batch
 from distill.data.batches.token_blocks import TEXTS_AT_ONCE, LanguageBlocks, find_end_token
 from distill.errors import InputError
@@ -78,11 +78,11 @@ class PackedRows:
         rows: The indices of each row's documents, as returned by `best_fit`.
     """
 
-    documents: Rows
+    documents: EncodedRows
     rows: list[np.ndarray]
 
     @classmethod
-    def build(cls, documents: Rows, length: int, seed: int = 0) -> "PackedRows":
+    def build(cls, documents: EncodedRows, length: int, seed: int = 0) -> "PackedRows":
         """Packs the documents with `best_fit`.
 
         Raises:

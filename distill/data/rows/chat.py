@@ -27,7 +27,7 @@ from distill.errors import InputError
 
 MESSAGES, PROMPT, COMPLETION = ("messages", "conversation"), ("prompt",), ("completion", "response")
 INSTRUCTION, INPUT, OUTPUT = ("instruction",), ("input",), ("output",)
-FORMATS = "messages; prompt and completion; or instruction, output and, if any, input"
+_FORMATS = "messages; prompt and completion; or instruction, output and, if any, input"
 UNKNOWN_SPEAKER = "the speaker of each text is unknown"
 
 
@@ -63,7 +63,7 @@ def parse_chats(table: pa.Table, where: str) -> list[Chat]:
     instruction, context, output = (find_column(table, names) for names in (INSTRUCTION, INPUT, OUTPUT))
     if instruction is None:
         names = ", ".join(table.column_names)
-        raise InputError(f"{where}: expected columns {FORMATS}, found {names}: {UNKNOWN_SPEAKER}")
+        raise InputError(f"{where}: expected columns {_FORMATS}, found {names}: {UNKNOWN_SPEAKER}")
     cells = zip(*(_read_texts(table, name, where) for name in (instruction, context, output)), strict=True)
     return [Turns(_build_messages("\n\n".join(filter(None, request)), answer)) for *request, answer in cells]
 

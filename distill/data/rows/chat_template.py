@@ -45,7 +45,7 @@ def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
         InputError: The file does not exist or is not UTF-8, or the tokenizer has no template.
     """
     if file is not None:
-        return read_file(file)
+        return read_template_file(file)
     try:
         return tokenizer.get_chat_template()
     except ValueError:
@@ -55,7 +55,7 @@ def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
         ) from None
 
 
-def read_file(file: str) -> str:
+def read_template_file(file: str) -> str:
     """Returns the template in a file; see `read_template`."""
     try:
         return Path(file).expanduser().read_text("utf-8")

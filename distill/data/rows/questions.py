@@ -27,7 +27,7 @@ from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "paragraph"), ("answers", "answer")
-Row = tuple[str, str, list[Answer]]  # question, context, answers
+QuestionRow = tuple[str, str, list[Answer]]  # question, context, answers
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,15 @@ def _has_answers(config: DataConfig, tables: dict[str, pa.Table], split: str) ->
     return any(find_answered(split, column)) or not all(find_answered("train", train_column))
 
 
-def _check_answered(train: Sequence[Row], config: DataConfig) -> None:
+def _check_answered(train: Sequence[QuestionRow], config: DataConfig) -> None:
     if all(is_out_of_context(answers) or not answers for *_, answers in train):
         raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
 
 
-def _read_questions(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
+def _read_questions(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[QuestionRow]:
     where = f"data {config.path!r}, {split}"
     cells = zip(*(iterate_cells(table[name]) for name in _find_columns(table, config, where)), strict=True)
-    rows: list[Row] = []
+    rows: list[QuestionRow] = []
     dropped = 0
     for number, (question, context, cell) in enumerate(cells, 1):
         question, context = (str(each or "").rstrip("\n") for each in (question, context))
@@ -145,7 +145,9 @@ def _find_columns(table: pa.Table, config: DataConfig, where: str, *, labelled: 
     return found
 
 
-def _hold_out_contexts(seed: int, rows: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
+def _hold_out_contexts(
+    seed: int, rows: list[QuestionRow], fraction: float
+) -> tuple[list[QuestionRow], list[QuestionRow], str]:
     """Holds out whole contexts: a question on a context seen in training would be partly known to the model."""
     contexts = sorted({context for _, context, *_ in rows})
     drawn = {contexts[i] for i in draw_held_out(len(contexts), fraction, seed, "contexts")}

@@ -8,10 +8,10 @@ from distill.data.config import DataConfig
 from distill.data.rows.sentences import LINES, find_part_files
 from distill.data.sources.files import SPLITS, format_of
 from distill.data.sources.separated import SEPARATORS, find_separator, read_content
-from distill.data.sources.tables import READERS, find_split_files, load_hub
+from distill.data.sources.tables import TABLE_READERS, find_split_files, load_hub
 from distill.data.sources.text_files import find_text_files
 
-SHOWN = 5  # maximum number of file names in a sentence
+_SHOWN = 5  # maximum number of file names in a sentence
 
 
 def describe_reading(config: DataConfig) -> list[str]:
@@ -55,7 +55,7 @@ def _list_names(folder: Path, files: Iterable[Path]) -> list[str]:
 
 def _looks_like_data(file: Path) -> bool:
     """Returns whether the file has the extension of a data format, or a name that begins with the name of a split."""
-    return format_of(file) in (*READERS, ".txt") or re.split(r"[\W_]", file.name.lower())[0] in SPLITS
+    return format_of(file) in (*TABLE_READERS, ".txt") or re.split(r"[\W_]", file.name.lower())[0] in SPLITS
 
 
 def _describe_separators(files: Iterable[Path]) -> list[str]:
@@ -71,5 +71,5 @@ def _describe_separators(files: Iterable[Path]) -> list[str]:
 def _describe_unread(names: Collection[str], reason: str) -> list[str]:
     if not names:
         return []
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return [f"not read: {', '.join(list(names)[:SHOWN])}{more}, because {reason}"]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"not read: {', '.join(list(names)[:_SHOWN])}{more}, because {reason}"]

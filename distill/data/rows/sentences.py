@@ -10,17 +10,17 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, Encoded, encode
+from distill.data.batches.encode import IGNORED, Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.sources.cells import parse_number
 from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column, find_columns
 from distill.data.sources.files import format_of, read_utf8, split_of
-from distill.data.sources.tables import READERS, check_single, read_splits, read_table
+from distill.data.sources.tables import TABLE_READERS, check_single, read_splits, read_table
 from distill.data.splits.cleaning import LabelledRows, clean_rows, read_strings
 from distill.data.splits.evaluated import find_label_column, read_evaluated
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import check_sizes, hold_out_missing
+from distill.data.splits.holdout import check_strata, hold_out_missing
 from distill.data.splits.labelled import find_missing_splits, hold_out_by_stratum
 from distill.data.splits.labels import has_labels
 from distill.data.splits.overlap import report_overlap
@@ -50,7 +50,7 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
     scored = {split: table for split, table in tables.items() if split != "train" or missing}
     pairs = {split: _read_pairs(table, config, split, missing, findings) for split, table in scored.items()}
     if missing:
-        check_sizes([""] * len(pairs["train"].texts), missing)
+        check_strata([""] * len(pairs["train"].texts), missing)
     hold_out_missing(pairs, findings, config, hold_out_by_stratum(seed, lambda part: [""] * len(part.texts)))
     validation, test = (_to_examples(pairs[split]) for split in ("validation", "test"))
     held = {text for split in missing for text in flatten_pairs(_to_examples(pairs[split]))}
@@ -92,7 +92,7 @@ def read_parts(config: DataConfig) -> dict[str, pa.Table]:
     if not (folder / LINES).is_file():
         return read_splits(config.path, config.subset)
     files = find_part_files(folder)
-    tables = {split: read_table(file) for split, file in files.items() if format_of(file) in READERS}
+    tables = {split: read_table(file) for split, file in files.items() if format_of(file) in TABLE_READERS}
     return {"train": pa.table({"text": _read_lines(files["train"])})} | tables
 
 
@@ -105,7 +105,7 @@ def find_part_files(folder: Path) -> dict[str, Path]:
     found: dict[str, list[Path]] = {"train": [folder / LINES]}
     for file in sorted(folder.iterdir()):
         split = split_of(file)
-        if split and format_of(file) in READERS:
+        if split and format_of(file) in TABLE_READERS:
             found.setdefault(split, []).append(file)
     for split, files in found.items():
         check_single(split, files)
@@ -197,6 +197,6 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, part: Examples, max_len
     `labels` [rows, 2] are the index of a row's pair and the pair's score, both IGNORED for a text without a pair.
     """
     if part.pairs is None:
-        return encode(tokenizer, Examples(part.texts, None, [[IGNORED, IGNORED]] * len(part)), max_length)
+        return encode_samples(tokenizer, Examples(part.texts, None, [[IGNORED, IGNORED]] * len(part)), max_length)
     labels = [[i, number] for i, number in enumerate(part.labels) for _ in range(2)]
-    return encode(tokenizer, Examples(flatten_pairs(part), None, labels), max_length)
+    return encode_samples(tokenizer, Examples(flatten_pairs(part), None, labels), max_length)

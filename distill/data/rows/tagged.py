@@ -32,7 +32,7 @@ WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags")
 OUTSIDE = "O"
 NO_TAGS = ("-100", "-1")  # values that mark a word without a tag
-Row = tuple[list[str], list[str]]  # words, tags
+TaggedRow = tuple[list[str], list[str]]  # words, tags
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
     tables = read_evaluated(config, findings, partial(_has_tags, config))
     rows = {name: _read_sentences(table, config, name, findings) for name, table in tables.items()}
 
-    def cut(train: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
+    def cut(train: list[TaggedRow], fraction: float) -> tuple[list[TaggedRow], list[TaggedRow], str]:
         kept, held = split_at_random(train, fraction, seed, "sentences")
         return kept, held, f"{len(held)} rows held out of train, seed {seed}"
 
@@ -110,7 +110,7 @@ def _has_tags(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bo
     return False
 
 
-def _read_sentences(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
+def _read_sentences(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[TaggedRow]:
     """Returns the words and tags of the non-empty rows of a split."""
     where = f"data {config.path!r}, {split}"
     text = require_column(table, config.text, "text", where) or find_column(table, WORDS)
@@ -199,7 +199,7 @@ def _parse_strings(cell: object, where: str) -> list[str]:
     return [str(each) for each in found]
 
 
-def _find_tag_names(train: Sequence[Row], findings: Findings) -> tuple[str, ...]:
+def _find_tag_names(train: Sequence[TaggedRow], findings: Findings) -> tuple[str, ...]:
     """Returns train's tags in a fixed order: numerically if all are numbers, else `O` first and the others by name.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 from distill.errors import InputError
 
-NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 ZEROS, ONES = ("0", "0.0", "False"), ("1", "1.0", "True")
 BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
@@ -80,7 +80,7 @@ def hold_fractions(cells: Sequence[Any]) -> bool:
 def is_number(cell: object) -> bool:
     """Returns whether a cell is a number; text only if it is written in digits: `nan` and `inf` may be names."""
     if isinstance(cell, str):
-        return bool(NUMBER.fullmatch(cell)) and math.isfinite(float(cell))
+        return bool(_NUMBER.fullmatch(cell)) and math.isfinite(float(cell))
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
 
 

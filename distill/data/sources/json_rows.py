@@ -36,7 +36,7 @@ def read_jsonl(file: Path) -> pa.Table:
     return rows.build()
 
 
-def read_json(file: Path) -> pa.Table:
+def read_json_rows(file: Path) -> pa.Table:
     """Reads a list of objects, an object with such a list under `data`, or an object per line, common for .json.
 
     Raises:

@@ -8,7 +8,7 @@ import pyarrow.compute
 
 # The missing values of pandas; `none` and `NONE` are ordinary words.
 MISSING = ("NaN", "nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "None", "null", "NULL")
-MARK = b"unquoted"  # key in the metadata of a column: one bit per row
+_MARK = b"unquoted"  # key in the metadata of a column: one bit per row
 
 
 def mark_unquoted(table: pa.Table, read_nulls: Callable[[list[str], list[str]], pa.Table]) -> pa.Table:
@@ -25,12 +25,12 @@ def mark_unquoted(table: pa.Table, read_nulls: Callable[[list[str], list[str]], 
     if not suspects:
         return table
     with_nulls = read_nulls(suspects, words)
-    marks = {name: {MARK: np.packbits(with_nulls[name].is_null().to_numpy()).tobytes()} for name in suspects}
+    marks = {name: {_MARK: np.packbits(with_nulls[name].is_null().to_numpy()).tobytes()} for name in suspects}
     fields = [field.with_metadata((field.metadata or {}) | marks.get(field.name, {})) for field in table.schema]
     return pa.Table.from_arrays(table.columns, schema=pa.schema(fields, table.schema.metadata))
 
 
 def find_unquoted(table: pa.Table, column: str) -> np.ndarray | None:
     """Returns the mask of cells with an unquoted missing value, bool [rows]; None if the column has no mark."""
-    bits = (table.schema.field(column).metadata or {}).get(MARK)
+    bits = (table.schema.field(column).metadata or {}).get(_MARK)
     return None if bits is None else np.unpackbits(np.frombuffer(bits, np.uint8), count=len(table)).astype(bool)

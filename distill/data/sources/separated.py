@@ -18,7 +18,7 @@ from distill.errors import InputError
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
 SAMPLE = 200  # rows from which the separator is inferred
 MAX_BLOCK = 2**31 - 1  # of Arrow's parser, in bytes
-SHOWN = 300  # characters of Arrow's message, which includes the whole malformed row
+_SHOWN = 300  # characters of Arrow's message, which includes the whole malformed row
 
 csv.field_size_limit(sys.maxsize)  # a cell may contain a whole book
 
@@ -69,7 +69,7 @@ def _parse_table(file: Path, content: bytes, separator: str) -> pa.Table:
             names = opened.schema.names
         table = read(column_types=dict.fromkeys(names, pa.string()))
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        message = " ".join(str(error)[:SHOWN].split("\n"))
+        message = " ".join(str(error)[:_SHOWN].split("\n"))
         consequence = _explain_parse_error(message, separator)
         raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {message}{consequence}") from error
     _check_header(file, names)

@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from distill.data.sources.conll import read_conll
 from distill.data.sources.files import COMPRESSED, SPLITS, format_of, is_compressed, open_bytes, split_of
-from distill.data.sources.json_rows import read_json, read_jsonl
+from distill.data.sources.json_rows import read_json_rows, read_jsonl
 from distill.data.sources.separated import read_csv, read_tsv
 from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
@@ -31,7 +31,12 @@ def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
         return {"train": read_table(source)}
     if source.is_dir():
         return {split: read_table(file) for split, file in find_split_files(source).items()}
-    if source.is_absolute() or path.startswith((".", "~")) or format_of(source) in READERS or is_compressed(source):
+    if (
+        source.is_absolute()
+        or path.startswith((".", "~"))
+        or format_of(source) in TABLE_READERS
+        or is_compressed(source)
+    ):
         raise InputError(
             f"data {path!r}: no such file or folder; expected a file ending in {list_extensions()}, or a folder"
         )
@@ -40,7 +45,7 @@ def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
 
 def list_extensions(*more: str) -> str:
     """Returns the supported file extensions, for a message."""
-    return f"{', '.join((*more, *READERS))}, each also with {COMPRESSED}"
+    return f"{', '.join((*more, *TABLE_READERS))}, each also with {COMPRESSED}"
 
 
 def find_split_files(folder: Path) -> dict[str, Path]:
@@ -50,7 +55,7 @@ def find_split_files(folder: Path) -> dict[str, Path]:
         InputError: There is no train file, or a split has two files.
     """
     found: dict[str, list[Path]] = {}
-    for extension in READERS:
+    for extension in TABLE_READERS:
         for file in sorted(folder.iterdir()):
             split = split_of(file)
             if split and format_of(file) == extension:
@@ -60,7 +65,8 @@ def find_split_files(folder: Path) -> dict[str, Path]:
     if "train" not in found:
         names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise InputError(
-            f"data {str(folder)!r}: expected a train file ({', '.join('train' + s for s in READERS)}, each also with "
+            f"data {str(folder)!r}: expected a train file "
+            f"({', '.join('train' + s for s in TABLE_READERS)}, each also with "
             f"{COMPRESSED}), found {names}: there would be nothing to train on"
         )
     return {split: files[0] for split, files in found.items()}
@@ -86,7 +92,7 @@ def read_table(file: Path) -> pa.Table:
     Raises:
         InputError: The extension is unknown, the file is malformed or empty, or two columns have the same name.
     """
-    reader = READERS.get(format_of(file))
+    reader = TABLE_READERS.get(format_of(file))
     if reader is None:
         found = "".join(file.suffixes[-2:]) if is_compressed(file) else file.suffix
         raise InputError(f"data {str(file)!r}: expected an extension among {list_extensions()}, found {found!r}")
@@ -264,11 +270,11 @@ def _look_up_class_names(cell: Any, feature: Any) -> Any:
     return None if cell is None or cell < 0 else feature.int2str(cell)
 
 
-READERS: dict[str, Callable[[Path], pa.Table]] = {
+TABLE_READERS: dict[str, Callable[[Path], pa.Table]] = {
     ".parquet": _read_parquet,
     ".csv": read_csv,
     ".tsv": read_tsv,
-    ".json": read_json,
+    ".json": read_json_rows,
     ".jsonl": read_jsonl,
     ".conll": read_conll,
 }

@@ -109,7 +109,7 @@ def select_texts(texts: Sequence[str], rows: Sequence[int] | np.ndarray) -> Sequ
     return texts.take(rows) if isinstance(texts, TextColumn) else [texts[i] for i in rows]
 
 
-def join_texts(first: Sequence[str], second: Sequence[str]) -> Sequence[str]:
+def concatenate_texts(first: Sequence[str], second: Sequence[str]) -> Sequence[str]:
     """Returns the texts of both, in order, as a column if one of them is."""
     if isinstance(first, TextColumn):
         return first + second

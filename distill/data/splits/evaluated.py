@@ -11,11 +11,11 @@ from distill.data.sources.tables import read_splits
 from distill.data.splits.findings import Findings
 from distill.errors import InputError
 
-Part = TypeVar("Part")
+_Part = TypeVar("_Part")
 NO_PATH = "data: no path is set; name a folder, a file or a hub data set with --data"
 
 
-def choose_test(parts: Mapping[str, Part], config: DataConfig, findings: Findings) -> dict[str, Part]:
+def choose_test(parts: Mapping[str, _Part], config: DataConfig, findings: Findings) -> dict[str, _Part]:
     """Returns the splits, with the chosen one as test.
 
     Raises:

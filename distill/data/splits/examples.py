@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from distill.data.sources.text_column import TextColumn, join_texts, select_texts, text_array
+from distill.data.sources.text_column import TextColumn, concatenate_texts, select_texts, text_array
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Examples:
 
     def join(self, other: "Examples") -> "Examples":
         """Returns the texts of both, in order, without labels."""
-        pairs = None if self.pairs is None else join_texts(self.pairs, other.pairs or [])
-        return Examples(join_texts(self.texts, other.texts), pairs)
+        pairs = None if self.pairs is None else concatenate_texts(self.pairs, other.pairs or [])
+        return Examples(concatenate_texts(self.texts, other.texts), pairs)
 
     def take(self, rows: Sequence[int]) -> "Examples":
         """Returns some of the examples, in the order of `rows`."""

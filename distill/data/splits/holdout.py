@@ -10,14 +10,14 @@ from distill.data.config import DataConfig
 from distill.data.splits.findings import Findings
 from distill.errors import InputError
 
-Part = TypeVar("Part")
+_Part = TypeVar("_Part")
 
 
 def hold_out_missing(
-    parts: dict[str, Part],
+    parts: dict[str, _Part],
     findings: Findings,
     config: DataConfig,
-    cut: Callable[[Part, float], tuple[Part, Part, str]],
+    cut: Callable[[_Part, float], tuple[_Part, _Part, str]],
 ) -> None:
     """Holds rows out of train for the missing splits.
 
@@ -37,7 +37,7 @@ def hold_out_missing(
         findings.remarks.append(f"{split}: {description}")
 
 
-def split_at_random(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
+def split_at_random(rows: list[_Part], fraction: float, seed: int, what: str) -> tuple[list[_Part], list[_Part]]:
     """Splits rows at random, without strata, into (kept, held), each in the original order; see `draw_held_out`."""
     held = draw_held_out(len(rows), fraction, seed, what)
     return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
@@ -81,7 +81,7 @@ def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[in
     return [row for row in range(len(labels)) if row not in chosen], sorted(held)
 
 
-def check_sizes(strata: Sequence[str], missing: Sequence[str]) -> None:
+def check_strata(strata: Sequence[str], missing: Sequence[str]) -> None:
     """Checks that some stratum has enough rows to hold one out for each missing split and leave one in train.
 
     Raises:

@@ -19,7 +19,7 @@ from distill.data.splits.cleaning import LabelledRows, ParseLabel, clean_rows, f
 from distill.data.splits.evaluated import find_label_column, read_evaluated
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import check_sizes, hold_out, hold_out_missing
+from distill.data.splits.holdout import check_strata, hold_out, hold_out_missing
 from distill.data.splits.labels import (
     check_marks,
     find_known_rows,
@@ -31,7 +31,7 @@ from distill.data.splits.labels import (
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
 
-NUMBER = "number"  # name of the single output of a regression model
+_NUMBER = "number"  # name of the single output of a regression model
 
 
 def load_splits(config: DataConfig, seed: int = 0) -> Splits:
@@ -49,7 +49,7 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
     rows, findings = _read_rows(config)
     check_marks(rows["train"].labels, rows["train"].numbers, findings)
     labels = read_label_names(rows["train"].labels, findings)
-    check_sizes(rows["train"].labels, find_missing_splits(rows))
+    check_strata(rows["train"].labels, find_missing_splits(rows))
     hold_out_missing(rows, findings, config, hold_out_by_stratum(seed, lambda part: part.labels))
     _select_known(rows, lambda name: [name], labels, config, findings)
     ids = {name: i for i, name in enumerate(labels)}
@@ -69,7 +69,7 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
     rows = {
         split: replace(part, labels=[parse(cell, where) for cell, where in part.labels]) for split, part in rows.items()
     }
-    check_sizes([""] * len(rows["train"].texts), find_missing_splits(rows))
+    check_strata([""] * len(rows["train"].texts), find_missing_splits(rows))
     hold_out_missing(rows, findings, config, hold_out_by_stratum(seed, lambda part: [""] * len(part.texts)))
     seen = Counter(name for names in rows["train"].labels for name in names)
     if not seen:
@@ -93,9 +93,9 @@ def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
             f"data: expected different numbers in train, found {rows['train'].labels[0]:g} in each of "
             f"{len(rows['train'].texts):,} rows: every model would be right without reading the text"
         )
-    check_sizes([""] * len(rows["train"].texts), find_missing_splits(rows))
+    check_strata([""] * len(rows["train"].texts), find_missing_splits(rows))
     hold_out_missing(rows, findings, config, hold_out_by_stratum(seed, lambda part: [""] * len(part.texts)))
-    return _build_splits(rows, findings, config, (NUMBER,), float)
+    return _build_splits(rows, findings, config, (_NUMBER,), float)
 
 
 def load_all_texts(config: DataConfig) -> Examples:

@@ -11,7 +11,7 @@ import pyarrow.compute
 
 from distill.data.splits.findings import Findings
 
-KEY_BYTES = 16
+_KEY_BYTES = 16
 
 
 class _Folding(dict[int, int | str]):
@@ -36,9 +36,9 @@ def compute_text_keys(texts: Sequence[str], pairs: Sequence[str] | None = None) 
     digests = bytearray()
     for row in rows:
         joined = "\n".join(normalise_text(each) for each in row)
-        digests += hashlib.blake2b(joined.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
-    count = len(digests) // KEY_BYTES
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY_BYTES), count, [None, pa.py_buffer(digests)])
+        digests += hashlib.blake2b(joined.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
+    count = len(digests) // _KEY_BYTES
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_KEY_BYTES), count, [None, pa.py_buffer(digests)])
 
 
 def are_in(keys: pa.Array, others: pa.Array) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["hidden", "heads", "ffn", "vocabulary"]
+AxisKind = Literal["hidden", "heads", "ffn", "vocabulary"]
 Role = Literal["out", "in", "scale"]
 Kept = Mapping[str, Tensor]  # axis name -> indices of the units to keep, ascending
 
@@ -47,7 +47,7 @@ class Axis:
     """
 
     name: str
-    kind: Kind
+    kind: AxisKind
     layer: int | None
     units: int
     slots: tuple[Slot, ...]

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from distill.slicing.tracing.axes import Axis, Kind, Role, Slot
+from distill.slicing.tracing.axes import Axis, AxisKind, Role, Slot
 from distill.slicing.tracing.labels import Dimension, Labels
 
 Roles = Mapping[tuple[str, int], Role]  # (parameter, dimension) -> role
@@ -119,9 +119,9 @@ class AxisClassifier:
             if is_inner and streams and self.labels.all[label].size == self.labels.all[streams[0]].size:
                 self.labels.unify((streams[0],), (label,), "a head's width is divided differently")
 
-    def group_local(self, slots: Slots, streams: Sequence[int]) -> dict[tuple[int, Kind], list[int]]:
+    def group_local(self, slots: Slots, streams: Sequence[int]) -> dict[tuple[int, AxisKind], list[int]]:
         """Returns (layer, kind) -> labels of units that belong to that layer only; blocks all but single labels."""
-        groups: dict[tuple[int, Kind], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, AxisKind], list[int]] = defaultdict(list)
         for label, places in slots.items():
             (layer, *others) = self.list_layers(places)
             if others or layer is None or label in self.rows or label in streams or not self.is_free(label):
@@ -135,7 +135,7 @@ class AxisClassifier:
                 self.labels.block((label,), "its layer has several of the kind")
         return groups
 
-    def join_networks(self, local: Mapping[tuple[int, Kind], list[int]], slots: Slots) -> list[Axis]:
+    def join_networks(self, local: Mapping[tuple[int, AxisKind], list[int]], slots: Slots) -> list[Axis]:
         """Returns an axis for each layer with several feed-forward networks of one width.
 
         A unit of the axis is one unit of each network.
@@ -149,7 +149,7 @@ class AxisClassifier:
                 axes.append(self.build_axis("ffn", layer, inner, slots))
         return axes
 
-    def build_axis(self, kind: Kind, layer: int | None, labels: Sequence[int], slots: Slots) -> Axis:
+    def build_axis(self, kind: AxisKind, layer: int | None, labels: Sequence[int], slots: Slots) -> Axis:
         """Returns the axis of one label, or of several with the same units."""
         name = kind if layer is None else f"layers.{layer}.{kind}"
         places = tuple(slot for label in labels for slot in slots[label])

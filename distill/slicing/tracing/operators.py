@@ -13,10 +13,10 @@ from torch.fx import Node
 from distill.slicing.tracing.axes import Role
 from distill.slicing.tracing.labels import Dimension, Labels
 from distill.slicing.tracing.reshaping import (
+    LabelledTensor,
     Reshaping,
-    Rule,
     UnsupportedArgumentsError,
-    Value,
+    _Rule,
     get_argument,
     is_tensors,
     operator_of,
@@ -65,7 +65,7 @@ class Follower(Reshaping):
                 self.values[node] = self.follow_unknown(node)
             self.record_activations(node, {use.parameter for use in self.uses[uses:]})
 
-    def choose_rule(self, node: Node) -> Rule | None:
+    def choose_rule(self, node: Node) -> _Rule | None:
         """Returns the rule for a node, None if its operator is unknown."""
         name = operator_of(node)
         if name in SAME_SHAPE | FILLED:
@@ -73,7 +73,7 @@ class Follower(Reshaping):
         is_pointwise = name in POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ())
         return self.on_pointwise if is_pointwise else self.find_rule(name)
 
-    def follow_unknown(self, node: Node) -> Value | list[Value]:
+    def follow_unknown(self, node: Node) -> LabelledTensor | list[LabelledTensor]:
         """Blocks all dimensions of a node's inputs and results."""
         why = f"{node.target} is an operator that tracing doesn't support"
         for argument in node.all_input_nodes:
@@ -83,7 +83,9 @@ class Follower(Reshaping):
                     self.labels.block(dimension, why)
         result = node.meta["val"]
         several = result if isinstance(result, list | tuple) else [result]
-        values = [Value(tuple(self.labels.dimension(int(size), why) for size in tensor.shape)) for tensor in several]
+        values = [
+            LabelledTensor(tuple(self.labels.dimension(int(size), why) for size in tensor.shape)) for tensor in several
+        ]
         return values if isinstance(result, list | tuple) else values[0]
 
     def record_activations(self, node: Node, recorded: set[str]) -> None:
@@ -97,47 +99,52 @@ class Follower(Reshaping):
         }
         for argument in node.all_input_nodes:
             value = self.values.get(argument)
-            if isinstance(value, Value) and value.weight and value.weight[0] not in recorded | kept:
+            if isinstance(value, LabelledTensor) and value.weight and value.weight[0] not in recorded | kept:
                 for d in range(len(value.dimensions)):
                     self.record_use(value, d, node, "out")
 
-    def record_use(self, value: Value, dimension: int, node: Node, role: Role) -> None:
+    def record_use(self, value: LabelledTensor, dimension: int, node: Node, role: Role) -> None:
         """Records the role of a dimension of `value` if `value` is a parameter."""
         if value.weight is not None:
             name, numbers = value.weight
             self.uses.append(Use(name, numbers[dimension], operator_of(node), role))
 
-    def on_same_shape(self, node: Node) -> Value:
+    def on_same_shape(self, node: Node) -> LabelledTensor:
         """Returns the labels of the first argument; others only determine the dtype."""
         value = self.value_of(node.args[0])
-        return Value(value.dimensions) if operator_of(node) in FILLED else value
+        return LabelledTensor(value.dimensions) if operator_of(node) in FILLED else value
 
-    def on_pointwise(self, node: Node) -> Value:
+    def on_pointwise(self, node: Node) -> LabelledTensor:
         """Unifies the inputs' dimensions."""
         values = [self.values.get(argument) for argument in node.args if isinstance(argument, Node)]
-        inputs = [value for value in values if isinstance(value, Value)]
+        inputs = [value for value in values if isinstance(value, LabelledTensor)]
         if len(inputs) == 1 and len(inputs[0].dimensions) == len(shape_of(node)):
             return inputs[0]
         role: Role = "scale" if operator_of(node).rstrip("_") in ("mul", "div") else "out"
         for value in inputs:
             for d in range(len(value.dimensions)):
                 self.record_use(value, d, node, role)
-        return Value(self.broadcast([value.dimensions for value in inputs], len(shape_of(node))))
+        return LabelledTensor(self.broadcast([value.dimensions for value in inputs], len(shape_of(node))))
 
-    def on_linear(self, node: Node) -> Value:
+    def on_linear(self, node: Node) -> LabelledTensor:
         """Follows a product with a weight [out, in]."""
         return self.follow_product(
             node, self.value_of(node.args[0]), self.value_of(node.args[1]), (1, 0), self.optional_value(node, 2)
         )
 
-    def on_addmm(self, node: Node) -> Value:
+    def on_addmm(self, node: Node) -> LabelledTensor:
         """Follows a product with a weight [in, out]."""
         bias, value, weight = (self.value_of(argument) for argument in node.args)
         return self.follow_product(node, value, weight, (0, 1), bias)
 
     def follow_product(
-        self, node: Node, value: Value, weight: Value, order: tuple[int, int], bias: Value | None
-    ) -> Value:
+        self,
+        node: Node,
+        value: LabelledTensor,
+        weight: LabelledTensor,
+        order: tuple[int, int],
+        bias: LabelledTensor | None,
+    ) -> LabelledTensor:
         """Labels value [..., in] times a weight, whose dimensions `order` are in and out, plus bias [out]."""
         if weight.weight is None:
             raise UnsupportedArgumentsError
@@ -148,9 +155,9 @@ class Follower(Reshaping):
         if bias is not None:
             self.labels.unify(outside, bias.dimensions[-1], "its bias is divided differently")
             self.record_use(bias, len(bias.dimensions) - 1, node, "out")
-        return Value((*value.dimensions[:-1], outside))
+        return LabelledTensor((*value.dimensions[:-1], outside))
 
-    def on_matmul(self, node: Node) -> Value:
+    def on_matmul(self, node: Node) -> LabelledTensor:
         """Follows a product with a weight [in, out], or of two activations, as in attention."""
         left, right = self.value_of(node.args[0]), self.value_of(node.args[1])
         if right.weight is not None and len(right.dimensions) == 2:
@@ -163,11 +170,11 @@ class Follower(Reshaping):
             self.labels.block(dimension, why)
         maps = self.broadcast([left.dimensions[:-2], right.dimensions[:-2]], len(shape_of(node)) - 2)
         self.mark_attending(maps)
-        return Value((*maps, left.dimensions[-2], right.dimensions[-1]))
+        return LabelledTensor((*maps, left.dimensions[-2], right.dimensions[-1]))
 
     on_mm = on_bmm = on_matmul
 
-    def on_scaled_dot_product_attention(self, node: Node) -> Value:
+    def on_scaled_dot_product_attention(self, node: Node) -> LabelledTensor:
         """Unifies the heads of queries, keys and values, and blocks their widths."""
         query, key, value = (self.value_of(argument) for argument in node.args[:3])
         why = "queries and keys are divided differently"
@@ -189,7 +196,7 @@ class Follower(Reshaping):
         if mask := self.optional_value(node, 3):
             self.broadcast([query.dimensions[:-2], mask.dimensions[:-2]], len(query.dimensions) - 2)
         self.mark_attending(query.dimensions[:-2])
-        return Value((*query.dimensions[:-1], value.dimensions[-1]))
+        return LabelledTensor((*query.dimensions[:-1], value.dimensions[-1]))
 
     def mark_attending(self, maps: tuple[Dimension, ...]) -> None:
         """Marks the labels as dimensions of attention maps."""
@@ -197,16 +204,16 @@ class Follower(Reshaping):
             for label in self.labels.labels(dimension):
                 label.attends = True
 
-    def on_embedding(self, node: Node) -> Value:
+    def on_embedding(self, node: Node) -> LabelledTensor:
         """Follows a look-up of rows."""
         weight, ids = self.value_of(node.args[0]), self.value_of(node.args[1])
         self.record_use(weight, 0, node, "in")
         self.record_use(weight, 1, node, "out")
         if weight.weight is None or weight.weight[0] != self.vocabulary:
             self.labels.block(weight.dimensions[0], "its rows are looked up by something other than token ids")
-        return Value((*ids.dimensions, weight.dimensions[1]))
+        return LabelledTensor((*ids.dimensions, weight.dimensions[1]))
 
-    def on_layer_norm(self, node: Node) -> Value:
+    def on_layer_norm(self, node: Node) -> LabelledTensor:
         """Marks the last dimension and unifies it with the norm's weights."""
         value = self.value_of(node.args[0])
         if len(get_argument(node, 1, ())) != 1:
@@ -216,26 +223,26 @@ class Follower(Reshaping):
             if weight := self.optional_value(node, i):
                 self.labels.unify(value.dimensions[-1], weight.dimensions[0], "a norm's weight is divided differently")
                 self.record_use(weight, 0, node, "scale")
-        return Value(value.dimensions)
+        return LabelledTensor(value.dimensions)
 
     on_rms_norm = on_layer_norm
 
-    def on_conv1d(self, node: Node) -> Value:
+    def on_conv1d(self, node: Node) -> LabelledTensor:
         """Follows a convolution of value [..., in, length] with a weight [out, in, kernel] and a bias [out]."""
         value, weight, bias = self.value_of(node.args[0]), self.value_of(node.args[1]), self.optional_value(node, 2)
         if weight.weight is None or get_argument(node, 6, 1) != 1 or shape_of(node)[-1] != self.size(value, -1):
             raise UnsupportedArgumentsError
         self.labels.block(weight.dimensions[2], "it's the kernel of a convolution")
-        channels = Value((*value.dimensions[:-2], value.dimensions[-1], value.dimensions[-2]))
+        channels = LabelledTensor((*value.dimensions[:-2], value.dimensions[-1], value.dimensions[-2]))
         result = self.follow_product(node, channels, weight, (1, 0), bias).dimensions
-        return Value((*result[:-2], result[-1], result[-2]))
+        return LabelledTensor((*result[:-2], result[-1], result[-2]))
 
-    def size(self, value: Value, d: int) -> int:
+    def size(self, value: LabelledTensor, d: int) -> int:
         """Returns the size of a dimension."""
         return self.labels.size(self.labels.resolve(value.dimensions[d]))
 
-    def on_softmax(self, node: Node) -> Value:
+    def on_softmax(self, node: Node) -> LabelledTensor:
         """Blocks the dimension that it runs over."""
         value = self.value_of(node.args[0])
         self.labels.block(value.dimensions[get_argument(node, 1, -1)], "a softmax runs over it")
-        return Value(value.dimensions)
+        return LabelledTensor(value.dimensions)

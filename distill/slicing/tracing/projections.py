@@ -9,14 +9,22 @@ import torch
 from torch.fx import Node
 
 from distill.slicing.tracing.labels import Dimension, Labels
-from distill.slicing.tracing.reshaping import PARTS, Value, Values, get_argument, is_tensors, operator_of, shape_of
+from distill.slicing.tracing.reshaping import (
+    PARTS,
+    LabelledTensor,
+    Values,
+    get_argument,
+    is_tensors,
+    operator_of,
+    shape_of,
+)
 
-Part = Literal["query", "key", "value", "output"]
-OTHER: dict[Part, Part] = {"query": "key", "key": "query"}
+ProjectionRole = Literal["query", "key", "value", "output"]
+OTHER: dict[ProjectionRole, ProjectionRole] = {"query": "key", "key": "query"}
 
 
 @dataclass(frozen=True)
-class Projection:
+class AttentionProjection:
     """The coordinates of a weight's or bias's dimension that belong to the heads of an attention: heads x head width.
 
     Args:
@@ -30,11 +38,11 @@ class Projection:
     dim: int
     start: int
     size: int
-    part: Part
+    part: ProjectionRole
 
 
 @dataclass(frozen=True)
-class Rows:
+class ActivationOrigin:
     """The origin of an activation: coordinates `start` to `start + size` of what (parameter, dimension) produce."""
 
     places: tuple[tuple[str, int], ...]
@@ -46,7 +54,7 @@ class AttentionOutput:
     """The origin of an activation that an attention returned."""
 
 
-Origin = Rows | AttentionOutput | None
+Origin = ActivationOrigin | AttentionOutput | None
 
 
 class ProjectionFinder:
@@ -60,10 +68,10 @@ class ProjectionFinder:
     def __init__(self, labels: Labels, values: Values, parameters: Mapping[str, tuple[Dimension, ...]]) -> None:
         self.labels, self.values, self.parameters = labels, values, parameters
         self.origins: dict[Node, Origin | list[Origin]] = {}
-        self.parts: dict[Rows, Part] = {}
-        self.found: dict[Projection, None] = {}  # in the order of the graph, each once
+        self.parts: dict[ActivationOrigin, ProjectionRole] = {}
+        self.found: dict[AttentionProjection, None] = {}  # in the order of the graph, each once
 
-    def find(self, graph: torch.fx.Graph) -> tuple[Projection, ...]:
+    def find(self, graph: torch.fx.Graph) -> tuple[AttentionProjection, ...]:
         """Returns the projections of all attentions in the graph."""
         for node in graph.nodes:
             if node.op == "call_function" and (node.target is getitem or is_tensors(node.meta.get("val"))):
@@ -108,42 +116,42 @@ class ProjectionFinder:
         name, dimensions = parameter
         size = shape_of(node)[-1]
         if isinstance(origin, AttentionOutput) and isinstance(source, Node):
-            self.record(Rows(((name, dimensions[order[0]]),), 0, shape_of(source)[-1]), "output")
+            self.record(ActivationOrigin(((name, dimensions[order[0]]),), 0, shape_of(source)[-1]), "output")
         vector = self.parameter_of(bias)
         places = ((name, dimensions[order[1]]), *([(vector[0], vector[1][0])] if vector else []))
-        return Rows(places, 0, size)
+        return ActivationOrigin(places, 0, size)
 
     def parameter_of(self, argument: object) -> tuple[str, tuple[int, ...]] | None:
         """Returns the name of a parameter and its dimensions in the argument's order; None for another tensor."""
         value = self.values.get(argument) if isinstance(argument, Node) else None
-        return value.weight if isinstance(value, Value) else None
+        return value.weight if isinstance(value, LabelledTensor) else None
 
     def trace_activations(self, left: Origin, right: Origin) -> Origin:
         """Returns the origin of a product of activations: scores of queries and keys, or of scores and values."""
-        if isinstance(left, Rows) and isinstance(right, Rows):
+        if isinstance(left, ActivationOrigin) and isinstance(right, ActivationOrigin):
             self.record_scores(left, right)
             return None
         return self.record_values(right)
 
     def record_scores(self, left: Origin, right: Origin) -> None:
         """Records queries and keys: the first product of a layer has its queries on the left, others may be swapped."""
-        if isinstance(left, Rows) and isinstance(right, Rows):
+        if isinstance(left, ActivationOrigin) and isinstance(right, ActivationOrigin):
             part = self.parts.get(left) or OTHER.get(self.parts.get(right, "key"), "query")
             self.record(left, part)
             self.record(right, OTHER.get(part, "key"))
 
     def record_values(self, origin: Origin) -> Origin:
         """Records values and returns the origin of the attention's output."""
-        if not isinstance(origin, Rows):
+        if not isinstance(origin, ActivationOrigin):
             return None
         self.record(origin, "value")
         return AttentionOutput()
 
-    def record(self, rows: Rows, part: Part) -> None:
+    def record(self, rows: ActivationOrigin, part: ProjectionRole) -> None:
         """Records the part of an attention that the rows are."""
         self.parts.setdefault(rows, part)
         for name, dim in rows.places:
-            self.found[Projection(name, dim, rows.start, rows.size, part)] = None
+            self.found[AttentionProjection(name, dim, rows.start, rows.size, part)] = None
 
     def trace_parts(self, node: Node, name: str) -> list[Origin]:
         """Returns the origin of each part of a split."""
@@ -165,7 +173,7 @@ class ProjectionFinder:
         """Returns the origin of positions of dimension `d`: a block of rows if it's the outermost that has any."""
         origin, value = self.origin_of(source), self.values.get(source)
         whole = shape_of(source)[d]
-        if whole == size or not isinstance(origin, Rows) or not isinstance(value, Value):
+        if whole == size or not isinstance(origin, ActivationOrigin) or not isinstance(value, LabelledTensor):
             return origin
         name, dim = origin.places[0]
         own = set(self.labels.resolve(self.parameters[name][dim]))
@@ -175,4 +183,4 @@ class ProjectionFinder:
         if with_rows[0] != d or origin.size % whole:
             return None
         step = origin.size // whole
-        return Rows(origin.places, origin.start + start * step, size * step)
+        return ActivationOrigin(origin.places, origin.start + start * step, size * step)

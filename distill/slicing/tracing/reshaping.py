@@ -16,7 +16,7 @@ PARTS = {"split", "split_with_sizes", "chunk"}
 
 
 @dataclass(frozen=True)
-class Value:
+class LabelledTensor:
     """The labelled dimensions of a tensor.
 
     Args:
@@ -28,14 +28,14 @@ class Value:
     weight: tuple[str, tuple[int, ...]] | None = None
 
 
-Values = dict[Node, Value | list[Value] | None]  # None for a result that isn't a tensor
+Values = dict[Node, LabelledTensor | list[LabelledTensor] | None]  # None for a result that isn't a tensor
 
 
 class UnsupportedArgumentsError(Exception):
     """The arguments of an operator aren't covered by any rule."""
 
 
-Rule = Callable[[Node], Value | list[Value]]
+_Rule = Callable[[Node], LabelledTensor | list[LabelledTensor]]
 
 
 class Reshaping:
@@ -45,9 +45,9 @@ class Reshaping:
         self.labels = labels
         self.values: Values = {}
 
-    def find_rule(self, name: str) -> Rule | None:
+    def find_rule(self, name: str) -> _Rule | None:
         """Returns the rule for an operator, None if there is none."""
-        groups: tuple[tuple[set[str], Rule], ...] = (
+        groups: tuple[tuple[set[str], _Rule], ...] = (
             (VIEWS, self.on_view),
             (SWAPS, self.on_swap),
             (PARTS, self.on_parts),
@@ -55,14 +55,14 @@ class Reshaping:
         )
         return next((rule for names, rule in groups if name in names), getattr(self, f"on_{name}", None))
 
-    def value_of(self, argument: Any) -> Value:
+    def value_of(self, argument: Any) -> LabelledTensor:
         """Returns the labels of an argument that must be a tensor."""
         value = self.values.get(argument) if isinstance(argument, Node) else None
-        if not isinstance(value, Value):
+        if not isinstance(value, LabelledTensor):
             raise UnsupportedArgumentsError
         return value
 
-    def optional_value(self, node: Node, i: int) -> Value | None:
+    def optional_value(self, node: Node, i: int) -> LabelledTensor | None:
         """Returns the labels of an argument that may be None or missing."""
         argument = get_argument(node, i, None)
         return None if argument is None else self.value_of(argument)
@@ -79,12 +79,12 @@ class Reshaping:
                 result[-back] = result[-back] or dimensions[-back]
         return tuple(result)
 
-    def on_view(self, node: Node) -> Value:
+    def on_view(self, node: Node) -> LabelledTensor:
         """Regroups the dimensions' labels by the sizes of the result."""
         dimensions = self.value_of(node.args[0]).dimensions
-        return Value(tuple(self.labels.reshape(dimensions, shape_of(node), "a view cuts across its units")))
+        return LabelledTensor(tuple(self.labels.reshape(dimensions, shape_of(node), "a view cuts across its units")))
 
-    def on_swap(self, node: Node) -> Value:
+    def on_swap(self, node: Node) -> LabelledTensor:
         """Reorders the dimensions."""
         value = self.value_of(node.args[0])
         count = len(value.dimensions)
@@ -97,9 +97,9 @@ class Reshaping:
             a, b = get_argument(node, 1, -2), get_argument(node, 2, -1)
             order[a], order[b] = order[b], order[a]
         weight = (value.weight[0], tuple(value.weight[1][d] for d in order)) if value.weight else None
-        return Value(tuple(value.dimensions[d] for d in order), weight)
+        return LabelledTensor(tuple(value.dimensions[d] for d in order), weight)
 
-    def on_reduction(self, node: Node) -> Value:
+    def on_reduction(self, node: Node) -> LabelledTensor:
         """Drops the reduced dimensions and marks their labels."""
         value = self.value_of(node.args[0])
         count = len(value.dimensions)
@@ -108,31 +108,33 @@ class Reshaping:
         for d in reduced:
             self.mark_normed(value.dimensions[d])
         if len(shape_of(node)) == count:
-            return Value(tuple(() if d in reduced else known for d, known in enumerate(value.dimensions)))
-        return Value(tuple(known for d, known in enumerate(value.dimensions) if d not in reduced))
+            return LabelledTensor(tuple(() if d in reduced else known for d, known in enumerate(value.dimensions)))
+        return LabelledTensor(tuple(known for d, known in enumerate(value.dimensions) if d not in reduced))
 
     def mark_normed(self, dimension: Dimension) -> None:
         """Marks the labels as reduced over by a mean, sum or norm."""
         for label in self.labels.labels(dimension):
             label.normed = True
 
-    def on_expand(self, node: Node) -> Value:
+    def on_expand(self, node: Node) -> LabelledTensor:
         """Blocks the repeated dimensions, except of masks, which are the same for all units."""
         value = self.value_of(node.args[0])
         sizes = shape_of(node)
         known = [()] * (len(sizes) - len(value.dimensions)) + list(value.dimensions)
         is_mask = node.meta["val"].dtype == torch.bool
         why = None if is_mask else "its units are copies, like the key of a group of queries"
-        return Value(tuple(d or self.labels.dimension(size, why) for d, size in zip(known, sizes, strict=True)))
+        return LabelledTensor(
+            tuple(d or self.labels.dimension(size, why) for d, size in zip(known, sizes, strict=True))
+        )
 
-    def on_select(self, node: Node) -> Value:
+    def on_select(self, node: Node) -> LabelledTensor:
         """Blocks the dimension of which one position is selected."""
         value = self.value_of(node.args[0])
         d = get_argument(node, 1, 0) % len(value.dimensions)
         self.labels.block(value.dimensions[d], "one of its positions is selected")
-        return Value(drop_dimension(value, d))
+        return LabelledTensor(drop_dimension(value, d))
 
-    def on_index(self, node: Node) -> Value:
+    def on_index(self, node: Node) -> LabelledTensor:
         """Blocks the dimensions of which positions are selected."""
         value = self.value_of(node.args[0])
         places = [self.value_of(place) for place in get_argument(node, 1, ())]
@@ -141,20 +143,20 @@ class Reshaping:
             self.labels.block(dimension, why)
         rest = value.dimensions[len(places) :]
         sizes = shape_of(node)[: len(shape_of(node)) - len(rest)]
-        return Value((*(self.labels.dimension(size, why) for size in sizes), *rest))
+        return LabelledTensor((*(self.labels.dimension(size, why) for size in sizes), *rest))
 
-    def on_slice(self, node: Node) -> Value:
+    def on_slice(self, node: Node) -> LabelledTensor:
         """Divides the dimension if the slice is one of several equal parts; otherwise blocks it."""
         value = self.value_of(node.args[0])
         d = get_argument(node, 1, 0) % len(value.dimensions)
         whole, size = shape_of(node.all_input_nodes[0])[d], shape_of(node)[d]
         if whole == size:
-            return Value(value.dimensions)
+            return LabelledTensor(value.dimensions)
         start = (get_argument(node, 2, None) or 0) % whole
         aligned = size > 0 and whole % size == 0 and start % size == 0 and get_argument(node, 4, 1) == 1
         return self.replace_dimension(value, d, self.split_part(value.dimensions[d], size) if aligned else None, size)
 
-    def on_parts(self, node: Node) -> list[Value]:
+    def on_parts(self, node: Node) -> list[LabelledTensor]:
         """Divides the dimension if the parts are equal; otherwise blocks it."""
         value = self.value_of(node.args[0])
         d = get_argument(node, 2, 0) % len(value.dimensions)
@@ -162,12 +164,12 @@ class Reshaping:
         inside = self.split_part(value.dimensions[d], sizes[0]) if len(set(sizes)) == 1 else None
         return [self.replace_dimension(value, d, inside, size) for size in sizes]
 
-    def on_unbind(self, node: Node) -> list[Value]:
+    def on_unbind(self, node: Node) -> list[LabelledTensor]:
         """Blocks the dimension whose positions become tensors of their own."""
         value = self.value_of(node.args[0])
         d = get_argument(node, 1, 0) % len(value.dimensions)
         self.labels.block(value.dimensions[d], "its parts are used in different ways")
-        return [Value(drop_dimension(value, d)) for _ in node.meta["val"]]
+        return [LabelledTensor(drop_dimension(value, d)) for _ in node.meta["val"]]
 
     def split_part(self, dimension: Dimension, size: int) -> Dimension | None:
         """Splits the dimension into equal parts of `size` and returns the inside of a part; None if not divisible."""
@@ -177,15 +179,17 @@ class Reshaping:
         self.labels.block(halves[0], "its parts are used in different ways")
         return halves[1]
 
-    def replace_dimension(self, value: Value, d: int, dimension: Dimension | None, size: int) -> Value:
+    def replace_dimension(
+        self, value: LabelledTensor, d: int, dimension: Dimension | None, size: int
+    ) -> LabelledTensor:
         """Returns the value with dimension `d` replaced; None, for a part that can't be followed, blocks it."""
         if dimension is None:
             why = "only a part of it is used"
             self.labels.block(value.dimensions[d], why)
             dimension = self.labels.dimension(size, why)
-        return Value((*value.dimensions[:d], dimension, *value.dimensions[d + 1 :]))
+        return LabelledTensor((*value.dimensions[:d], dimension, *value.dimensions[d + 1 :]))
 
-    def on_cat(self, node: Node) -> Value:
+    def on_cat(self, node: Node) -> LabelledTensor:
         """Adds an outer label where all parts are the same dimension; otherwise blocks them."""
         values = [self.value_of(argument) for argument in get_argument(node, 0, ())]
         count = len(shape_of(node))
@@ -199,10 +203,10 @@ class Reshaping:
             for dimension in joined:
                 self.labels.block(dimension, "it's concatenated with another dimension")
             result[d] = self.labels.dimension(shape_of(node)[d], "it's concatenated from several dimensions")
-        return Value(tuple(result))
+        return LabelledTensor(tuple(result))
 
 
-def drop_dimension(value: Value, d: int) -> tuple[Dimension, ...]:
+def drop_dimension(value: LabelledTensor, d: int) -> tuple[Dimension, ...]:
     """Returns the value's dimensions except for number `d`."""
     return (*value.dimensions[:d], *value.dimensions[d + 1 :])
 

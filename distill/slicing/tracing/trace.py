@@ -16,8 +16,8 @@ from distill.slicing.tracing.classify import AxisClassifier, layer_of
 from distill.slicing.tracing.export import export_graph
 from distill.slicing.tracing.labels import Dimension, Labels
 from distill.slicing.tracing.operators import Follower, Use
-from distill.slicing.tracing.projections import Projection, ProjectionFinder
-from distill.slicing.tracing.reshaping import Value
+from distill.slicing.tracing.projections import AttentionProjection, ProjectionFinder
+from distill.slicing.tracing.reshaping import LabelledTensor
 from distill.slicing.tracing.twin import Twin, build_twin
 
 
@@ -36,7 +36,7 @@ class Traced:
     axes: tuple[Axis, ...]
     left_out: Mapping[str, str]
     joined: tuple[Axis, ...] = ()
-    projections: tuple[Projection, ...] = ()
+    projections: tuple[AttentionProjection, ...] = ()
 
     def select_layers(self, stack: str, layers: Sequence[int]) -> "Traced":
         """Returns what was traced in a model of the layers numbered `layers`, in that order, under its new names."""
@@ -162,17 +162,17 @@ def label_placeholder(
     labels: Labels,
     dimensions: Mapping[str, tuple[Dimension, ...]],
     aliases: Mapping[str, str],
-) -> Value | None:
+) -> LabelledTensor | None:
     """Returns the labels of a parameter, or blocked labels for any other tensor input of the graph."""
     name = program.graph_signature.inputs_to_parameters.get(node.name)
     if name is not None:
         first = aliases[name.removeprefix("model.")]
-        return Value(dimensions[first], (first, tuple(range(len(dimensions[first])))))
+        return LabelledTensor(dimensions[first], (first, tuple(range(len(dimensions[first])))))
     tensor = node.meta.get("val")
     if not isinstance(tensor, Tensor):
         return None
     why = "it belongs to an input or to a constant, such as the angles of rotary positions"
-    return Value(tuple(labels.dimension(int(size), why) for size in tensor.shape))
+    return LabelledTensor(tuple(labels.dimension(int(size), why) for size in tensor.shape))
 
 
 def collect_roles(model: nn.Module, aliases: Mapping[str, str], uses: Iterable[Use]) -> dict[tuple[str, int], Role]:

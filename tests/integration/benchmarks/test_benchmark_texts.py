@@ -11,7 +11,7 @@ from benchmarks.tasks import LABELS, add_token_head, build_start, extract_texts
 from distill.data.sources.text_files import read_texts
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from support.tiny_models import build_model, saved
 
 FILLER = " ".join(["and so it was"] * 12)
@@ -80,7 +80,7 @@ def test_only_a_checkpoint_without_a_language_modelling_head_gets_one(tokenizer,
 def test_loss_terms_of_the_caller_do_not_give_a_labels_only_student_a_teacher():
     words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
     terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
-    once = override_flags([*words, *terms], LABELS, SHORT)  # as benchmarks.command passes them to a run
-    config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT)
+    once = override_flags([*words, *terms], LABELS, SHORT_OPTIONS)  # as benchmarks.command passes them to a run
+    config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT_OPTIONS)
     assert not config.loss.needs_teacher
     assert config.loss.ce == 1

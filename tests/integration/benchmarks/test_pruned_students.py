@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
+from compress.export.common.targets import ExportTarget
 from compress.export.onnx.graph import OnnxModel
 from compress.export.write import write_targets
 from compress.prune.budget import Budget
@@ -75,7 +75,7 @@ def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
     assert sum(heads) < 16
     assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
     model = TorchModel.of(small)
-    write_targets(Source(small, tokenizer), [Target("onnxruntime")], tmp_path)
+    write_targets(Source(small, tokenizer), [ExportTarget("onnxruntime")], tmp_path)
     given = {name: np.ones((2, 7), np.int64) for name in model.names}
     given["input_ids"] = np.random.default_rng(0).integers(5, 100, (2, 7))
     assert np.abs(OnnxModel(tmp_path / "onnxruntime", 1)(given) - model(given)).max() < 1e-4

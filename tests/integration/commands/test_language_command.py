@@ -17,7 +17,7 @@ from distill.errors import InputError
 from pipelines import distill
 from pipelines.runs.cli import parse
 from pipelines.settings.defaults import fill_task_defaults
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.stages.teacher_answers import AnswerGenerator, read_answers
 from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import WORD_PAIRS, books_data, prose
@@ -401,7 +401,7 @@ def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, words, 
     teacher = saved(build_model("bert", head), tokenizer, tmp_path / "teacher")
     task = "masked-lm" if head == "ForMaskedLM" else "text-classification"
     given = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *words]
-    config = parse(DistillConfig, [*given, "--task", task], prog="test", about="", examples="", short=SHORT)
+    config = parse(DistillConfig, [*given, "--task", task], prog="test", about="", examples="", short=SHORT_OPTIONS)
     assert fill_task_defaults(config, task).loss.temperature == expected
 
 

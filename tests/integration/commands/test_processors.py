@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from compress.errors import CompressError
 from compress.export.common.huggingface import input_names
 from compress.export.onnx.fuse import fuse
-from compress.export.onnx.graph import FILE, OnnxModel, export_onnx
+from compress.export.onnx.graph import ONNX_FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.processors import resolve_reduced
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
-from compress.quantize.prepare import convert, prepare
+from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import resolve_scheme, widen_scheme
 from compress.quantize.store import load_quantization
 from pipelines import distill, export
@@ -119,11 +119,13 @@ def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token
     for reduce_range, inputs in ((True, "float"), (False, "token")):
         model = build("qwen2", hidden_size=64, intermediate_size=96)
         assert model.lm_head.weight is model.model.embed_tokens.weight
-        prepare(model, resolve_scheme("int4-dynamic"), reduce_range=reduce_range)
+        prepare_quantized(model, resolve_scheme("int4-dynamic"), reduce_range=reduce_range)
         assert model.lm_head.scheme.inputs == inputs
     model = build_model("bert", hidden_size=64, intermediate_size=96)
     quantize_model(model, QuantizeConfig(scheme="int8-dynamic", reduced=True), [token_batch])
-    stored = {name: r.quantize(model.get_submodule(name).weight) for name, r in convert(model).items() if r.scheme}
+    stored = {
+        name: r.quantize(model.get_submodule(name).weight) for name, r in convert_quantized(model).items() if r.scheme
+    }
     assert max(int(each.abs().max()) for each in stored.values()) == 63
 
 
@@ -169,7 +171,7 @@ def test_onnxruntimes_own_int8_has_7_bits_for_a_named_processor(inputs, tmp_path
     teacher, data = inputs
     words = ["--model", str(teacher), "--data", str(data), "--export", "onnxruntime", "--dynamic", "--parity", "8"]
     run_to_success("export", [*words, "--processor", "avx512", "--output", str(tmp_path / "x")])
-    (file,) = (tmp_path / "x").rglob(f"onnxruntime-int8/{FILE}")
+    (file,) = (tmp_path / "x").rglob(f"onnxruntime-int8/{ONNX_FILE}")
     assert largest_weight(file) <= 64
     entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
     assert [each["parity"].get("weight_bits") for each in entries if each["precision"] == "int8"] == [7]
@@ -185,7 +187,7 @@ def largest_weight(file: Path) -> int:
 
 def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenizer: PreTrainedTokenizerBase):
     model = build_model("bert")
-    whole, joined, small = (tmp_path / name / FILE for name in ("whole", "joined", "small"))
+    whole, joined, small = (tmp_path / name / ONNX_FILE for name in ("whole", "joined", "small"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
     fuse(whole, joined)
     quantize_int8(joined, small, reduced=True)
@@ -234,8 +236,8 @@ READ += "np.save(sys.argv[3], OnnxModel(Path(sys.argv[1]), 1)(dict(np.load(sys.a
 def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, tokenizer: PreTrainedTokenizerBase):
     model = build_model("bert")
     export_onnx(model, tokenizer, tmp_path / "whole", input_names(model.config))
-    fuse(tmp_path / "whole" / FILE, tmp_path / "joined" / FILE)
-    quantize_int8(tmp_path / "joined" / FILE, tmp_path / "small" / FILE, reduced=True)
+    fuse(tmp_path / "whole" / ONNX_FILE, tmp_path / "joined" / ONNX_FILE)
+    quantize_int8(tmp_path / "joined" / ONNX_FILE, tmp_path / "small" / ONNX_FILE, reduced=True)
     ids = np.random.default_rng(0).integers(5, 60, (8, 12))
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     np.savez(tmp_path / "batch.npz", **batch)

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from compress.export.common.targets import Target
-from compress.export.onnx.graph import FILE, OnnxModel
+from compress.export.common.targets import ExportTarget
+from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.onnx.rounded import round_graph
 from compress.export.write import check_layers
 from compress.quantize.store import load_quantization
@@ -45,9 +45,9 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
         assert (found.argmax(-1) == expected.argmax(-1)).all(), target
     # The deployed file equals the plain file rounded with the numbers that are stored beside the checkpoint.
     exported = next((output / "export").iterdir())
-    round_graph(exported / "onnx" / FILE, output / "again" / FILE, source.layers)
-    assert (output / "again" / FILE).read_bytes() == (output / "student" / "onnx-int8" / FILE).read_bytes()
-    for target in (Target("onnx", "int8"), Target("onnxruntime", "int8")):
+    round_graph(exported / "onnx" / ONNX_FILE, output / "again" / ONNX_FILE, source.layers)
+    assert (output / "again" / ONNX_FILE).read_bytes() == (output / "student" / "onnx-int8" / ONNX_FILE).read_bytes()
+    for target in (ExportTarget("onnx", "int8"), ExportTarget("onnxruntime", "int8")):
         assert check_layers(source, target, output / "student", batch) <= 1e-5
     assert load_quantization(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
 

@@ -10,7 +10,7 @@ import pytest
 from pipelines import cache, distill, evaluate, export, harness, prune, quantize, report
 from pipelines.runs.cli import parse
 from pipelines.settings import cache_config
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from real.documents import DOCUMENTS, commands_of
 from support.commands import ROOT, run_to_success, small_run
 
@@ -23,7 +23,7 @@ CACHE = {
     "rebuild": cache_config.RebuildConfig,
 }
 CONFIGS = {
-    "pipelines.distill": (DistillConfig, SHORT),
+    "pipelines.distill": (DistillConfig, SHORT_OPTIONS),
     "pipelines.prune": (DistillConfig, prune.MODEL_SHORT),
     "pipelines.quantize": (DistillConfig, quantize.QUANTIZE_SHORT),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
@@ -53,7 +53,7 @@ def understood(line: str) -> None:
     _, _, module, *words = shlex.split(line)
     if module == "pipelines.cache":
         command = words.pop(0)
-        config_class, short = CACHE[command], cache_config.SHORT if command == "write" else {}
+        config_class, short = CACHE[command], cache_config.CACHE_SHORT_OPTIONS if command == "write" else {}
     else:
         config_class, short = CONFIGS[module]
         words = {"pipelines.prune": prune.with_teacher, "pipelines.quantize": quantize.with_defaults}.get(module, list)(

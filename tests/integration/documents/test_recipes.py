@@ -16,7 +16,7 @@ from pipelines import distill
 from pipelines.runs.cli import parse
 from pipelines.runs.deepspeed import build_settings
 from pipelines.settings import layouts
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import resolve
 from support.commands import ROOT, small_run
@@ -29,7 +29,7 @@ RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
 
 def config_of(recipe: Path, *words: str) -> DistillConfig:
     given = ["--config", str(recipe), "--output", "unused", *words]
-    return parse(DistillConfig, given, prog="pipelines.distill", about="", examples="", short=SHORT)
+    return parse(DistillConfig, given, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
 
 
 def planned(*words: str) -> Layouts:

@@ -10,7 +10,7 @@ import torch
 from transformers import BertTokenizerFast
 
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
+from compress.export.common.targets import ExportTarget
 from compress.export.write import write_targets
 from support.commands import ROOT
 from support.tiny_models import VOCABULARY, build_model
@@ -36,7 +36,7 @@ def said(source: Source) -> list[tuple[str, float]]:
     "form", ["onnxruntime", "openvino", "litert", pytest.param("executorch", marks=pytest.mark.slow)]
 )
 def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str, source: Source, tmp_path: Path):
-    write_targets(source, [Target(form)], tmp_path)
+    write_targets(source, [ExportTarget(form)], tmp_path)
     script = str(ROOT / "examples" / f"serve_{form}.py")
     code = (
         f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(ROOT / 'examples')!r}); "
@@ -56,7 +56,7 @@ def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str
     "changes", [{"architectures": ["BertForTokenClassification"]}, {"problem_type": "multi_label_classification"}]
 )
 def test_a_serving_example_refuses_token_and_multi_label_classifiers(changes: dict, source: Source, tmp_path: Path):
-    write_targets(source, [Target("onnxruntime")], tmp_path)
+    write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     file = tmp_path / "onnxruntime" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     assert "expected a single-label text classifier" in refused("serve_onnxruntime", str(file.parent), *TEXTS)
@@ -101,7 +101,7 @@ def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: 
 
 
 def test_examples_refuse_a_classifiers_folder_that_does_not_fit(source: Source, tmp_path: Path):
-    write_targets(source, [Target("onnxruntime")], tmp_path)
+    write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     folder = tmp_path / "onnxruntime"
     assert "found no generation_config.json" in refused("generate_onnxruntime", str(folder), "x")
     (folder / "generation_config.json").write_text("{}")

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import support.broken_checkpoints as broken
 from distill.checkpoint.pruned import save_pruned
-from distill.checkpoint.sentence_form import Projection, SentenceForm
+from distill.checkpoint.sentence_form import DenseProjection, SentenceForm
 from pipelines import cache, distill, evaluate, harness
 from support.broken_checkpoints import without
 from support.commands import ROOT, refusal_of, run_to_success, small_run
@@ -168,7 +168,7 @@ def test_files_without_read_permission_are_named(what, checkpoints, changed_copy
 
 def sentence_folder(place: Path, tokenizer: PreTrainedTokenizerBase, change: broken.Break) -> Path:
     """Saves a sentence encoder with one Dense module and applies `change` to that module's folder."""
-    form = SentenceForm("mean", (Projection(16),))
+    form = SentenceForm("mean", (DenseProjection(16),))
     saved(sentence_encoder("bert", form), tokenizer, place)
     (dense,) = place.glob("*_Dense")
     change(dense)

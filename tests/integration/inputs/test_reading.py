@@ -382,7 +382,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "a gz in disguise": (
         {"train.csv": gzip.compress(TABLE.encode())},
         (),
-        ("train.csv': expected a file in the format of its extension, found one compressed by gzip: name it train.csv.gz",),
+        ("expected a file in the format of its extension, found one compressed by gzip: name it train.csv.gz",),
     ),
     "a pointer": (
         {"train.parquet": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, BertTokenizerFast, PreTrainedMode
 
 from compress.errors import ArtefactError
 from compress.export.common.source import Source
-from compress.export.common.targets import Target, target_of
+from compress.export.common.targets import ExportTarget, target_of
 from compress.export.write import check_layers, write_targets
 from compress.quantize.calibration import calibrate
-from compress.quantize.prepare import convert, find_lowest_precision, prepare
+from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
 from compress.quantize.schemes import SCHEMES, resolve_scheme
 from support.tiny_families import build
 from support.tiny_models import VOCABULARY, build_model
@@ -25,12 +25,12 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 
 
 def written(model: PreTrainedModel, folder: Path, scheme: object, keep: tuple[str, ...] = ()) -> tuple[Source, Path]:
-    prepare(model, scheme, keep=keep)
+    prepare_quantized(model, scheme, keep=keep)
     calibrate(model, [BATCH])
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
-    source = Source(model.eval(), tokenizer, convert(model))
+    source = Source(model.eval(), tokenizer, convert_quantized(model))
     assert source.rounding is not None
-    target = Target("compressed-tensors", find_lowest_precision(source.rounding))
+    target = ExportTarget("compressed-tensors", find_lowest_precision(source.rounding))
     write_targets(source, [target], folder)
     return source, folder / str(target)
 

@@ -21,7 +21,7 @@ from compress.errors import CompressError
 from compress.export.onnx import graph as exporting
 from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder, draw, perplexity
-from compress.export.onnx.graph import FILE, OPSET
+from compress.export.onnx.graph import ONNX_FILE, OPSET
 from distill.checkpoint.pruned import is_pruned
 from distill.slicing import Shape, find_axes, prune
 from support.commands import ROOT
@@ -215,7 +215,7 @@ def test_each_text_stops_at_its_first_end_token(export):
     ],
 )
 def test_end_tokens_come_from_the_generation_config_before_the_model_config(qwen2, tmp_path, habits, config, ends):
-    (tmp_path / FILE).symlink_to(qwen2.folder / FILE)
+    (tmp_path / ONNX_FILE).symlink_to(qwen2.folder / ONNX_FILE)
     (tmp_path / "config.json").write_text(json.dumps(config))
     if habits is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(habits))
@@ -254,7 +254,7 @@ def test_perplexity_counts_every_token_and_no_padding(qwen2):
 
 
 def test_the_graph_has_standard_names_dynamic_axes_and_all_files(exported):
-    graph = onnx.load(exported.folder / FILE)
+    graph = onnx.load(exported.folder / ONNX_FILE)
     onnx.checker.check_model(graph)
     assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [OPSET]
     kept = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
@@ -264,7 +264,7 @@ def test_the_graph_has_standard_names_dynamic_axes_and_all_files(exported):
     dynamic = {v.name: [d.dim_param for d in v.type.tensor_type.shape.dim] for v in graph.graph.input}
     assert [dynamic[name] for name in asked[:3]] == [["batch", "length"], ["batch", "total"], ["batch", "length"]]
     assert all(dynamic[name] == ["batch", "", "past", ""] for name in asked[3:])
-    files = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", FILE}
+    files = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", ONNX_FILE}
     assert files <= {file.name for file in exported.folder.iterdir()}
 
 
@@ -272,7 +272,7 @@ def test_the_graph_has_standard_names_dynamic_axes_and_all_files(exported):
 def test_a_tied_embedding_table_is_written_once(tmp_path):
     model = build("qwen2", vocab_size=20_000)
     export_decoder(model, word_tokenizer(), tmp_path)
-    assert (tmp_path / FILE).stat().st_size < 1.5 * sum(each.nbytes for each in model.parameters())
+    assert (tmp_path / ONNX_FILE).stat().st_size < 1.5 * sum(each.nbytes for each in model.parameters())
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_weights_beyond_the_file_size_limit_are_stored_as_external_data(tmp_path
     monkeypatch.setattr(exporting, "LARGEST", 10_000)
     model = build("gpt2")
     export_decoder(model, word_tokenizer(), tmp_path)
-    assert (tmp_path / FILE).stat().st_size < (tmp_path / f"{FILE}.data").stat().st_size * 10
+    assert (tmp_path / ONNX_FILE).stat().st_size < (tmp_path / f"{ONNX_FILE}.data").stat().st_size * 10
     assert verify_decoder(model, tmp_path, PROMPTS[:1], BLOCKS[:1], new_tokens=20).max_difference < 1e-4
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from compress.errors import ArtefactError, CompressError
 from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder
-from compress.export.onnx.graph import FILE
+from compress.export.onnx.graph import ONNX_FILE
 from support.tiny_models import build_model
 from unit.compress.export.test_decoder_export import BLOCKS, IDS, PROMPTS, SIZES, WORDS, build, word_tokenizer
 
@@ -70,12 +70,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy_with_changed_bias(folder: Path, place: Path, value: float, at: int) -> Path:
     """Returns a copy of the folder in which `value` is added to one element of the final norm's bias."""
     shutil.copytree(folder, place)
-    graph = onnx.load(folder / FILE)
+    graph = onnx.load(folder / ONNX_FILE)
     (bias,) = (each for each in graph.graph.initializer if each.name.endswith("ln_f.bias"))
     numbers = onnx.numpy_helper.to_array(bias).copy()
     numbers[at] += value
     bias.CopyFrom(onnx.numpy_helper.from_array(numbers, bias.name))
-    onnx.save(graph, place / FILE)
+    onnx.save(graph, place / ONNX_FILE)
     return place
 
 

@@ -28,11 +28,11 @@ from compress.errors import ArtefactError
 from compress.export.common.huggingface import WEIGHTS, export_huggingface, input_names
 from compress.export.onnx import fuse as fusing
 from compress.export.onnx.fuse import fuse
-from compress.export.onnx.graph import FILE, OPSET, OnnxModel, export_onnx
+from compress.export.onnx.graph import ONNX_FILE, OPSET, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.openvino import ir
 from compress.export.openvino.ir import export_openvino
-from compress.export.verify import BATCH, Parity, check_parity, compare, verify
+from compress.export.verify import BATCH, Parity, check_parity, compare, verify_export
 from support.commands import fork_verifications
 from support.tiny_models import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
@@ -84,7 +84,10 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
 
 
 def write_target(how: Callable[[Path, Path], object], made: Exported, source: str, target: str) -> None:
-    how(made.folders[source] / FILE, made.folders[target] / (ir.FILE if target == "openvino" else FILE))
+    how(
+        made.folders[source] / ONNX_FILE,
+        made.folders[target] / (ir.OPENVINO_FILE if target == "openvino" else ONNX_FILE),
+    )
     made.tokenizer.save_pretrained(made.folders[target])
     made.model.config.save_pretrained(made.folders[target])
 
@@ -140,7 +143,7 @@ def test_a_fresh_process_computes_the_models_logits(exported, target, monkeypatc
         fork_verifications(monkeypatch)  # only one family's process imports PyTorch, which takes seconds
     expected = logits(exported)
     assert expected.std(0).min() > 0.05, "the model says the same of every text"
-    proof, _ = verify(target, exported.folders[target], TEXTS, None, LIMIT, expected)
+    proof, _ = verify_export(target, exported.folders[target], TEXTS, None, LIMIT, expected)
     assert (proof.target, proof.texts, proof.same_class) == (target, len(TEXTS), 1.0)
     assert proof.mean_difference <= proof.max_difference < 1e-4
     assert proof.load_ms > 1
@@ -149,7 +152,7 @@ def test_a_fresh_process_computes_the_models_logits(exported, target, monkeypatc
 
 def test_peak_memory_of_a_fresh_process_excludes_its_parents_memory(exported):
     held = np.ones(150_000_000)  # 1.2 GB
-    proof, _ = verify("onnx", exported.folders["onnx"], TEXTS, None, LIMIT, logits(exported))
+    proof, _ = verify_export("onnx", exported.folders["onnx"], TEXTS, None, LIMIT, logits(exported))
     assert proof.peak_bytes < held.nbytes / 2
 
 
@@ -158,7 +161,7 @@ def test_text_pairs_keep_their_token_types(bert, target, forked):
     expected = logits(bert, TEXTS, PAIRS)
     untyped = Exported(without_token_types(bert.model), bert.tokenizer, {})
     assert np.abs(logits(untyped, TEXTS, PAIRS) - expected).max() > 0.1, "token types make no difference here"
-    assert verify(target, bert.folders[target], TEXTS, PAIRS, LIMIT, expected)[0].max_difference < 1e-4
+    assert verify_export(target, bert.folders[target], TEXTS, PAIRS, LIMIT, expected)[0].max_difference < 1e-4
 
 
 def without_token_types(model: PreTrainedModel) -> PreTrainedModel:
@@ -187,7 +190,7 @@ def test_onnx_logits_match_the_model_at_any_batch_size_and_length(exported, rows
 
 def test_an_onnx_folder_is_self_contained(exported):
     folder = exported.folders["onnx"]
-    graph = onnx.load(folder / FILE, load_external_data=False)
+    graph = onnx.load(folder / ONNX_FILE, load_external_data=False)
     onnx.checker.check_model(graph)
     assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [OPSET]
     assert not [weight.name for weight in graph.graph.initializer if weight.data_location]
@@ -200,7 +203,7 @@ def test_an_onnx_folder_is_self_contained(exported):
 
 
 def test_operators_are_fused_and_padding_is_ignored(exported):
-    graph = onnx.load(exported.folders["onnxruntime"] / FILE).graph
+    graph = onnx.load(exported.folders["onnxruntime"] / ONNX_FILE).graph
     made = Counter(node.op_type for node in graph.node)
     assert (made["Attention"], made["BiasGelu"], made["Softmax"], made["SkipLayerNormalization"]) == (
         LAYERS,
@@ -209,7 +212,7 @@ def test_operators_are_fused_and_padding_is_ignored(exported):
         0,
     )
     assert all(len(node.input) == 4 for node in graph.node if node.op_type == "Attention"), "reads the raw mask"
-    before = len(onnx.load(exported.folders["onnx"] / FILE).graph.node)
+    before = len(onnx.load(exported.folders["onnx"] / ONNX_FILE).graph.node)
     assert len(graph.node) < before / 3
     alone, padded = (OnnxModel(exported.folders[name], threads=1) for name in ("onnxruntime", "onnxruntime"))
     ids = np.random.default_rng(3).integers(5, len(VOCABULARY), (1, 6))
@@ -222,20 +225,20 @@ def test_operators_are_fused_and_padding_is_ignored(exported):
 def test_a_fused_graph_with_other_logits_is_rejected_and_not_written(bert, tmp_path, monkeypatch):
     monkeypatch.setattr(fusing, "agrees", lambda source, model: False)
     with pytest.raises(ArtefactError, match="gives other logits once its operators are joined"):
-        fuse(bert.folders["onnx"] / FILE, tmp_path / FILE)
-    assert not (tmp_path / FILE).exists()
+        fuse(bert.folders["onnx"] / ONNX_FILE, tmp_path / ONNX_FILE)
+    assert not (tmp_path / ONNX_FILE).exists()
 
 
 def test_a_graph_with_a_changed_bias_does_not_agree(bert, tmp_path):
-    graph = onnx.load(bert.folders["onnxruntime"] / FILE)
-    assert fusing.agrees(bert.folders["onnx"] / FILE, graph)
+    graph = onnx.load(bert.folders["onnxruntime"] / ONNX_FILE)
+    assert fusing.agrees(bert.folders["onnx"] / ONNX_FILE, graph)
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
     bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 0, 0, 0.1, 0]), bias.name))
-    assert not fusing.agrees(bert.folders["onnx"] / FILE, graph)
+    assert not fusing.agrees(bert.folders["onnx"] / ONNX_FILE, graph)
 
 
 def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exported):
-    whole, small = (exported.folders[name] / FILE for name in ("onnxruntime", "onnxruntime-int8"))
+    whole, small = (exported.folders[name] / ONNX_FILE for name in ("onnxruntime", "onnxruntime-int8"))
     graph = onnx.load(small).graph
     made = Counter(node.op_type for node in graph.node)
     assert made["QAttention"] == LAYERS
@@ -244,7 +247,7 @@ def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exporte
     assert not [w.name for w in wide], "a matrix is still in 32 bits"
     assert small.stat().st_size < whole.stat().st_size / 2
     expected = logits(exported)
-    proof, _ = verify("onnxruntime-int8", small.parent, TEXTS, None, LIMIT, quantized(exported, small.parent))
+    proof, _ = verify_export("onnxruntime-int8", small.parent, TEXTS, None, LIMIT, quantized(exported, small.parent))
     assert proof.same_class == 1
     assert np.abs(quantized(exported, small.parent) - expected).mean() < expected.std() / 3
 
@@ -274,7 +277,7 @@ def test_swapped_layers_are_rejected(bert, tmp_path, forked):
     weights[first], weights[second] = weights[second], weights[first]
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(ArtefactError, match="gives other logits than the trained model") as caught:
-        verify("huggingface", folder, TEXTS, None, LIMIT, logits(bert))
+        verify_export("huggingface", folder, TEXTS, None, LIMIT, logits(bert))
     assert str(folder) in str(caught.value)
 
 
@@ -288,17 +291,17 @@ def test_mismatched_logits_are_rejected(bert, change):
         "a class too few": expected[:, :-1],
     }[change]
     with pytest.raises(ArtefactError, match=r"other logits|expected logits \(21, 4\), found \(21, 5\)"):
-        verify("onnx", bert.folders["onnx"], TEXTS, None, LIMIT, wrong)
+        verify_export("onnx", bert.folders["onnx"], TEXTS, None, LIMIT, wrong)
 
 
 def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
     folder = copy_target(bert, "onnx", tmp_path)
-    graph = onnx.load(folder / FILE)
+    graph = onnx.load(folder / ONNX_FILE)
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
     bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 0, 0, np.nan, 0]), bias.name))
-    onnx.save(graph, folder / FILE)
+    onnx.save(graph, folder / ONNX_FILE)
     with pytest.raises(ArtefactError, match="largest difference nan"):
-        verify("onnx", folder, TEXTS, None, LIMIT, logits(bert))
+        verify_export("onnx", folder, TEXTS, None, LIMIT, logits(bert))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -306,18 +309,18 @@ def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path, f
     folder = copy_target(bert, target, tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
-        verify(target, folder, TEXTS, None, LIMIT, logits(bert))
+        verify_export(target, folder, TEXTS, None, LIMIT, logits(bert))
     assert str(folder) in str(caught.value)
     assert "tokenizer.json" in str(caught.value)
 
 
 def test_a_truncated_graph_is_rejected(bert, tmp_path):
     folder = copy_target(bert, "onnx", tmp_path)
-    content = (folder / FILE).read_bytes()
-    (folder / FILE).write_bytes(content[: len(content) // 2])
+    content = (folder / ONNX_FILE).read_bytes()
+    (folder / ONNX_FILE).write_bytes(content[: len(content) // 2])
     with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
-        verify("onnx", folder, TEXTS, None, LIMIT, logits(bert))
-    assert str(folder / FILE) in str(caught.value)
+        verify_export("onnx", folder, TEXTS, None, LIMIT, logits(bert))
+    assert str(folder / ONNX_FILE) in str(caught.value)
 
 
 class DataDependentModel(nn.Module):

@@ -13,13 +13,13 @@ from compress.errors import ArtefactError, CompressError
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.rows import Layer
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
+from compress.export.common.targets import ExportTarget
 from compress.export.litert.integers import stored, write_integers
-from compress.export.litert.model import FILE, LitertModel, lengths
+from compress.export.litert.model import LITERT_FILE, LitertModel, lengths
 from compress.export.litert.tflite import ALIGNED, File, schema
 from compress.export.onnx.nodes import Writer
 from compress.export.write import check_layers, write_targets
-from compress.quantize.prepare import convert, prepare
+from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import resolve_scheme
 from distill.slicing import prune
 from support.tiny_families import axes_of, model_of, random_shape
@@ -29,9 +29,9 @@ SHORT, LONG = 16, 20  # tokens of the two signatures
 
 
 def source_of(model: PreTrainedModel, longest: int = SHORT, scheme: str = "int8-dynamic") -> Source:
-    prepare(model, resolve_scheme(scheme))
+    prepare_quantized(model, resolve_scheme(scheme))
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=longest)
-    return Source(model.eval(), tokenizer, convert(model))
+    return Source(model.eval(), tokenizer, convert_quantized(model))
 
 
 def batch(length: int, rows: int = 3) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source,
     @cache
     def write() -> tuple[Source, Path]:
         source, folder = source_of(build_model("roberta", num_hidden_layers=1), LONG), tmp_path_factory.mktemp("litert")
-        write_targets(source, [Target("litert", "int8")], folder)
+        write_targets(source, [ExportTarget("litert", "int8")], folder)
         return source, folder
 
     return write
@@ -74,7 +74,7 @@ def test_a_text_longer_than_every_signature_is_rejected(made):
 
 def test_signatures_share_aligned_weights(made):
     _, folder = made()
-    program = (folder / "litert-int8" / FILE).read_bytes()
+    program = (folder / "litert-int8" / LITERT_FILE).read_bytes()
     model = File(program).model
     shared = [
         {tensor.name: tensor.buffer for tensor in graph.tensors if b"layer.0" in tensor.name}
@@ -97,8 +97,8 @@ def test_consecutive_products_and_fused_activations_match_their_layers(family: s
     """A converter may fold a product's bias into the product that follows, and fuse a ReLU with its product."""
     layers = {"n_layers": 1} if family == "distilbert" else {"num_hidden_layers": 1}
     source = source_of(build_model(family, **layers))
-    write_targets(source, [Target("litert", "int8")], tmp_path)
-    assert check_layers(source, Target("litert", "int8"), tmp_path, batch(12)) <= 1e-5
+    write_targets(source, [ExportTarget("litert", "int8")], tmp_path)
+    assert check_layers(source, ExportTarget("litert", "int8"), tmp_path, batch(12)) <= 1e-5
 
 
 @pytest.mark.slow
@@ -106,13 +106,13 @@ def test_products_of_a_pruned_model_match_their_layers(tmp_path):
     axes = axes_of("bert")
     small = prune(model_of("bert"), axes, random_shape(axes, 2, ("heads", "ffn", "hidden"), (1, 2), largest=0.8))
     source = source_of(small)
-    write_targets(source, [Target("litert", "int8")], tmp_path)
-    assert check_layers(source, Target("litert", "int8"), tmp_path, batch(12)) <= 1e-5
+    write_targets(source, [ExportTarget("litert", "int8")], tmp_path)
+    assert check_layers(source, ExportTarget("litert", "int8"), tmp_path, batch(12)) <= 1e-5
 
 
 def test_a_quantized_layer_missing_from_the_file_is_rejected(tmp_path):
     source = source_of(build_model("bert", num_hidden_layers=1))
-    write_targets(Source(source.model, source.tokenizer), [Target("litert")], tmp_path)
+    write_targets(Source(source.model, source.tokenizer), [ExportTarget("litert")], tmp_path)
     expected = source.runner(batch(12))
     plain = TorchModel.of(source.model)(batch(12))
     assert np.abs(LitertModel(tmp_path / "litert", threads=1)(batch(12)) - plain).max() <= 1e-4
@@ -120,7 +120,7 @@ def test_a_quantized_layer_missing_from_the_file_is_rejected(tmp_path):
     with torch.no_grad():
         source.model.classifier.weight.mul_(1.5)
     with pytest.raises(ArtefactError, match=r"no product with the weights of classifier \(1 of 8 layers that round\)"):
-        write_integers((tmp_path / "litert" / FILE).read_bytes(), source.layers, {})
+        write_integers((tmp_path / "litert" / LITERT_FILE).read_bytes(), source.layers, {})
 
 
 def test_packing_of_4_bit_integers_matches_onnx_at_odd_sizes():
@@ -142,6 +142,6 @@ def test_a_missing_library_is_reported_with_its_install_command(made, tmp_path, 
     source, folder = made()
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
     with pytest.raises(CompressError, match=r"pip install -e '.\[litert\]'"):
-        write_targets(source, [Target("litert", "int8")], tmp_path)
+        write_targets(source, [ExportTarget("litert", "int8")], tmp_path)
     with pytest.raises(CompressError, match=r"pip install -e '.\[litert\]'"):
         LitertModel(folder / "litert-int8", threads=1)

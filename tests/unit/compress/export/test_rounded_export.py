@@ -13,17 +13,17 @@ from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from compress.errors import ArtefactError, CompressError
 from compress.export.common.parity import layer_differences
-from compress.export.common.rows import Rows
+from compress.export.common.rows import RowIndex
 from compress.export.common.source import Source
-from compress.export.common.targets import FORMATS, Target, by_scheme, check_float, target_of, with_sources
-from compress.export.onnx.graph import FILE, OnnxModel
+from compress.export.common.targets import FORMATS, ExportTarget, by_scheme, check_float, target_of, with_sources
+from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.onnx.int8 import products_saturate
 from compress.export.onnx.rounded import round_graph
 from compress.export.probe import PROBES
 from compress.export.runtimes import open_export
 from compress.export.write import check_layers, write_target, write_targets
 from compress.quantize.calibration import calibrate
-from compress.quantize.prepare import convert, find_lowest_precision, prepare
+from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
 from compress.quantize.schemes import SCHEMES, reduce_weight_range, resolve_scheme
 from support.commands import ROOT
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model
@@ -51,13 +51,13 @@ def padded_batch() -> dict[str, np.ndarray]:
 def quantized_source(scheme: str, **changes: int) -> Source:
     """Builds a quantized model, with 7-bit weights where this processor needs them."""
     model, chosen = build_model("bert", **SIZES | changes), resolve_scheme(scheme)
-    prepare(model, reduce_weight_range(chosen) if products_saturate() else chosen)
+    prepare_quantized(model, reduce_weight_range(chosen) if products_saturate() else chosen)
     calibrate(model, [{name: torch.from_numpy(value) for name, value in padded_batch().items()}])
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
-    return Source(model.eval(), tokenizer, convert(model))
+    return Source(model.eval(), tokenizer, convert_quantized(model))
 
 
-Files = Callable[[str, str], tuple[Source, Target, Path]]
+Files = Callable[[str, str], tuple[Source, ExportTarget, Path]]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         return quantized_source(scheme), tmp_path_factory.mktemp(scheme)
 
     @cache
-    def write(scheme: str, form: str) -> tuple[Source, Target, Path]:
+    def write(scheme: str, form: str) -> tuple[Source, ExportTarget, Path]:
         model, folder = source(scheme)
         if form in ("executorch", "litert"):  # they take seconds per layer
             model, folder = quantized_source(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
             model.tokenizer.model_max_length = 16
         assert model.rounding is not None
-        target = Target(form, find_lowest_precision(model.rounding))
+        target = ExportTarget(form, find_lowest_precision(model.rounding))
         for each in with_sources([target]):
             if not (folder / str(each)).exists():  # exporting a float graph takes seconds
                 write_target(model, each, folder)
@@ -139,7 +139,7 @@ def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: st
     source = quantized_source(scheme)
     assert source.rounding is not None
     with pytest.raises(CompressError, match=f"can't hold {scheme}: "):
-        write_targets(source, [Target(form, find_lowest_precision(source.rounding))], tmp_path)
+        write_targets(source, [ExportTarget(form, find_lowest_precision(source.rounding))], tmp_path)
     assert not list(tmp_path.iterdir()), "a float model was exported first"
 
 
@@ -157,7 +157,7 @@ def test_a_stock_class_computes_the_models_logits_from_a_torchao_checkpoint(sche
 
 def test_static_int8_files_for_onnxruntime_use_fused_operators(files: Files):
     source, target, folder = files("int8-static", "onnxruntime")
-    kinds = Counter(node.op_type for node in onnx.load(folder / str(target) / FILE).graph.node)
+    kinds = Counter(node.op_type for node in onnx.load(folder / str(target) / ONNX_FILE).graph.node)
     assert kinds["QAttention"] == LAYERS
     assert kinds["MatMulIntegerToFloat"] == 3 * LAYERS + 2
     assert kinds["MatMul"] + kinds["Gemm"] + kinds["Attention"] == 0
@@ -178,26 +178,26 @@ def test_concatenated_rows_of_several_layers_are_found():
     layers = quantized_source("int8-static").layers
     own = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
     whole = np.concatenate([layers[name].weight for name in own])
-    found, names = Rows(layers).find(whole)
+    found, names = RowIndex(layers).find(whole)
     assert names == own
     assert np.array_equal(found.integers, np.concatenate([layers[name].integers for name in own]))
-    assert Rows(layers).find(whole + 1) is None
+    assert RowIndex(layers).find(whole + 1) is None
     mixed = np.concatenate([layers[own[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
     with pytest.raises(ArtefactError, match="rounded in 2 different ways"):
-        Rows(layers).find(mixed)
+        RowIndex(layers).find(mixed)
 
 
 def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
     _, _, folder = files("int8-static", "onnx")
     source = quantized_source("int4-weights")
     with pytest.raises(ArtefactError, match=r"no product with the weights of bert.* \(14 of 14 layers that round\)"):
-        round_graph(folder / "onnx" / FILE, tmp_path / FILE, source.layers)
+        round_graph(folder / "onnx" / ONNX_FILE, tmp_path / ONNX_FILE, source.layers)
 
 
 def test_a_quantized_target_rejects_a_float_model(files: Files, tmp_path):
     source = Source(build_model("bert", **SIZES).eval(), quantized_source("int8-weights").tokenizer)
     with pytest.raises(CompressError, match=r"onnx-int8: expected a quantized model, found one in float"):
-        write_targets(source, [Target("onnx", "int8")], tmp_path)
+        write_targets(source, [ExportTarget("onnx", "int8")], tmp_path)
     assert not list(tmp_path.iterdir())
 
 

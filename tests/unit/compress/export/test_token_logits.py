@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel, input_names
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
-from compress.export.onnx.graph import FILE, OnnxModel
-from compress.export.verify import flatten_tokens, verify
+from compress.export.common.targets import ExportTarget
+from compress.export.onnx.graph import ONNX_FILE, OnnxModel
+from compress.export.verify import flatten_tokens, verify_export
 from compress.export.write import write_targets
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
 
@@ -37,7 +37,7 @@ def written(request: pytest.FixtureRequest, tokenizer, tmp_path_factory) -> tupl
     labels = {"id2label": {0: "start", 1: "end"}, "label2id": {"start": 0, "end": 1}} if "Question" in head else {}
     layers = {"n_layers" if kind == "distilbert" else "num_hidden_layers": 2}
     model, folder = build_model(kind, head, **layers, **labels), tmp_path_factory.mktemp("written")
-    write_targets(Source(model, tokenizer), [Target("huggingface"), Target("onnxruntime")], folder)
+    write_targets(Source(model, tokenizer), [ExportTarget("huggingface"), ExportTarget("onnxruntime")], folder)
     return model, folder
 
 
@@ -70,17 +70,17 @@ def test_exported_token_logits_match_the_models_at_every_position(written, token
     assert found.shape[:2] == batch["input_ids"].shape
     np.testing.assert_allclose(flatten_tokens(found, batch["attention_mask"]), own, rtol=0, atol=2e-4)
     if target != "huggingface":
-        assert verify(target, folder / target, TEXTS, None, MAX_LENGTH, own)[0].max_difference < 2e-4
+        assert verify_export(target, folder / target, TEXTS, None, MAX_LENGTH, own)[0].max_difference < 2e-4
 
 
 def test_graphs_have_logits_as_their_only_output(written):
     _, folder = written
     for target in ("onnx", "onnxruntime"):
-        (output,) = onnx.load(folder / target / FILE).graph.output
+        (output,) = onnx.load(folder / target / ONNX_FILE).graph.output
         assert output.name == "logits"
 
 
 def test_a_tied_embedding_table_is_written_once(tmp_path, tokenizer):
     model = build_model("bert", "ForMaskedLM", vocab_size=20_000, num_hidden_layers=1)
-    write_targets(Source(model, tokenizer), [Target("onnx")], tmp_path)
-    assert (tmp_path / "onnx" / FILE).stat().st_size < 1.3 * sum(each.nbytes for each in model.parameters())
+    write_targets(Source(model, tokenizer), [ExportTarget("onnx")], tmp_path)
+    assert (tmp_path / "onnx" / ONNX_FILE).stat().st_size < 1.3 * sum(each.nbytes for each in model.parameters())

@@ -21,7 +21,7 @@ from compress.measure.precision_modes import (
     restore_stock_layers,
 )
 from compress.measure.precision_speed import measure_peak_flops
-from compress.quantize.prepare import prepare
+from compress.quantize.prepare import prepare_quantized
 from compress.quantize.schemes import resolve_scheme
 from integration.commands.test_language_command import decoder
 from pipelines import distill
@@ -230,7 +230,7 @@ def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tm
 
 def test_quantized_layers_keep_their_grid_in_int8_mixed_mode():
     model = build_model("bert", num_hidden_layers=1, **SIZES)
-    names = prepare(model, resolve_scheme("int8-weights"))
+    names = prepare_quantized(model, resolve_scheme("int8-weights"))
     convert_to_mode("int8-mixed", model)
     kinds = {type(model.get_submodule(name)).__name__ for name in names}
     assert kinds == {"QuantizedLinear", "QuantizedEmbedding"}

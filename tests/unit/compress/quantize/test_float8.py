@@ -18,7 +18,12 @@ from compress.quantize.grid import (
     quantize_weight,
     round_to_nearest_,
 )
-from compress.quantize.prepare import LayerQuantization, convert, find_lowest_precision, prepare
+from compress.quantize.prepare import (
+    LayerQuantization,
+    convert_quantized,
+    find_lowest_precision,
+    prepare_quantized,
+)
 from compress.quantize.schemes import FLOAT8, reduce_weight_range, resolve_scheme, widen_scheme
 from support.tiny_families import build
 from support.tiny_models import build_model
@@ -128,7 +133,7 @@ def test_gptq_reduces_the_output_error_of_float8_weights():
 
 def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_weights(token_batch):
     model = build_model("bert")
-    prepare(model, resolve_scheme("fp8-dynamic"))
+    prepare_quantized(model, resolve_scheme("fp8-dynamic"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005)  # at 0.1 the loss oscillates
     losses = []
     for _ in range(4):
@@ -140,15 +145,15 @@ def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_w
     assert losses[-1] < 0.7 * losses[0]
     with torch.no_grad():
         trained = model.bert.encoder.layer[0].output.dense.round_weight()
-    rounding = convert(model)
+    rounding = convert_quantized(model)
     assert find_lowest_precision(rounding) == "fp8"
     assert torch.equal(model.bert.encoder.layer[0].output.dense.weight, trained)
 
 
 def test_the_language_modelling_head_has_int8_weights_under_fp8_dynamic():
     model = build("qwen2", hidden_size=64, intermediate_size=96)
-    prepare(model, resolve_scheme("fp8-dynamic"))
-    rounding = convert(model)
+    prepare_quantized(model, resolve_scheme("fp8-dynamic"))
+    rounding = convert_quantized(model)
     head = next(name for name, layer in model.named_modules() if layer is model.get_output_embeddings())
     assert rounding[head].scheme == resolve_scheme("int8-weights")
     assert find_lowest_precision(rounding) == "fp8"

@@ -13,7 +13,13 @@ from compress.quantize.config import QuantizeConfig
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.model import quantize_model
 from compress.quantize.observers import drop_padding
-from compress.quantize.prepare import convert, find_lowest_precision, learn_scales, prepare, requantize
+from compress.quantize.prepare import (
+    convert_quantized,
+    find_lowest_precision,
+    learn_scales,
+    prepare_quantized,
+    requantize,
+)
 from compress.quantize.schemes import SCHEMES, resolve_scheme
 from compress.quantize.store import QUANTIZATION_FILE, load_quantization, save_quantization
 from distill.train.config import TrainConfig
@@ -52,7 +58,7 @@ def test_observed_values_are_a_uniform_sample_of_the_stream():
 
 def test_padding_does_not_change_a_calibrated_range(token_batch):
     model = build_model("bert")
-    prepare(model, resolve_scheme("int8-static"))
+    prepare_quantized(model, resolve_scheme("int8-static"))
     assert calibrate(model, [token_batch]) == 6
     whole = model.bert.encoder.layer[1].intermediate.dense.grid.scale.clone()
     rows = [
@@ -71,7 +77,7 @@ def test_pooled_values_are_not_masked_as_tokens():
 
 def test_queries_keys_and_values_share_one_input_grid(token_batch):
     model = build_model("bert")
-    prepare(model, resolve_scheme("int8-static"))
+    prepare_quantized(model, resolve_scheme("int8-static"))
     calibrate(model, [token_batch, token_batch])
     attention = model.bert.encoder.layer[0].attention
     assert attention.self.query.grid is attention.self.key.grid is attention.self.value.grid
@@ -80,7 +86,7 @@ def test_queries_keys_and_values_share_one_input_grid(token_batch):
 
 def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_batch):
     model = build_model("bert")
-    prepare(model, resolve_scheme("int8-static"))
+    prepare_quantized(model, resolve_scheme("int8-static"))
     with pytest.raises(CompressError, match="expected at least one text, found none"):
         calibrate(model, [])
     with torch.no_grad():
@@ -94,7 +100,7 @@ def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_bat
 
 def prepared(name: str, batch: dict, family: str = "bert", **changes: int) -> nn.Module:
     model = build(family, **changes) if family != "bert" else build_model("bert")
-    prepare(model, resolve_scheme(name), keep=("*.score",))
+    prepare_quantized(model, resolve_scheme(name), keep=("*.score",))
     calibrate(model, [batch])
     return model
 
@@ -104,7 +110,7 @@ def test_a_converted_and_restored_model_computes_the_prepared_models_logits(name
     model = prepared(name, token_batch)
     with torch.no_grad():
         trained = model(**token_batch).logits
-    rounding = convert(model)
+    rounding = convert_quantized(model)
     assert not any(isinstance(layer, QuantizedLinear | QuantizedEmbedding) for layer in model.modules())
     assert set(model.state_dict()) == set(build_model("bert").state_dict())
     save_quantization(rounding, tmp_path)
@@ -128,7 +134,7 @@ def test_converted_models_of_each_family_restore_their_logits(family: str, token
     model = prepared("int8-static", token_batch, family)
     with torch.no_grad():
         trained = model(**token_batch).logits
-    rounding = convert(model)
+    rounding = convert_quantized(model)
     requantize(model, rounding)
     with torch.no_grad():
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
@@ -138,7 +144,7 @@ def test_a_tied_head_and_embedding_share_8_bit_scales(token_batch):
     token_batch["input_ids"] %= 60
     model = prepared("int4-weights", token_batch, "qwen2", intermediate_size=64)
     assert model.lm_head.scheme.bits == 8
-    rounding = convert(model)
+    rounding = convert_quantized(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(rounding["lm_head"].scales, rounding["model.embed_tokens"].scales)
 
@@ -161,7 +167,7 @@ def test_a_prepared_model_can_be_trained(name: str, token_batch):
 
 def test_learned_input_scales_are_updated_by_the_optimizer(token_batch):
     model = build_model("bert")
-    prepare(model, resolve_scheme("int8-static"))
+    prepare_quantized(model, resolve_scheme("int8-static"))
     calibrate(model, [token_batch], learned=True)
     before = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith("grid.scale")}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -176,9 +182,9 @@ def test_keeping_one_tied_layer_in_float_keeps_both(keep: str, token_batch):
     token_batch["input_ids"] %= 60
     model = build("llama", tie_word_embeddings=True)
     before = model.lm_head.weight.detach().clone()
-    names = prepare(model, resolve_scheme("int8-weights"), keep=(keep,))
+    names = prepare_quantized(model, resolve_scheme("int8-weights"), keep=(keep,))
     assert not {"lm_head", "model.embed_tokens"} & set(names)
-    convert(model)
+    convert_quantized(model)
     assert torch.equal(model.lm_head.weight, before)
 
 
@@ -191,7 +197,7 @@ def test_embedding_subclasses_are_left_in_float(token_batch):
     table = Scaled(*model.bert.embeddings.word_embeddings.weight.shape)
     table.weight = model.bert.embeddings.word_embeddings.weight
     model.bert.embeddings.word_embeddings = table
-    names = prepare(model, resolve_scheme("int8-weights"))
+    names = prepare_quantized(model, resolve_scheme("int8-weights"))
     assert "bert.embeddings.position_embeddings" in names
     assert "bert.embeddings.word_embeddings" not in names
     assert model.bert.embeddings.word_embeddings is table
@@ -226,7 +232,7 @@ def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: 
     assert min(losses[-10:]) < 0.95 * losses[0], "scales alone learn"
     with torch.no_grad():
         trained = model(**token_batch).logits
-    rounding = convert(model)
+    rounding = convert_quantized(model)
     assert not any(name.endswith("stretch") for name in model.state_dict())
     requantize(model, rounding)
     with torch.no_grad():
@@ -240,7 +246,7 @@ def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
     for name in ("int8-static", "int8-dynamic"):
         model = build_model("bert")
         quantize_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
-        rounding = convert(model)
+        rounding = convert_quantized(model)
         weight = rounding["bert.encoder.layer.0.intermediate.dense"].quantize(
             model.bert.encoder.layer[0].intermediate.dense.weight
         )
@@ -261,11 +267,11 @@ def test_settings_that_do_not_apply_to_the_scheme_or_method_are_rejected():
 def test_an_already_quantized_model_is_rejected(token_batch):
     model = prepared("int8-weights", token_batch)
     with pytest.raises(CompressError, match="expected plain layers, found quantized layer"):
-        prepare(model, resolve_scheme("int8-weights"))
+        prepare_quantized(model, resolve_scheme("int8-weights"))
     plain = build_model("bert")
     plain.config.quantization_config = {"quant_method": "torchao"}
     with pytest.raises(CompressError, match="expected a float checkpoint"):
-        prepare(plain, resolve_scheme("int8-weights"))
+        prepare_quantized(plain, resolve_scheme("int8-weights"))
 
 
 def test_weights_with_nan_are_rejected():
@@ -273,25 +279,25 @@ def test_weights_with_nan_are_rejected():
     with torch.no_grad():
         model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
     with pytest.raises(CompressError, match=r"finite values in bert.encoder.layer.2.output.dense.weight, found 1"):
-        prepare(model, resolve_scheme("int8-weights"))
+        prepare_quantized(model, resolve_scheme("int8-weights"))
 
 
 def test_converting_without_ranges_or_rounding_layers_is_rejected(token_batch):
     model = build_model("bert")
-    prepare(model, resolve_scheme("int8-static"))
+    prepare_quantized(model, resolve_scheme("int8-static"))
     with pytest.raises(CompressError, match="found no input range"):
-        convert(model)
+        convert_quantized(model)
     with pytest.raises(CompressError, match="found no quantized layer in BertForSequenceClassification"):
-        convert(build_model("bert"))
+        convert_quantized(build_model("bert"))
 
 
 def test_families_with_conv1d_layers_are_rejected():
     with pytest.raises(CompressError, match="expected linear layers, found Conv1D"):
-        prepare(build("gpt2"), resolve_scheme("int8-weights"))
+        prepare_quantized(build("gpt2"), resolve_scheme("int8-weights"))
 
 
 def test_saving_the_same_quantization_twice_gives_the_same_bytes(token_batch, tmp_path):
-    quantization = convert(prepared("int8-static", token_batch))
+    quantization = convert_quantized(prepared("int8-static", token_batch))
     contents = set()
     for _ in range(16):  # the library writes the metadata in random order
         save_quantization(quantization, tmp_path)
@@ -301,7 +307,7 @@ def test_saving_the_same_quantization_twice_gives_the_same_bytes(token_batch, tm
 
 
 def test_rounding_of_another_model_and_unquantized_checkpoints_are_rejected(token_batch, tmp_path):
-    rounding = convert(prepared("int8-weights", token_batch))
+    rounding = convert_quantized(prepared("int8-weights", token_batch))
     with pytest.raises(CompressError, match="belong to another model"):
         requantize(build("llama"), rounding)
     with pytest.raises(CompressError, match="expected a quantized checkpoint"):

@@ -9,7 +9,7 @@ from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear, find_quantized_layers
 from compress.quantize.model import quantize_model
-from compress.quantize.prepare import convert, requantize
+from compress.quantize.prepare import convert_quantized, requantize
 from compress.quantize.sensitivity import group_layers, measure_sensitivities, widen_most_sensitive
 from support.tiny_families import build
 from support.tiny_models import build_model
@@ -73,7 +73,7 @@ def test_only_as_many_layers_are_eased_as_the_score_requires(rounded, batch):
     assert layer.scheme.name == "int8-dynamic"
     with torch.no_grad():
         expected = model(**batch).logits
-    rounding = convert(model)
+    rounding = convert_quantized(model)
     assert rounding[SENSITIVE_LAYER].scheme.bits == 8
     assert sum(r.scheme.bits == 4 for r in rounding.values() if r.scheme is not None) == 4 * 6 + 2 - 1
     requantize(model, rounding)

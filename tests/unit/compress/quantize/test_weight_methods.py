@@ -17,7 +17,7 @@ from compress.quantize.gptq import apply_gptq, round_with_gptq
 from compress.quantize.grid import compute_weight_scales
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.model import quantize_model
-from compress.quantize.prepare import convert, prepare
+from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import NumberFormat, resolve_scheme
 from support.tiny_families import build
 from support.tiny_models import build_model
@@ -96,11 +96,11 @@ def test_gptq_beats_nearest_rounding_on_a_model_and_awq_is_at_most_5_percent_wor
         if method == "awq":
             schemes = {n: resolve_scheme("int4-weights") for n, m in model.named_modules() if isinstance(m, nn.Linear)}
             apply_awq(model, find_folds(model, batches[0]), batches, schemes)
-        prepare(model, resolve_scheme("int4-weights"))
+        prepare_quantized(model, resolve_scheme("int4-weights"))
         if method == "gptq":
             apply_gptq(model, batches)
         errors[method] = rounding_error(model, plain, batches)
-        rounding = convert(model)
+        rounding = convert_quantized(model)
         assert rounding_error(model, plain, batches) == pytest.approx(errors[method], rel=1e-3), "scales weren't kept"
         assert all(rounded.scheme is None or rounded.number_format.largest in (7, 127) for rounded in rounding.values())
     assert errors["gptq"] < errors["nearest"]
@@ -157,7 +157,7 @@ def test_smoothing_reduces_the_error_caused_by_activation_outliers():
         if how:
             apply_smoothquant(tried, find_folds(tried, batches[0]), batches)
             assert rounding_error(tried, plain, batches) < 1e-6, "scaling alone changed the model"
-        prepare(tried, resolve_scheme("int8-static"))
+        prepare_quantized(tried, resolve_scheme("int8-static"))
         calibrate(tried, batches)
         errors.append(rounding_error(tried, plain, batches))
     assert errors[1] < 0.7 * errors[0]
@@ -167,7 +167,7 @@ def test_smooth_and_gptq_without_texts_are_rejected():
     model = build("llama").eval()
     with pytest.raises(CompressError, match="expected calibration texts for channel scales, found none"):
         apply_smoothquant(model, find_folds(model, token_batches()[0]), [])
-    prepare(model, resolve_scheme("int4-weights"), keep=("*.down_proj",))
+    prepare_quantized(model, resolve_scheme("int4-weights"), keep=("*.down_proj",))
     with pytest.raises(CompressError, match="gptq: expected at least one calibration batch, found none"):
         apply_gptq(model, [])
     assert any(isinstance(module, QuantizedLinear) for module in model.modules())

@@ -14,7 +14,7 @@ from compress.errors import CompressError
 from compress.sparsity.layers import compute_zero_shares
 from compress.sparsity.oneshot import sparsify
 from compress.sparsity.schedule import SparsitySchedule
-from compress.sparsity.training import SparseTraining, convert, prepare, rewire_units
+from compress.sparsity.training import SparseTraining, convert_sparse, prepare_sparse, rewire_units
 
 HALF = SparsitySchedule(amount=0.5)
 RIGL = SparsitySchedule(amount=0.8, rewire=0.3, begin=0, end=16, every=4)
@@ -69,7 +69,7 @@ def test_removed_weights_stay_zero_and_have_no_optimizer_state(pattern):
     config = SparsitySchedule(pattern=pattern, amount=None if ":" in pattern else 0.5, begin=5, end=5)
     model = net()
     optimizer = adamw(model)
-    training = prepare(model, config, select=everything)
+    training = prepare_sparse(model, config, select=everything)
     train_steps(model, training, optimizer, range(4))
     assert zeros(training) == 0
     # Nonzero momentum would move removed weights away from zero.
@@ -102,7 +102,7 @@ def test_the_optimizer_revives_removed_weights_without_masks():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_masked_training_equals_training_of_the_remaining_weights(momentum):
     model, plain = net(), net()
-    training = prepare(model, HALF, select=everything)
+    training = prepare_sparse(model, HALF, select=everything)
     optimizer = SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=0.1)
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
     buffers = {name: torch.zeros_like(value) for name, value in values.items()}
@@ -135,14 +135,14 @@ class GradientFreeOptimizer(Optimizer):
 
 def test_removed_weights_stay_zero_under_an_optimizer_that_ignores_gradients():
     model = net()
-    training = prepare(model, HALF, select=everything)
+    training = prepare_sparse(model, HALF, select=everything)
     train_steps(model, training, GradientFreeOptimizer(model.parameters()), range(2))
     assert all((values == 0).all() for values in removed_of(training).values())
 
 
 def test_gradients_of_removed_weights_are_zeroed_after_backward():
     model = net()
-    training = prepare(model, HALF, select=everything)
+    training = prepare_sparse(model, HALF, select=everything)
     backward(model, 0)
     dense = model[0].weight.grad.clone()
     assert (dense[~training.masks["0.weight"]] != 0).all()
@@ -152,7 +152,7 @@ def test_gradients_of_removed_weights_are_zeroed_after_backward():
 
 def test_a_step_without_after_backward_is_rejected():
     model = net()
-    training = prepare(model, HALF, select=everything)
+    training = prepare_sparse(model, HALF, select=everything)
     with pytest.raises(CompressError, match="after_backward"):
         training.after_step(adamw(model))
 
@@ -160,7 +160,7 @@ def test_a_step_without_after_backward_is_rejected():
 def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
     by_hand, by_hook = net(), net()
     config = SparsitySchedule(amount=0.8, begin=2, end=8, every=2)
-    first, second = (prepare(model, config, select=everything) for model in (by_hand, by_hook))
+    first, second = (prepare_sparse(model, config, select=everything) for model in (by_hand, by_hook))
     train_steps(by_hand, first, adamw(by_hand), range(10))
     optimizer = adamw(by_hook)
     second.attach(optimizer)
@@ -172,7 +172,7 @@ def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
 
         optimizer.step(closure)
     assert all(torch.equal(a, b) for a, b in zip(by_hand.parameters(), by_hook.parameters(), strict=True))
-    convert(second)
+    convert_sparse(second)
     backward(by_hook, 0)
     optimizer.step()
     assert second.step == 10  # the hook has been removed
@@ -185,7 +185,7 @@ def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
 def test_the_sparse_share_follows_the_schedule_and_no_weight_comes_back(pattern):
     config = SparsitySchedule(pattern=pattern, amount=None if ":" in pattern else 0.8, begin=2, end=12, every=2)
     model = net()
-    optimizer, training = adamw(model), prepare(model, config, select=everything)
+    optimizer, training = adamw(model), prepare_sparse(model, config, select=everything)
     area = config.block[0] * config.block[1]
     gone = {name: torch.zeros_like(mask) for name, mask in training.masks.items()}
     for step in range(1, 16):
@@ -202,7 +202,7 @@ def test_removed_weights_stay_removed_even_if_a_live_one_is_zero():
     config = SparsitySchedule(amount=0.75, start=0.5, begin=2, end=2)
     model = nn.Sequential(nn.Linear(4, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 2.0, 0.1, 0.2]])
-    training = prepare(model, config, select=everything)
+    training = prepare_sparse(model, config, select=everything)
     assert training.masks["0.weight"].tolist() == [[True, True, False, False]]
     optimizer = SGD(model.parameters(), lr=0.0)
     for _ in range(2):
@@ -221,7 +221,7 @@ def test_movement_scores_are_minus_weight_times_gradient_through_the_masks():
     """Compares with Sanh et al.: a dense weight, masked in the forward pass, with a straight-through backward pass."""
     config = SparsitySchedule(amount=0.6, score="movement", begin=2, end=8, every=2)
     model = net()
-    optimizer, training = SGD(model.parameters(), lr=0.1), prepare(model, config, select=everything)
+    optimizer, training = SGD(model.parameters(), lr=0.1), prepare_sparse(model, config, select=everything)
     layers = {"0.weight": model[0], "2.weight": model[2]}
     dense = {name: layer.weight.detach().clone() for name, layer in layers.items()}
     biases = {f"{name[0]}.bias": layer.bias.detach().clone() for name, layer in layers.items()}
@@ -257,7 +257,7 @@ def test_movement_removes_large_weights_that_shrink():
     model = nn.Sequential(nn.Linear(2, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 0.1]])
     optimizer = SGD(model.parameters(), lr=0.01)
-    training = prepare(model, SparsitySchedule(amount=0.5, score="movement", end=1), select=everything)
+    training = prepare_sparse(model, SparsitySchedule(amount=0.5, score="movement", end=1), select=everything)
     (model(torch.eye(2))[:, 0] - torch.tensor([0.0, 1.0])).square().sum().backward()
     training.after_backward()  # gradients 6 and -1.8: scores -18 and 0.18
     torch.testing.assert_close(training.scores["0.weight"], torch.tensor([[-18.0, 0.18]]))
@@ -271,7 +271,7 @@ def test_movement_removes_large_weights_that_shrink():
 
 def test_rewiring_keeps_the_number_of_weights_and_grows_the_largest_gradients():
     model = net()
-    optimizer, training = adamw(model), prepare(model, RIGL, select=everything)
+    optimizer, training = adamw(model), prepare_sparse(model, RIGL, select=everything)
     counts = {name: int(mask.sum()) for name, mask in training.masks.items()}
     grown = 0
     for step in range(1, 21):
@@ -319,7 +319,7 @@ def test_rewiring_drops_the_smallest_and_grows_the_largest_gradient_units():
 def test_rewiring_moves_whole_blocks():
     config = SparsitySchedule(pattern="4x1", amount=0.8, rewire=0.5, end=20, every=2)
     model = net()
-    training = prepare(model, config, select=everything)
+    training = prepare_sparse(model, config, select=everything)
     first = copy.deepcopy(training.masks)
     train_steps(model, training, adamw(model), range(6))
     for name, mask in training.masks.items():
@@ -336,10 +336,10 @@ def test_rewiring_moves_whole_blocks():
 def test_masks_of_a_calibrated_model_are_kept_in_training(tiny_model, token_batch, score):
     model, config = tiny_model("bert"), SparsitySchedule(pattern="2:4", score=score)
     with pytest.raises(CompressError, match="sparsify"):
-        prepare(model, config)
+        prepare_sparse(model, config)
     masks = sparsify(model, config, [token_batch])
     before = {name: model.get_parameter(name).detach().clone() for name in masks}
-    optimizer, training = adamw(model), prepare(model, config, masks=masks)
+    optimizer, training = adamw(model), prepare_sparse(model, config, masks=masks)
     assert all(torch.equal(model.get_parameter(name), value) for name, value in before.items())
     for _ in range(3):
         model.zero_grad()
@@ -356,15 +356,15 @@ def test_masks_of_other_weights_are_rejected():
     model = net()
     masks = sparsify(model, HALF, select=everything)
     with pytest.raises(CompressError, match="'2.weight'"):
-        prepare(model, HALF, masks=masks, select=lambda name, layer: name == "0")
+        prepare_sparse(model, HALF, masks=masks, select=lambda name, layer: name == "0")
     with pytest.raises(CompressError, match="'0.weight'"):
-        prepare(model, HALF, masks={**masks, "0.weight": torch.ones(3, 3).bool()}, select=everything)
+        prepare_sparse(model, HALF, masks={**masks, "0.weight": torch.ones(3, 3).bool()}, select=everything)
 
 
 def test_rewiring_a_frozen_weight_is_rejected():
     model = net()
     model[0].weight.requires_grad_(False)
-    training = prepare(model, RIGL, select=everything)
+    training = prepare_sparse(model, RIGL, select=everything)
     training.step = 3
     backward(model, 0)
     with pytest.raises(CompressError, match=r"'0.weight'.*gradient"):
@@ -386,7 +386,7 @@ RESUMED = {
 def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
     def start() -> tuple[nn.Module, SparseTraining, Optimizer]:
         model = net()
-        return model, prepare(model, RESUMED[name], select=everything), adamw(model)
+        return model, prepare_sparse(model, RESUMED[name], select=everything), adamw(model)
 
     def bits(model: nn.Module) -> list[Tensor]:
         return [value.view(torch.int32) for value in model.state_dict().values()]
@@ -410,7 +410,7 @@ def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
 
 def test_a_saved_state_does_not_change_when_training_continues():
     model = net()
-    optimizer, training = adamw(model), prepare(model, RESUMED["movement"], select=everything)
+    optimizer, training = adamw(model), prepare_sparse(model, RESUMED["movement"], select=everything)
     train_steps(model, training, optimizer, range(3))
     state = training.state_dict()
     kept = copy.deepcopy(state)
@@ -420,11 +420,11 @@ def test_a_saved_state_does_not_change_when_training_continues():
 
 
 def test_a_state_of_another_config_or_model_is_rejected():
-    state = prepare(net(), HALF, select=everything).state_dict()
+    state = prepare_sparse(net(), HALF, select=everything).state_dict()
     with pytest.raises(CompressError, match="another schedule"):
-        prepare(net(), RIGL, select=everything).load_state_dict(state)
+        prepare_sparse(net(), RIGL, select=everything).load_state_dict(state)
     with pytest.raises(CompressError, match="2.weight"):
-        prepare(net(), HALF, select=lambda name, layer: name == "0").load_state_dict(state)
+        prepare_sparse(net(), HALF, select=lambda name, layer: name == "0").load_state_dict(state)
 
 
 # ---- resulting checkpoints
@@ -436,14 +436,14 @@ def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_bat
     model = tiny_model(family)
     stock = set(model.state_dict())
     config = SparsitySchedule(pattern=pattern, amount=None if ":" in pattern else 0.75, begin=1, end=3)
-    optimizer, training = adamw(model), prepare(model, config)
+    optimizer, training = adamw(model), prepare_sparse(model, config)
     training.attach(optimizer)
     for _ in range(4):
         model.zero_grad()
         model(**token_batch).logits.square().sum().backward()
         training.after_backward()
         optimizer.step()
-    assert convert(training) is model
+    assert convert_sparse(training) is model
     assert set(model.state_dict()) == stock
     assert not any(hasattr(module, "parametrizations") or module._forward_pre_hooks for module in model.modules())
     model.save_pretrained(tmp_path / "sparse")
@@ -460,6 +460,6 @@ def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_bat
 
 def test_converting_before_the_schedule_ends_is_rejected(tiny_model):
     model: BertForSequenceClassification = tiny_model("bert")
-    training = prepare(model, SparsitySchedule(amount=0.8, begin=0, end=100))
+    training = prepare_sparse(model, SparsitySchedule(amount=0.8, begin=0, end=100))
     with pytest.raises(CompressError, match="expected at least 100 steps before `convert`, found 0"):
-        convert(training)
+        convert_sparse(training)

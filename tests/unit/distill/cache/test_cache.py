@@ -16,7 +16,7 @@ from transformers import BertTokenizerFast
 from distill.cache import CacheReader, Dense, Generated, Identity, sample_key, sample_keys, write_cache
 from distill.cache import reader as cache_reader
 from distill.cache.samples import build_samples as text_samples
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.splits.examples import Examples
@@ -162,7 +162,7 @@ def test_the_key_of_a_packed_row_is_the_hash_documented_in_docs_cache_md():
 def test_cached_logits_of_a_real_teacher_match_its_direct_logits(tmp_path, tiny_model, tokenizer):
     model, words = tiny_model("bert"), VOCABULARY[63:]
     texts, pairs = [" ".join(words[i : i + 1 + i % 9]) for i in range(40)], [words[-1 - i] for i in range(40)]
-    data = encode(tokenizer, Examples(texts, pairs), 64)
+    data = encode_samples(tokenizer, Examples(texts, pairs), 64)
     signals = (Dense(width=len(LABELS)),)
     identity = Identity(weights_fingerprint(model), tokenizer_fingerprint(tokenizer), signals)
     write_cache(tmp_path, identity, text_samples(data, 0), OnlineTeacher(model))
@@ -254,7 +254,7 @@ def test_a_cache_of_another_identity_is_refused_with_the_differing_fields(fields
 
 
 def test_another_version_of_the_format_is_refused(coded, monkeypatch):
-    monkeypatch.setattr("distill.cache.format.identity.FORMAT", 3)
+    monkeypatch.setattr("distill.cache.format.identity._FORMAT", 3)
     assert "format: expected 3, found 2" in refusal(lambda: CacheReader(coded, IDENTITY))
 
 

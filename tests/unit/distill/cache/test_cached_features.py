@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.cache import CacheReader, Dense, Hidden, Identity, write_cache
 from distill.cache.samples import build_samples
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -22,7 +22,7 @@ LOSS = LossConfig(kl=1, hidden=1, layer_map="0:0,2:4")
 @pytest.fixture
 def rows(tokenizer: PreTrainedTokenizerBase):
     texts = [text for text, _ in make_rows(24, 3)]
-    return encode(tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    return encode_samples(tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
 
 
 def module(signals) -> DistillationModule:

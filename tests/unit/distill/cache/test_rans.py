@@ -86,12 +86,14 @@ def bits_of(symbols: np.ndarray, starts: np.ndarray) -> float:
 
 
 def encode_symbols(symbols: np.ndarray, starts: np.ndarray) -> bytes:
-    return rans.pack_record(*push_all(symbols, *rans.Table(starts).encoding_arrays, empty_stack(len(symbols) + 1)))
+    return rans.pack_record(
+        *push_all(symbols, *rans.FrequencyTable(starts).encoding_arrays, empty_stack(len(symbols) + 1))
+    )
 
 
 def decode_symbols(record: bytes, starts: np.ndarray, count: int) -> np.ndarray:
     out = np.empty(count, np.int64)
-    check_end(*pop_all(*rans.unpack_record(memoryview(record)), *rans.Table(starts).decoding_arrays, out))
+    check_end(*pop_all(*rans.unpack_record(memoryview(record)), *rans.FrequencyTable(starts).decoding_arrays, out))
     return out
 
 
@@ -156,9 +158,11 @@ def test_sets_round_trip_in_ascending_order_without_bits_for_an_order(name, size
     starts = rans.build_table(WEIGHTS[name], 24)
     width = len(starts) - 1
     sets = np.sort(np.stack([RNG(9 + i).permutation(width)[:size] for i in range(200)]), 1)
-    record = rans.pack_record(*push_sets(sets, *rans.Table(starts).encoding_arrays, empty_stack(2 * sets.size + 8)))
+    record = rans.pack_record(
+        *push_sets(sets, *rans.FrequencyTable(starts).encoding_arrays, empty_stack(2 * sets.size + 8))
+    )
     out = np.empty_like(sets)
-    check_end(*pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).decoding_arrays, out))
+    check_end(*pop_sets(*rans.unpack_record(memoryview(record)), *rans.FrequencyTable(starts).decoding_arrays, out))
     assert np.array_equal(out, sets)
     entropy = (bits_of(sets, starts) - len(sets) * lgamma(size + 1) / log(2)) / 8
     assert len(record) <= 1.02 * max(entropy, 0) + 16
@@ -176,7 +180,7 @@ def test_a_table_sums_to_its_power_of_two_and_every_symbol_has_a_frequency(name,
     assert starts[0] == 0
     assert starts[-1] == 1 << bits
     assert np.diff(starts.astype(np.int64)).min() >= 1
-    assert rans.Table(starts).bits == bits
+    assert rans.FrequencyTable(starts).bits == bits
 
 
 def test_frequencies_of_a_table_are_close_to_its_weights():
@@ -229,7 +233,7 @@ class CodedSample:
             self.signal, self.row = Sampled(500, draws=16), sampled_rows(16, positions, 500, 1)
         else:
             self.signal, self.row = TopK(500, k=16), topk_rows(16, positions, 500, 2)
-        self.book = {name: rans.Table(starts) for name, starts in self.signal.fit([self.row]).items()}
+        self.book = {name: rans.FrequencyTable(starts) for name, starts in self.signal.fit([self.row]).items()}
         self.record = self.signal.encode(self.row, self.book)
 
     def decode(self, record: bytes) -> list[np.ndarray]:
@@ -254,7 +258,7 @@ class CodedSample:
             sampled.decode(state, stack, top, 16, *ids, *small, *out[:2])
         else:
             small = [array for name in ("floors", "tails", "above") for array in self.book[name].decoding_arrays[:2]]
-            topk.decode(state, stack, top, *ids, topk.classify_ids(rans.Table(ids[0])), *small, *out)
+            topk.decode(state, stack, top, *ids, topk.classify_ids(rans.FrequencyTable(ids[0])), *small, *out)
 
     def survives(self, record: bytes) -> bool:
         """Returns whether the record is refused or, if it was changed, decodes to ids within bounds."""
@@ -331,7 +335,7 @@ def test_a_set_with_a_duplicate_id_is_refused():
     record = encode_symbols(np.zeros(500, np.int64), starts)
     empty = np.empty((1, 500), np.int64)
     with pytest.raises(ValueError, match="twice"):
-        pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).decoding_arrays, empty)
+        pop_sets(*rans.unpack_record(memoryview(record)), *rans.FrequencyTable(starts).decoding_arrays, empty)
 
 
 def test_a_set_far_larger_than_the_fitted_ones_round_trips():
@@ -339,7 +343,7 @@ def test_a_set_far_larger_than_the_fitted_ones_round_trips():
     signal = Sampled(60_000, draws=4096)
     usual = np.arange(20, dtype=np.int32), np.r_[4077, np.ones(19)].astype(np.int32), np.array([20])
     wide = np.arange(2000, dtype=np.int32), np.r_[2097, np.ones(1999)].astype(np.int32), np.array([2000])
-    book = {name: rans.Table(starts) for name, starts in signal.fit([usual] * 1000).items()}
+    book = {name: rans.FrequencyTable(starts) for name, starts in signal.fit([usual] * 1000).items()}
     found = signal.decode([memoryview(signal.encode(wide, book))], Positions(1), book)
     assert np.array_equal(found["ids"][0], wide[0])
     assert np.array_equal(found["weights"][0] * 4096, wide[1])

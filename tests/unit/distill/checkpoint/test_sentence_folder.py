@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.sentence_folder import describe_vectors, read_form
-from distill.checkpoint.sentence_form import Projection, SentenceForm, set_form, vector_width
+from distill.checkpoint.sentence_form import DenseProjection, SentenceForm, set_form, vector_width
 from distill.errors import InputError
 from distill.models.sentence_encoder import PooledModel, pool_states
 from distill.student.build import build_student
@@ -22,8 +22,8 @@ from support.tiny_models import build_model, make_rows, saved
 TEXTS = [text for text, _ in make_rows(9, 3)]
 FORMS = [
     ("bert", SentenceForm("mean", normalize=True)),
-    ("roberta", SentenceForm("cls", (Projection(8), Projection(12, bias=False, activation="Identity")))),
-    ("distilbert", SentenceForm("max", (Projection(8, activation="GELU"),), normalize=True)),
+    ("roberta", SentenceForm("cls", (DenseProjection(8), DenseProjection(12, bias=False, activation="Identity")))),
+    ("distilbert", SentenceForm("max", (DenseProjection(8, activation="GELU"),), normalize=True)),
     ("electra-projected", SentenceForm("lasttoken", max_length=12)),
 ]
 
@@ -128,7 +128,7 @@ def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, 
         states = AutoModel.from_pretrained(body_folder)(**inputs).last_hidden_state
     wanted = torch.stack([row[own.bool()].mean(0) for row, own in zip(states, inputs["attention_mask"], strict=True)])
     torch.testing.assert_close(vectors(model, tokenizer), wanted)
-    form = SentenceForm("cls", (Projection(8),), normalize=True)
+    form = SentenceForm("cls", (DenseProjection(8),), normalize=True)
     written = saved(build("bert", form), tokenizer, tmp_path / "written")
     assert describe_vectors(written) == "first token, projected to 8, normalised (modules.json)"
 
@@ -144,7 +144,7 @@ def test_classifiers_and_encoder_decoders_are_refused_but_masked_lms_are_loaded(
 
 @pytest.fixture
 def folder(tokenizer, tmp_path) -> Path:
-    form = SentenceForm("mean", (Projection(8),), normalize=True)
+    form = SentenceForm("mean", (DenseProjection(8),), normalize=True)
     return saved(build("bert", form), tokenizer, tmp_path / "model")
 
 

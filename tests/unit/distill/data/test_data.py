@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import BertTokenizerFast
 
 from distill.data.batches.batches import EvalBatches, TrainBatches, epoch_order, length_order
-from distill.data.batches.encode import IGNORED, Encoded, encode
+from distill.data.batches.encode import IGNORED, Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.sources.cells import find_multi_hot_width
 from distill.data.sources.tables import _read_hub, read_splits, read_table
@@ -343,10 +343,10 @@ def test_unlabelled_texts_get_the_ignored_label(tmp_path, data_folder, tokenizer
     more = write_csv(tmp_path / "more.csv", [("text", "n"), ("bale fiso", "1"), ("  ", "2"), ("meka", "3")])
     splits = load_splits(config(data_folder, unlabelled=str(more)))
     assert splits.unlabelled == Examples(["bale fiso", "meka"], None, [])
-    both = encode(tokenizer, splits.train, 64).join(encode(tokenizer, splits.unlabelled, 64))
+    both = encode_samples(tokenizer, splits.train, 64).join(encode_samples(tokenizer, splits.unlabelled, 64))
     assert both.labels.tolist() == [*splits.train.labels, IGNORED, IGNORED]
     assert tokenizer.decode(both.input_ids[-1]) == "[CLS] meka [SEP]"
-    cut = encode(tokenizer, splits.train, 4), encode(tokenizer, splits.unlabelled, 4)
+    cut = encode_samples(tokenizer, splits.train, 4), encode_samples(tokenizer, splits.unlabelled, 4)
     assert cut[0].join(cut[1]).truncated == len(splits.train)
     assert len(both.token_type_ids) == len(both) == len(splits.train) + 2
 
@@ -365,7 +365,7 @@ def test_texts_are_encoded_as_they_are_alone_and_truncated_texts_are_counted(tok
     rng = np.random.default_rng(0)
     texts, pairs = ([" ".join(rng.choice(VOCABULARY[63:], n)) for n in rng.integers(1, 30, 60)] for _ in range(2))
     pairs = pairs if paired else None
-    encoded = encode(tokenizer, Examples(texts, pairs, list(range(60))), 16)
+    encoded = encode_samples(tokenizer, Examples(texts, pairs, list(range(60))), 16)
     wanted = [expected_ids(tokenizer, text, pairs[i] if pairs else None, 16) for i, text in enumerate(texts)]
     assert [ids.tolist() for ids in encoded.input_ids] == [ids for ids, _, _ in wanted]
     assert [types.tolist() for types in encoded.token_type_ids] == [types for _, types, _ in wanted]
@@ -377,15 +377,15 @@ def test_texts_are_encoded_as_they_are_alone_and_truncated_texts_are_counted(tok
 
 def test_texts_are_truncated_to_the_maximum_length_of_the_model(tokenizer):
     long = Examples(["bale " * 500], None, [0])
-    assert encode(tokenizer, long, 10_000).lengths.tolist() == [tokenizer.model_max_length]
-    assert encode(tokenizer, long, 10_000).truncated == 1
+    assert encode_samples(tokenizer, long, 10_000).lengths.tolist() == [tokenizer.model_max_length]
+    assert encode_samples(tokenizer, long, 10_000).truncated == 1
 
 
 def test_a_model_without_token_types_gets_none():
     bare = BertTokenizerFast(
         vocab={word: i for i, word in enumerate(VOCABULARY)}, model_input_names=["input_ids", "attention_mask"]
     )
-    encoded = encode(bare, Examples(["bale", "fiso meka"], None, [0, 1]), 16)
+    encoded = encode_samples(bare, Examples(["bale", "fiso meka"], None, [0, 1]), 16)
     assert encoded.token_type_ids is None
     assert set(encoded.collate([0, 1], 0)) == {"input_ids", "attention_mask", "labels"}
 

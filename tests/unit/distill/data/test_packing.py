@@ -20,7 +20,7 @@ from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
 from distill.models.layer_sizes import read_layer_sizes
-from distill.models.packed_inputs import build_packed_inputs, check_packing
+from distill.models.packed_inputs import build_packed_inputs, check_family_packing
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -252,9 +252,9 @@ def test_position_ids_alone_do_not_keep_documents_apart(family):
 def test_families_that_can_be_packed_pass_the_check():
     for family in FAMILIES:
         model = build(family).train()
-        check_packing(model)
+        check_family_packing(model)
         assert model.training
-    check_packing(build("llama").to(torch.bfloat16))
+    check_family_packing(build("llama").to(torch.bfloat16))
 
 
 REFUSED = {
@@ -280,7 +280,7 @@ def test_families_that_mix_documents_are_refused(name):
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**(COMMON | changes)))
     for call in (
-        check_packing,
+        check_family_packing,
         lambda model: build_packed_inputs(model, PackedRows.build(documents([3]), 8).collate([0], 0)),
     ):
         with pytest.raises(InputError) as caught:
@@ -305,7 +305,7 @@ class LeakyModel(transformers.LlamaForCausalLM):
 def test_the_check_detects_a_leak_that_no_config_reveals():
     model = LeakyModel(transformers.LlamaConfig(**GROUPED))
     with pytest.raises(InputError, match="packing: LeakyModel: expected the output that a document gets alone"):
-        check_packing(model)
+        check_family_packing(model)
 
 
 def test_attention_kernels_without_masks_are_refused():

@@ -76,9 +76,9 @@ def test_loaded_texts_stay_in_arrow(tmp_path):
 
 def test_texts_are_tokenized_in_parts_with_the_same_result(tokenizer, monkeypatch):
     texts = TextColumn.build(["ba ka " * (number % 20) + "so" for number in range(50)])
-    whole = encoding.encode(tokenizer, Examples(texts, texts, [0] * 50), 16)
-    monkeypatch.setattr(encoding, "TEXTS_AT_ONCE", 7)
-    parts = encoding.encode(tokenizer, Examples(texts, texts, [0] * 50), 16)
+    whole = encoding.encode_samples(tokenizer, Examples(texts, texts, [0] * 50), 16)
+    monkeypatch.setattr(encoding, "ENCODED_AT_ONCE", 7)
+    parts = encoding.encode_samples(tokenizer, Examples(texts, texts, [0] * 50), 16)
     assert whole.truncated == parts.truncated > 0
     for name in ("input_ids", "token_type_ids"):
         mine, theirs = getattr(whole, name), getattr(parts, name)

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
-from distill.checkpoint.sentence_form import Projection, SentenceForm, set_form
+from distill.checkpoint.sentence_form import DenseProjection, SentenceForm, set_form
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import IGNORED
@@ -265,7 +265,7 @@ def test_embedding_terms_beside_kl_or_ce_and_unknown_kinds_are_refused():
 
 
 def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
-    teacher = pooled_bert(SentenceForm("cls", (Projection(12),)))
+    teacher = pooled_bert(SentenceForm("cls", (DenseProjection(12),)))
     student = build_student(pooled_bert(), "layers=2,hidden=16")
     batch = TASK.encode(tokenizer, Examples([text for text, _ in make_rows(6, 1)], None), 32).collate(range(6), 0)
     module = DistillationModule(

@@ -8,14 +8,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.checkpoint.layers import find_layer_stack
 from distill.errors import InputError
-from distill.slicing import Axis, Kind, find_axes, trace
+from distill.slicing import Axis, AxisKind, find_axes, trace
 from support.tiny_families import FAMILIES, axes_of, build, model_of, traced
 
 WIDER = {"hidden_size": 64, "num_attention_heads": 8}
 FFN = {"distilbert": "hidden_dim", "gpt2": "n_inner"}
 
 
-def dims(axes: tuple[Axis, ...], *kinds: Kind) -> set[tuple[str, int]]:
+def dims(axes: tuple[Axis, ...], *kinds: AxisKind) -> set[tuple[str, int]]:
     return {(slot.parameter, slot.dim) for axis in axes if axis.kind in kinds for slot in axis.slots}
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from distill.slicing.factorise_table import weigh_tokens
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.export.common.huggingface import input_names
 from compress.export.onnx.fuse import fuse
-from compress.export.onnx.graph import FILE, OnnxModel, export_onnx
+from compress.export.onnx.graph import ONNX_FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
@@ -24,7 +25,6 @@ from distill.checkpoint.pruned import embedding_rank, is_pruned, load_pruned, sa
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
-from distill.slicing.factorise import weigh_tokens
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
@@ -261,7 +261,7 @@ def test_dtype_training_mode_and_labels_are_preserved():
 def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> tuple[PreTrainedModel, Path, Path]:
     """A factorised model, its graph, and the graph with fused operators."""
     model = factorise_embeddings(build_model("bert", num_hidden_layers=2), RANK, count_tokens(tokenizer, TEXTS))
-    whole, joined = (tmp_path_factory.mktemp(name) / FILE for name in ("whole", "joined"))
+    whole, joined = (tmp_path_factory.mktemp(name) / ONNX_FILE for name in ("whole", "joined"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
     assert fuse(whole, joined)["Attention"] == 2
     return model, whole, joined
@@ -269,7 +269,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> tuple[PreTr
 
 @pytest.mark.parametrize("reduced", sorted({products_saturate(), True}))
 def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, exported, tmp_path: Path, tokenizer):
-    (model, whole, joined), small = exported, tmp_path / FILE
+    (model, whole, joined), small = exported, tmp_path / ONNX_FILE
     quantize_int8(joined, small, reduced=reduced)
     batch = tokenizer(TEXTS, padding=True, return_tensors="np")
     with torch.no_grad():

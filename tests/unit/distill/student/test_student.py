@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from distill.errors import InputError
 from distill.student.build import build_student
 from distill.student.family import FAMILIES, family_of
-from distill.student.spec import Sizes, is_relative, resolve
+from distill.student.spec import Sizes, is_relative, resolve_sizes
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import build_model
 
@@ -259,12 +259,12 @@ def test_the_student_is_trainable_and_shares_no_weights_with_its_teacher(teacher
 )
 def test_a_spec_is_resolved_to_its_sizes(spec, sizes):
     assert is_relative(spec)
-    assert resolve(spec, TEACHER) == sizes
+    assert resolve_sizes(spec, TEACHER) == sizes
 
 
 @pytest.mark.parametrize("count", range(1, 13))
 def test_evenly_spread_layers_are_distinct_and_include_both_ends(count):
-    layers = resolve(f"layers={count}", TEACHER).layers
+    layers = resolve_sizes(f"layers={count}", TEACHER).layers
     assert len(set(layers)) == count
     assert layers[0] == 0
     assert count == 1 or layers[-1] == 11
@@ -296,7 +296,7 @@ def test_evenly_spread_layers_are_distinct_and_include_both_ends(count):
 )
 def test_an_impossible_spec_is_refused(spec, named):
     with pytest.raises(InputError, match="student") as caught:
-        resolve(spec, TEACHER)
+        resolve_sizes(spec, TEACHER)
     assert named in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from distill.slicing.tracing.trace import trace
 from distill.student.build import build_student, student_config
 from distill.student.family import FAMILIES, family_of
 from distill.student.selection import select_coordinates
-from distill.student.spec import SHARE_PRESETS, resolve
+from distill.student.spec import SHARE_PRESETS, resolve_sizes
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import MODELS, build_model, draw_weights
 
@@ -160,7 +160,7 @@ def masked_outputs(teacher: PreTrainedModel, spec: str) -> Tensor:
     copied = copy.deepcopy(teacher)
     old = family_of(teacher.config).sizes(teacher.config)
     weights = copied.state_dict()
-    cuts = select_coordinates(weights, trace(teacher), find_layer_stack(teacher), old, resolve(spec, old))
+    cuts = select_coordinates(weights, trace(teacher), find_layer_stack(teacher), old, resolve_sizes(spec, old))
     with torch.no_grad():
         for name, dimensions in cuts.items():
             for dim, kept in dimensions:

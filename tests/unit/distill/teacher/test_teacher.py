@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from distill.checkpoint.folder import locate_checkpoint
 from distill.data.batches.batches import EvalBatches
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.tasks.text_classification import Regression, TextClassification, check_classifier, output_layer
@@ -107,7 +107,7 @@ def test_a_new_head_is_determined_by_its_seed_and_leaves_the_random_state_unchan
 def test_a_probe_fits_the_output_layer_and_changes_no_other_weights(family, tiny_model, tokenizer):
     model = tiny_model(family)
     texts = make_rows(60, 4)
-    data = encode(tokenizer, Examples([t for t, _ in texts], None, [LABELS.index(v) for _, v in texts]), 32)
+    data = encode_samples(tokenizer, Examples([t for t, _ in texts], None, [LABELS.index(v) for _, v in texts]), 32)
     if family in ("roberta", "distilbert"):
         data = type(data)(data.input_ids, None, data.labels, 0)
     head = output_layer(model)

@@ -19,7 +19,7 @@ from transformers import (
 
 from distill.cache import CacheReader, Dense, Identity, Relations, write_cache
 from distill.cache.samples import build_samples
-from distill.data.batches.encode import encode
+from distill.data.batches.encode import encode_samples
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.splits.examples import Examples
 from distill.errors import InputError
@@ -53,7 +53,7 @@ def words() -> BertTokenizerFast:
 @pytest.fixture
 def rows(tokenizer):
     texts = [text for text, _ in make_rows(24, 3)]
-    return encode(tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    return encode_samples(tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
 
 
 def module(loss: LossConfig, signals, spec: str = "layers=2") -> DistillationModule:

@@ -18,7 +18,7 @@ from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, pr
 from distill.cache import CacheReader, Dense, Hidden, Identity, write_cache
 from distill.cache.samples import build_samples
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import Encoded, encode
+from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.batches.share import shard_batch
 from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
@@ -131,7 +131,7 @@ def words() -> BertTokenizerFast:
 @pytest.fixture(scope="module")
 def rows(words) -> Encoded:
     texts = [text for text, _ in make_rows(24, 3)]
-    return encode(words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    return encode_samples(words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
 
 
 def module(loss: LossConfig, signals: Any = None, spec: str = "layers=2,hidden=16") -> DistillationModule:
@@ -254,7 +254,7 @@ def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(r
     student = build_student(build_model("bert"), "layers=2")
     left = choose_tokens(words, count_tokens(words, texts), coverage=1.0, unseen=1.0)
     small, own_words = prune_vocabulary(student, words, left)
-    own = encode(own_words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    own = encode_samples(own_words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
     reader = cached(rows, tmp_path / "c")
     whole, cut = (
         module(DYNAMIC, reader, spec="layers=2"),

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 
 from distill.cache import CacheReader, Dense, Identity, Samples, sample_keys, write_cache
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import IGNORED, encode
+from distill.data.batches.encode import IGNORED, encode_samples
 from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -53,7 +53,7 @@ def data(tokenizer) -> TextDataModule:
 @pytest.fixture
 def batch(tokenizer) -> dict[str, Tensor]:
     """Returns 8 labelled texts of different lengths, padded."""
-    return encode(tokenizer, examples(8, 4), 32).collate(range(8), pad_id=0)
+    return encode_samples(tokenizer, examples(8, 4), 32).collate(range(8), pad_id=0)
 
 
 def distilled(loss: LossConfig, train: TrainConfig = TRAIN, spec: str = "layers=2,hidden=16") -> DistillationModule:
@@ -248,7 +248,7 @@ def test_a_dropout_rate_takes_effect_when_training_starts(teacher, batch, rate, 
 def test_two_accumulated_batches_of_four_give_the_gradients_of_one_batch_of_eight(tokenizer):
     # Rows of one length, so that there is no padding and each batch has the same weight.
     texts = [" ".join(text.split()[:4]) for text, _ in make_rows(8, 4)]
-    rows = encode(tokenizer, Examples(texts, None, [i % 5 for i in range(8)]), 32)
+    rows = encode_samples(tokenizer, Examples(texts, None, [i % 5 for i in range(8)]), 32)
     assert len(set(rows.lengths)) == 1
     seen = []
     for batches, accumulate in (([range(8)], 1), ([range(4), range(4, 8)], 2)):

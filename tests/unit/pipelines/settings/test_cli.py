@@ -10,14 +10,14 @@ from distill.errors import InputError
 from pipelines import distill, quantize
 from pipelines.runs import cli
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from support.commands import command, refusal_of
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
 
 
 def parse(*words: str) -> DistillConfig:
-    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT)
+    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
 
 
 @pytest.mark.parametrize("module", ["distill", "evaluate", "export", "report"])

@@ -2,13 +2,13 @@
 
 from pipelines.runs import cli
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 
 
 def filled(*words: str) -> DistillConfig:
     required = ("--teacher", "teacher", "--data", "data", "--output", "runs/x")
     return fill_defaults(
-        cli.parse(DistillConfig, [*required, *words], prog="distill", about="", examples="", short=SHORT)
+        cli.parse(DistillConfig, [*required, *words], prog="distill", about="", examples="", short=SHORT_OPTIONS)
     )
 
 

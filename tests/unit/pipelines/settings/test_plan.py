@@ -10,7 +10,7 @@ from distill.errors import InputError
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.plan import Plan
 from pipelines.settings.resolve import resolve
@@ -38,7 +38,7 @@ def plan_for(inputs: Path, output: Path, *words: str) -> Plan:
     names = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
     usual = [f"--{name}={value}" for name, value in given.items() if name not in names]
     filled = [word.replace("{inputs}", str(inputs)) for word in words]
-    settings = cli.parse(DistillConfig, [*usual, *filled], prog="x", about="", examples="", short=SHORT)
+    settings = cli.parse(DistillConfig, [*usual, *filled], prog="x", about="", examples="", short=SHORT_OPTIONS)
     return resolve(settings, 1)
 
 

@@ -6,10 +6,10 @@ import yaml
 from distill.errors import InputError
 from pipelines.runs.cli import parse
 from pipelines.settings import recipes
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from support.commands import ROOT
 
-ARGUMENTS = {"prog": "pipelines.distill", "about": "", "examples": "", "short": SHORT}
+ARGUMENTS = {"prog": "pipelines.distill", "about": "", "examples": "", "short": SHORT_OPTIONS}
 
 
 def test_every_yaml_file_of_configs_has_a_name_of_its_own():

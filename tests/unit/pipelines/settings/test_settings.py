@@ -13,7 +13,7 @@ import pytest
 from pipelines import distill, quantize, report
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from support.commands import ROOT, refused_as_written
 from support.tiny_models import build_model, saved
 
@@ -40,7 +40,7 @@ def refuse_file(tmp_path: Path, refuse: Refuse) -> Refuse:
 
 
 def parse(*words: str) -> DistillConfig:
-    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT)
+    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
 
 
 def parse_file(tmp_path: Path, *contents: str) -> DistillConfig:
@@ -210,7 +210,7 @@ def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, cap
 
 def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
     words = ["--teacher", "T", "--epochs", "3", "--dry-run", "--config", "a"]
-    changed = override_flags(words, ["--train.epochs=4", "--config", "b"], SHORT)
+    changed = override_flags(words, ["--train.epochs=4", "--config", "b"], SHORT_OPTIONS)
     assert changed == ["--teacher", "T", "--dry-run", "--config", "a", "--train.epochs=4", "--config", "b"]
 
 
@@ -229,7 +229,7 @@ def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
 )
 def test_a_tilde_is_expanded_in_every_path_setting(flag, setting, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = override_flags(NEEDED, [f"{flag}=~/x"], SHORT)
+    words = override_flags(NEEDED, [f"{flag}=~/x"], SHORT_OPTIONS)
     for config in (parse(*words), parse_file(tmp_path, f"{setting}: ~/x\n") if flag not in NEEDED else parse(*words)):
         found = config
         for name in setting.split("."):
@@ -245,9 +245,9 @@ def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_
 
 
 def test_an_unknown_home_folder_and_a_null_character_are_rejected(refuse: Refuse):
-    words = override_flags(NEEDED, ["--output=~nobody-here/x"], SHORT)
+    words = override_flags(NEEDED, ["--output=~nobody-here/x"], SHORT_OPTIONS)
     assert "output '~nobody-here/x': there is no home folder of that name" in refuse(*words)
-    assert "output 'a\\x00b': expected a path" in refuse(*override_flags(NEEDED, ["--output=a\0b"], SHORT))
+    assert "output 'a\\x00b': expected a path" in refuse(*override_flags(NEEDED, ["--output=a\0b"], SHORT_OPTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +380,7 @@ def run_all(commands: list[tuple[str, list[str]]]) -> tuple[list[str], list[str]
 def test_rejected_commands_print_one_error_and_import_no_torch(inputs: Path):
     usual = ["--teacher", "{root}/body", "--data", "{root}/data", "--output", "{root}/run"]
     listed = [*REFUSALS, *([] if has_gpu() else WITHOUT_GPU)]
-    cases = [("distill", override_flags(usual, words, SHORT), message) for words, message in listed]
+    cases = [("distill", override_flags(usual, words, SHORT_OPTIONS), message) for words, message in listed]
     cases += [
         (module, [*words], message) for module, others in REFUSALS_BY_COMMAND.items() for words, message in others
     ]

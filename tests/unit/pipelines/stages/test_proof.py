@@ -10,11 +10,11 @@ import torch
 from transformers import BertTokenizerFast
 
 from compress.export.common.source import Source
-from compress.export.common.targets import Target
-from compress.export.onnx.graph import FILE
+from compress.export.common.targets import ExportTarget
+from compress.export.onnx.graph import ONNX_FILE
 from compress.export.onnx.int8 import products_saturate
 from compress.quantize.calibration import calibrate
-from compress.quantize.prepare import convert, prepare
+from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import reduce_weight_range, resolve_scheme
 from distill.data.splits.examples import Examples
 from pipelines.stages import export_proof as proofs
@@ -31,11 +31,11 @@ def source() -> Source:
     torch.manual_seed(0)
     model = build_model("bert", num_hidden_layers=2)
     scheme = resolve_scheme("int8-static")
-    prepare(model, reduce_weight_range(scheme) if products_saturate() else scheme)
+    prepare_quantized(model, reduce_weight_range(scheme) if products_saturate() else scheme)
     ids = torch.randint(5, 60, (6, 12))
     calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
-    return Source(model.eval(), tokenizer, convert(model))
+    return Source(model.eval(), tokenizer, convert_quantized(model))
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def verifier(source: Source, tmp_path: Path) -> ExportVerifier:
 def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     """Patches exporting so that the file of one target gets a scale that isn't the model's."""
 
-    def write(source: Source, target: Target, folder: Path) -> None:
+    def write(source: Source, target: ExportTarget, folder: Path) -> None:
         write_target(source, target, folder)
         if str(target) == spoilt:
-            file = folder / spoilt / FILE
+            file = folder / spoilt / ONNX_FILE
             model = onnx.load(str(file))
             scaled = next(node.input[1] for node in model.graph.node if node.op_type == "DequantizeLinear")
             scale = next(each for each in model.graph.initializer if each.name == scaled)
@@ -66,7 +66,12 @@ def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
 
 def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(verifier, monkeypatch):
     corrupt_target(monkeypatch, "onnx-int8")
-    for target in (Target("onnx"), Target("onnx", "int8"), Target("onnxruntime"), Target("openvino", "int8")):
+    for target in (
+        ExportTarget("onnx"),
+        ExportTarget("onnx", "int8"),
+        ExportTarget("onnxruntime"),
+        ExportTarget("openvino", "int8"),
+    ):
         verifier.export(target)
     assert [each["target"] for each in verifier.proven] == ["onnx", "onnxruntime"]
     first, second = verifier.refused
@@ -75,20 +80,20 @@ def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(veri
     assert not (verifier.folder / "onnx-int8").exists()
     aside = verifier.folder / first["where"]
     assert (aside / "reason.txt").read_text() == first["reason"] + "\n"
-    assert (aside / FILE).is_file(), "it can't be looked at"
+    assert (aside / ONNX_FILE).is_file(), "it can't be looked at"
     assert (verifier.folder / second["where"] / "reason.txt").is_file()
 
 
 def test_losing_one_text_in_four_hundred_is_rejected(verifier):
-    verifier.export(Target("onnx"))
-    verifier.export(Target("onnx", "int8"))
+    verifier.export(ExportTarget("onnx"))
+    verifier.export(ExportTarget("onnx", "int8"))
     assert [each["target"] for each in verifier.proven] == ["onnx", "onnx-int8"]
     assert verifier.proven[1]["score"] == verifier.proven[1]["trained_score"] == 1
     shutil.rmtree(verifier.folder / "onnx-int8")
     verifier.proven.clear()
     row = verifier.quantized_logits[0]
     row[:] = np.roll(row, 1)  # as if one text had got another prediction
-    verifier.export(Target("onnx", "int8"))
+    verifier.export(ExportTarget("onnx", "int8"))
     assert not verifier.proven
     assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in verifier.refused[0]["reason"]
 
