@@ -59,8 +59,8 @@ def headline_entry(report: Report) -> ModelEntry:
 def choose_deployed(report: Report, entries: Sequence[ModelEntry]) -> ModelEntry:
     """Returns the entry with the lowest latency, if possible among those in the budget's runtime and precision."""
     requested: list[ModelEntry] = []
-    if "road" in report:
-        conditions = report["road"]["conditions"]
+    if "pruning" in report:
+        conditions = report["pruning"]["conditions"]
         target = (conditions["runtime"], conditions["precision"])
         requested = [entry for entry in entries if (entry["runtime"], entry["precision"]) == target]
     return min(requested or entries, key=lambda entry: entry["latency"]["best_ms"])

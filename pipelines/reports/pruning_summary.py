@@ -10,7 +10,6 @@ from compress.quantize.schemes import resolve_scheme
 from pipelines.reports.schema import (
     OutlineEntry,
     PrunedStudent,
-    PruningStart,
     PruningSummary,
     QuantizedScores,
     TimingConditions,
@@ -34,11 +33,15 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
     start, teacher = by_name["start"], by_name["teacher"]
     budget = by_name[f"shape-{targets[0]}"].manifest["config"]["budget"]
     conditions = {name: budget[name] for name in ("runtime", "precision", "batch", "length", "threads")}
-    facts = dict(start.metrics) | start.manifest["config"] | {"outline": read_outline(by_name["scores"])}
     return {
         "conditions": cast(TimingConditions, conditions),
-        "teacher": {"words": _read_json(teacher.folder / "model/config.json")["vocab_size"]},
-        "start": cast(PruningStart, facts),
+        "teacher": {"tokens": _read_json(teacher.folder / "model/config.json")["vocab_size"]},
+        "start": {
+            "tokens": start.metrics["words"],
+            "params": start.metrics["params"],
+            "student": start.manifest["config"]["student"],
+            "outline": read_outline(by_name["scores"]),
+        },
         "students": [read_pruned_student(by_name, target, len(targets)) for target in targets],
     }
 

@@ -64,7 +64,7 @@ def _vocabulary_rows(report: Report) -> list[TableRow]:
     if teacher and start["student"] == "teacher":
         removed = format_megabytes(4 * (teacher["params"] - start["params"]))
     return [
-        _row("tokens of the vocabulary", f"{pruning['teacher']['words']:,}", [f"{start['words']:,}"] * len(students)),
+        _row("tokens of the vocabulary", f"{pruning['teacher']['tokens']:,}", [f"{start['tokens']:,}"] * len(students)),
         _row("fp32 weights removed", NO_VALUE, [removed] * len(students)),
     ]
 

@@ -132,7 +132,7 @@ def render_page(report: Report, charts: Charts) -> str:
         charts=charts,
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
         dots=assign_colours(each["name"] for each in report["models"]) if is_family else {},
-        pruning=PruningSection.of(report) if report.get("road") else None,
+        pruning=PruningSection.of(report) if report.get("pruning") else None,
     )
 
 

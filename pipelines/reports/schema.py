@@ -167,13 +167,13 @@ class PrunedStudent(TypedDict):
 class PrunedTeacher(TypedDict):
     """The size of the teacher's vocabulary."""
 
-    words: int
+    tokens: int
 
 
 class PruningStart(TypedDict):
     """The model that is pruned: the teacher or a student, after its vocabulary was pruned."""
 
-    words: int
+    tokens: int
     params: int
     student: str
     outline: OutlineEntry
@@ -209,5 +209,5 @@ class Report(Results):
     versions: dict[str, str]
     commit: str | None
     created: str
-    road: NotRequired[PruningSummary]
+    pruning: NotRequired[PruningSummary]
     refused: NotRequired[Sequence[RefusedExport]]

@@ -35,14 +35,14 @@ def pruning_of(report: Report) -> PruningSummary:
     Raises:
         ValueError: No student was pruned.
     """
-    if "road" not in report:
+    if "pruning" not in report:
         raise ValueError("report: expected facts on pruning, found none: the run pruned no student")
-    return report["road"]
+    return report["pruning"]
 
 
 def pruned_students(report: Report) -> list[PrunedStudent]:
     """Returns the facts on each pruned student; none if no student was pruned."""
-    return list(report["road"]["students"]) if report.get("road") else []
+    return list(report["pruning"]["students"]) if report.get("pruning") else []
 
 
 def required_share(report: Report) -> float:

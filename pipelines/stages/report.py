@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
@@ -56,7 +56,7 @@ def build_report(
     """Returns the report as one dict; see `pipelines.reports.schema`."""
     data = next(stage for stage in stages if stage.name == "data")
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
-    codes, road = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
+    codes, pruning = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {
         "task": task.name,
         "metric": next(iter(models[0]["scores"])),
@@ -73,7 +73,7 @@ def build_report(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
-    return cast(Report, report | ({"road": road} if road else {}) | ({"refused": refused} if refused else {}))
+    return cast(Report, report | ({"pruning": pruning} if pruning else {}) | ({"refused": refused} if refused else {}))
 
 
 def published(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:

@@ -14,11 +14,6 @@ from real.documents import DOCUMENTS, ROOT, commands_of
 
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 OWN = {"demo": DEMO, "small-lm": SMALL_LM, "tagger": TAGGER}
-QUICK = (
-    DEMO,
-    "python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated",
-    "python -m pipelines.report --run runs/demo",
-)
 
 
 def command_of(recipe: Path) -> str:
@@ -30,14 +25,9 @@ WRITTEN = [line for document in DOCUMENTS for line in commands_of(document) if l
 COMMANDS = list(dict.fromkeys([*map(command_of, RECIPES), *WRITTEN]))
 
 
-def test_the_quick_commands_are_among_the_documented_commands():
-    assert set(QUICK) <= set(COMMANDS)
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=() if line in QUICK else pytest.mark.slow) for line in COMMANDS]
-)
+@pytest.mark.parametrize("line", COMMANDS)
 def test_a_documented_command_completes(line: str, checkout: Checkout):
     done = checkout.run(line)
     assert done.code == 0, done.output

@@ -155,10 +155,10 @@ def family_report(names=tuple(STUDENTS), min_score=0.98):
     ]
     report["config"] |= {"budget": {"speedup": ",".join(names), "min_score": min_score}}
     scores = {"2x": 0.9339, "4x": 0.9299, "8x": 0.9198, "15x": 0.8978}
-    report["road"] = {
+    report["pruning"] = {
         "conditions": {"runtime": "onnxruntime", "precision": "int8", "batch": 1, "length": 0, "threads": 1},
-        "teacher": {"words": 30522},
-        "start": {"words": 11024, "params": 15_255_629, "student": "teacher", "vocabulary": True, "outline": WHOLE},
+        "teacher": {"tokens": 30522},
+        "start": {"tokens": 11024, "params": 15_255_629, "student": "teacher", "outline": WHOLE},
         "students": [pruned_student_details(own[n], n, STUDENTS[n], scores[n]) for n in names],
     }
     return report

@@ -299,7 +299,8 @@ def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
     torch.testing.assert_close(distribution_loss(logits, sampled, 1.0), entropy)
 
 
-@pytest.mark.parametrize("layout", [pytest.param("replicated", marks=pytest.mark.slow), "fsdp=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["replicated", "fsdp=2"])
 def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decoder, texts, tmp_path):
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
     words = words_for(decoder, texts, tmp_path / "two")

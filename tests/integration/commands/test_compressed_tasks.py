@@ -37,9 +37,8 @@ def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
     return output, run_to_success("distill", words)
 
 
-@pytest.mark.parametrize(
-    "kind", [each if each.startswith("token") else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
     output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
     assert f"task: {kind}" in said
@@ -48,7 +47,7 @@ def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_pat
     whole, small = found["teacher", "pytorch"], found["student", "pytorch"]
     assert small["params"] < whole["params"]
     assert small["score"] > 0.4 * whole["score"] > 0.1
-    (student,) = report["road"]["students"]
+    (student,) = report["pruning"]["students"]
     assert student["teacher_score"] > 0.1
     assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
     assert load_pruned(output / "student").num_parameters() == small["params"]
@@ -75,36 +74,37 @@ def decoder_teacher(tmp_path, tokenizer) -> Path:
     return saved(LlamaForCausalLM(config).eval(), tokenizer, tmp_path / "decoder")
 
 
-@pytest.mark.parametrize("head", ["ForCausalLM", pytest.param("ForMaskedLM", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForMaskedLM"])
+@pytest.mark.parametrize("how", ["pruned", "quantized"])
 def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tokenizer, tmp_path):
     teacher = decoder_teacher
     if head == "ForMaskedLM":
         teacher = saved(build_model("bert", head), tokenizer, tmp_path / "masked")
     trained = ("--teacher.finetune", "always", "--teacher_train.epochs", "8", "--epochs", "6", "--temperature", "1")
     rates = ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3", *STILL)
-    more = ("--speedup", "1.2", *SEARCH) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "16")
+    more = ("--speedup", "1.2", *SEARCH) if how == "pruned" else ("--quantize", "int8", "--quantize.samples", "16")
     words = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
     run_to_success("distill", [*words, "--student", "teacher"])
     report = report_of(tmp_path / "run")
     found = {(e["name"], e["runtime"], e["precision"]): e for e in report["models"]}
     whole = found["teacher", "pytorch", "fp32"]
-    small = found["student", *(("pytorch", "fp32") if how == "cut" else ("onnxruntime", "int8"))]
+    small = found["student", *(("pytorch", "fp32") if how == "pruned" else ("onnxruntime", "int8"))]
     assert small["scores"]["perplexity"] < 2 * whole["scores"]["perplexity"] < len(VOCABULARY) / 2
-    if how == "cut":
+    if how == "pruned":
         assert small["params"] < whole["params"]
-        assert report["road"]["start"]["words"] == len(tokenizer), "words were taken from what it answers with"
-        (student,) = report["road"]["students"]
+        assert report["pruning"]["start"]["tokens"] == len(tokenizer), "tokens that it generates were removed"
+        (student,) = report["pruning"]["students"]
         assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
 
 
-@pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [pytest.param("pruned", marks=pytest.mark.slow), "quantized"])
 def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tmp_path):
     body = saved(build_model("bert", "Model", intermediate_size=512), tokenizer, tmp_path / "body")
     teacher, output = PooledModel.from_pretrained(body), tmp_path / "run"
     teacher.save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
-    more = ("--speedup", "1.2", *SEARCH) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "32")
+    more = ("--speedup", "1.2", *SEARCH) if how == "pruned" else ("--quantize", "int8", "--quantize.samples", "32")
     words = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
     run_to_success("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
     student = PooledModel.from_pretrained(output / "student")
@@ -113,10 +113,10 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
         vectors, taught = student(**given).logits, teacher(**given).logits
     assert vectors.shape == taught.shape
     assert torch.cosine_similarity(vectors, taught).mean() > 0.7
-    if how == "cut":
+    if how == "pruned":
         assert student.num_parameters() < teacher.num_parameters()
         assert type(student).__name__ == "BertModel", "a stock body, which SentenceTransformer loads"
-        (road,) = report_of(output)["road"]["students"]
-        assert all(each["divergences"][-1] > 0 for each in road["trials"] if each["divergences"])
+        (pruning,) = report_of(output)["pruning"]["students"]
+        assert all(each["divergences"][-1] > 0 for each in pruning["trials"] if each["divergences"])
     else:
         assert is_quantized(output / "student")

@@ -182,6 +182,7 @@ def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, 
 GENERAL = ("--general.length", "16", "--general.train.batch_size", "8", "--general.train.learning_rate", "1e-3")
 
 
+@pytest.mark.slow
 def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data_folder, prose, tmp_path):
     """Runs progressive transfer into bottlenecks, then trains a new head on the task and saves a stock checkpoint."""
     output = tmp_path / "run"

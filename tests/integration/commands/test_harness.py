@@ -37,6 +37,7 @@ def decoder(tmp_path):
     return saved(model.eval(), tokenizer, tmp_path / "decoder"), model
 
 
+@pytest.mark.slow
 def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path, monkeypatch):
     (folder, model), tokenizer = decoder, byte_level()
     rows = [{"question": WORDS[i], "choices": [WORDS[i + 1], WORDS[i + 2]], "answer": i % 2} for i in range(20)]

@@ -54,6 +54,7 @@ TRAINED += ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0", "--masking.passes", "2")
 
 
+@pytest.mark.slow
 def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher, books, tmp_path):
     output = tmp_path / "run"
     loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
@@ -102,6 +103,7 @@ def chats(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
@@ -134,6 +136,7 @@ def test_packed_conversations_are_cached_and_trained_on(tokenizer, chats, tmp_pa
     assert kept["metrics"]["val/score"] > 0.5
 
 
+@pytest.mark.slow
 def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     template = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1")

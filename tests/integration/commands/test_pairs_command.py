@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForSequenceClassification
 
 from support.commands import run_to_success, small_run
@@ -26,6 +27,7 @@ def pairs(count: int, seed: int) -> list[tuple[str, str, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_student_is_distilled_on_pairs_with_unlabelled_text(tmp_path, tokenizer):
     data = tmp_path / "data"
     data.mkdir()

@@ -167,6 +167,7 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     assert expected in next(line for line in plan.splitlines() if " quantize " in line)
 
 
+@pytest.mark.slow
 def test_onnxruntimes_own_int8_has_7_bits_for_a_named_processor(inputs, tmp_path):
     teacher, data = inputs
     words = ["--model", str(teacher), "--data", str(data), "--export", "onnxruntime", "--dynamic", "--parity", "8"]
@@ -185,6 +186,7 @@ def largest_weight(file: Path) -> int:
     return max(int(np.abs(onnx.numpy_helper.to_array(m).astype(int)).max()) for m in matrices if m.name in read)
 
 
+@pytest.mark.slow
 def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenizer: PreTrainedTokenizerBase):
     model = build_model("bert")
     whole, joined, small = (tmp_path / name / ONNX_FILE for name in ("whole", "joined", "small"))

@@ -134,7 +134,7 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     words += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
     run_to_success("distill", words)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    (student,) = report["road"]["students"]
+    (student,) = report["pruning"]["students"]
     assert student["quantized"]["precision"] == "int8"
     whole, cut = (next(e for e in report["models"] if e["name"] == name) for name in ("teacher", "student"))
     assert cut["params"] < whole["params"]

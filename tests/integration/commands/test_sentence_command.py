@@ -32,6 +32,7 @@ def encoder(tmp_path, tokenizer):
     return folder
 
 
+@pytest.mark.slow
 def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, pairs, tmp_path):
     output = tmp_path / "run"
     said = run_to_success("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))

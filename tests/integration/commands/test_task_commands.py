@@ -139,6 +139,7 @@ def test_every_task_can_be_requested_by_name():
     assert set(get_args(TaskName)) == {"auto", *TASKS}
 
 
+@pytest.mark.slow
 def test_a_byte_level_tagger_scores_the_same_in_pytorch_and_onnx_runtime(tagged, tmp_path):
     """The config has two token types, but the tokenizer outputs no token types."""
     own = deepcopy(byte_level(texts=(" ".join(WORDS),)))

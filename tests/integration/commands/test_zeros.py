@@ -33,7 +33,7 @@ def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["2:4", *[pytest.param(each, marks=pytest.mark.slow) for each in list(WAYS)[1:]]])
 def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model, tokenizer, tmp_path, monkeypatch):
     config, loss = WAYS[way], LossConfig(kl=1)
     expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [SparsityCallback(config)])

@@ -44,6 +44,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
     return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
 
+@pytest.mark.slow
 def test_every_cell_runs_without_an_error(finished):
     notebook, _ = finished
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
@@ -53,6 +54,7 @@ def test_every_cell_runs_without_an_error(finished):
     assert "160 texts to train on, 160 to validate, 160 to test" in said
 
 
+@pytest.mark.slow
 def test_the_notebooks_students_are_better_than_chance(finished):
     notebook, _ = finished
     scores = [(name, float(score)) for name, score in re.findall(r"(.*): accuracy (\d\.\d+)", printed(notebook))]
@@ -65,6 +67,7 @@ def test_the_notebooks_students_are_better_than_chance(finished):
     assert scores[-1][1] > 5 / CLASSES
 
 
+@pytest.mark.slow
 def test_the_notebooks_student_folder_is_a_stock_checkpoint(finished):
     _, output = finished
     student = AutoModelForSequenceClassification.from_pretrained(output / "student")

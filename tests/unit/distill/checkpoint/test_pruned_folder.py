@@ -70,6 +70,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=lambda text: f"{name}: {text}")
 
 
+@pytest.mark.slow
 def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path: Path):
     models = {f"shipped-{family}": shipped(family) for family in SHIPPED}
     models |= {f"stock-{family}": stock(family) for family in STOCK}

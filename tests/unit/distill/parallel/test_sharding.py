@@ -204,7 +204,10 @@ def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]
 
 @pytest.mark.parametrize(
     ("processes", "case"),
-    [pytest.param(n, case, id="-".join(case)) for n, cases in ((2, TWO), (4, FOUR)) for case in cases],
+    [
+        *[pytest.param(2, case, id="-".join(case)) for case in TWO],
+        *[pytest.param(4, case, id="-".join(case), marks=pytest.mark.slow) for case in FOUR],
+    ],
 )
 def test_a_model_with_a_layout_computes_and_trains_as_in_one_process(compared, folders, processes, case):
     every = case_of(compared, folders, processes, case)

@@ -118,12 +118,12 @@ def test_rejected_targets_and_layer_by_layer_proofs_are_reported():
 
 def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
     stages = family_stages(tmp_path)
-    road = read_pruning(stages)
-    assert road["conditions"] == family_report()["road"]["conditions"]
-    assert road["teacher"] == {"words": 30522}
-    assert road["start"]["outline"] == WHOLE
-    assert [each["name"] for each in road["students"]] == ["student-2x", "student-8x"]
-    _, last = road["students"]
+    pruning = read_pruning(stages)
+    assert pruning["conditions"] == family_report()["pruning"]["conditions"]
+    assert pruning["teacher"] == {"tokens": 30522}
+    assert pruning["start"]["outline"] == WHOLE
+    assert [each["name"] for each in pruning["students"]] == ["student-2x", "student-8x"]
+    _, last = pruning["students"]
     assert last["outline"] == OUTLINES["8x"]
     assert last["predicted_ms"] == pytest.approx(0.5 + 0.01 * 31 + 0.001 * 672)
     assert last["predicted_speedup"] == pytest.approx(5.0 / last["predicted_ms"])
@@ -131,7 +131,7 @@ def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
     alone = [each for each in stages if not each.name.endswith("2x")]
     assert [each["name"] for each in read_pruning(alone)["students"]] == ["student"]
     assert read_pruning(stages[:2]) is None
-    assert render_html(family_report(["2x", "8x"]) | {"road": road}, {})
+    assert render_html(family_report(["2x", "8x"]) | {"pruning": pruning}, {})
 
 
 def test_missed_targets_and_scores_are_reported(family):
@@ -156,10 +156,10 @@ def test_a_minimum_score_is_judged_by_the_deployed_weights(family):
 
 
 def test_a_target_is_judged_by_the_speed_under_its_own_conditions(family):
-    family["road"]["conditions"]["length"] = 128
+    family["pruning"]["conditions"]["length"] = 128
     assert (True, "student-15x: requested 15×, measured 15.15×: met.") in write_verdicts(family)
     assert "validation texts, when the shape was chosen" in render_html(family, {})
-    family["road"]["conditions"] |= {"length": 0, "batch": 32}
+    family["pruning"]["conditions"] |= {"length": 0, "batch": 32}
     for each in family["models"]:
         each["speedup_batched"] = {"vs_teacher_same_runtime": 9.0}
     assert (True, "student-8x: requested 8×, measured 9.00×: met.") in write_verdicts(family)
@@ -167,7 +167,7 @@ def test_a_target_is_judged_by_the_speed_under_its_own_conditions(family):
 
 
 def test_a_latency_target_is_judged_as_a_speedup(family):
-    for each in family["road"]["students"]:
+    for each in family["pruning"]["students"]:
         each["target"] |= {"speedup": 0.0, "latency_ms": 0.5}
     assert (False, "student-8x: requested 0.5 ms, measured 0.55 ms: missed by 9.9 %.") in write_verdicts(family)
     assert (True, "student-15x: requested 0.5 ms, measured 0.32 ms: met.") in write_verdicts(family)
@@ -285,6 +285,7 @@ def test_a_quantized_model_is_compared_with_its_own_logits(family):
     assert "The student-8x on ONNX Runtime int8, reloaded in a fresh process, was compared" not in text
 
 
+@pytest.mark.slow
 def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, capsys, monkeypatch):
     """The snippets run unchanged on a tiny pruned model, and any call of input() fails."""
     import torch

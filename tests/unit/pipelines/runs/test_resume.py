@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name == "early stopping")) for name in SETTINGS]
+    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name != "plain")) for name in SETTINGS]
 )
 def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
     setting, tiny_model, tokenizer, tmp_path, monkeypatch
