@@ -50,7 +50,7 @@ from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import MachineConfig
-from pipelines.stages.report import read_curves
+from pipelines.stages.deliver.report import read_curves
 
 ROWS_PER_BATCH = 8  # of a measurement
 GENERATION_SEED = 1 << 20  # of the texts that are measured

@@ -70,8 +70,8 @@ from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import hash_json
 from pipelines.settings.this_machine import commit, describe
-from pipelines.stages.budget_timing import TimedModel, draw_texts, target_for, time_together
-from pipelines.stages.evaluate import to_arrays
+from pipelines.stages.deliver.evaluate import to_arrays
+from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, target_for, time_together
 
 WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package

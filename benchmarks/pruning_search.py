@@ -15,7 +15,14 @@ from benchmarks.pruning_peers import Size, TrainingSetup, find_ratio, prune_with
 from benchmarks.pruning_textbrewer import build_textbrewer_student, list_sizes
 from distill.student.build import build_student
 from pipelines.runs.files import write_json
-from pipelines.stages.budget_timing import TimedModel, TimingTexts, build_timed, draw_texts, target_for, time_together
+from pipelines.stages.prune.budget_timing import (
+    TimedModel,
+    TimingTexts,
+    build_timed,
+    draw_texts,
+    target_for,
+    time_together,
+)
 
 ROUNDS = 12  # calls of each text
 

@@ -32,7 +32,7 @@ from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.runs.console import Console
-from pipelines.stages.budget_timing import build_timed, draw_texts, target_for, time_together
+from pipelines.stages.prune.budget_timing import build_timed, draw_texts, target_for, time_together
 
 RECIPES = ("distilbert", "tinybert", "minilm", "mobilebert")
 SHARED_STAGES = ("data", "teacher", "general")  # stages that other runs may have built

@@ -26,7 +26,7 @@ from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.ensemble import register_ensemble
 from pipelines.runs.console import Console
-from pipelines.stages.scoring import compute_outputs
+from pipelines.stages.prepare.scoring import compute_outputs
 
 MAX_LENGTH = 128
 WAYS = ("first", "second", "both")

@@ -77,8 +77,8 @@ def write(argv: Sequence[str]) -> None:
     check_data(config.data.path, config.data.subset)
     parse_layout(config.layout, config.devices if not is_distributed() else count_processes(), "layout")
 
-    from pipelines.stages.cache_job import open_teacher, prepare_job
-    from pipelines.stages.cache_run import check_layout, fill_here, fill_together, forecast
+    from pipelines.stages.cache.job import open_teacher, prepare_job
+    from pipelines.stages.cache.run import check_layout, fill_here, fill_together, forecast
 
     opened = open_teacher(config)
     if config.devices > 1 and not is_distributed() and not config.dry_run:
@@ -87,7 +87,7 @@ def write(argv: Sequence[str]) -> None:
         return
     world, console = join_world(config.timeout), Console()
     layout = check_layout(config, opened.checkpoint, world.size)
-    from pipelines.stages.data import print_reading_remarks
+    from pipelines.stages.prepare.data import print_reading_remarks
 
     set_threads(config.threads)
     mesh = None
@@ -117,9 +117,9 @@ def inspect(argv: Sequence[str]) -> None:
     config = parse_settings("inspect", InspectConfig, argv)
     from distill.cache import CacheReader
     from distill.cache.format.store import open_store
-    from pipelines.stages.cache_inspection import print_cache, print_fidelity
-    from pipelines.stages.cache_job import open_teacher, prepare_job
-    from pipelines.stages.cache_record import restore_settings
+    from pipelines.stages.cache.inspection import print_cache, print_fidelity
+    from pipelines.stages.cache.job import open_teacher, prepare_job
+    from pipelines.stages.cache.record import restore_settings
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
@@ -160,9 +160,9 @@ def rebuild(argv: Sequence[str]) -> None:
     """Recomputes the damaged and missing shards of a cache."""
     config = parse_settings("rebuild", RebuildConfig, argv)
     from distill.cache.format.store import lock_plan, open_store, repair_files, require_folder
-    from pipelines.stages.cache_job import open_teacher, prepare_job
-    from pipelines.stages.cache_record import restore_settings
-    from pipelines.stages.cache_run import fill_here
+    from pipelines.stages.cache.job import open_teacher, prepare_job
+    from pipelines.stages.cache.record import restore_settings
+    from pipelines.stages.cache.run import fill_here
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)

@@ -56,7 +56,7 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
 
     from pipelines.runs.stage import Run
     from pipelines.runs.watchdog import explain_failures
-    from pipelines.stages.online_teacher import dismiss_teacher, serve_teacher
+    from pipelines.stages.cache.online_teacher import dismiss_teacher, serve_teacher
     from pipelines.stages.pipeline import reported_settings, run_to_report, show_plan
 
     settings = plan.settings

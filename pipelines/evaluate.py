@@ -7,8 +7,8 @@ from typing import cast
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
-from pipelines.stages.baseline import read_baseline
-from pipelines.stages.export import check_refused
+from pipelines.stages.deliver.baseline import read_baseline
+from pipelines.stages.deliver.export import check_refused
 
 EXAMPLES = """\
   python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
 
     from pipelines.reports.schema import Results
     from pipelines.reports.tables import build_scores, build_summary
-    from pipelines.stages.standalone import evaluate_standalone
+    from pipelines.stages.deliver.standalone import evaluate_standalone
 
     console = Console()
     run, candidates, _, done = evaluate_standalone(config, console)

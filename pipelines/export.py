@@ -10,7 +10,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
 from pipelines.settings.export_config import ExportConfig
 from pipelines.settings.places import check_data, open_local
-from pipelines.stages.export import (
+from pipelines.stages.deliver.export import (
     check_model,
     check_refused,
     describe_difference,
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
     from distill.data.config import DataConfig
     from pipelines.settings.schemes import is_reduced
-    from pipelines.stages.data import print_reading_remarks
+    from pipelines.stages.prepare.data import print_reading_remarks
 
     console = Console()
     checkpoint = open_checkpoint(config.model, "model")
@@ -88,7 +88,7 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     from distill.data.config import DataConfig
     from pipelines.settings.distill_config import MeasureConfig
     from pipelines.settings.evaluate_config import EvaluateConfig
-    from pipelines.stages.standalone import evaluate_standalone
+    from pipelines.stages.deliver.standalone import evaluate_standalone
 
     settings = EvaluateConfig(
         model=config.model,

@@ -14,7 +14,7 @@ from pipelines.runs.manifest import hash_file
 from pipelines.runs.publication import check_publishable
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
 from pipelines.settings.report_config import ReportConfig
-from pipelines.stages.report import PAGE, REPORT, STUDENT, print_results, publish_results, report_stage
+from pipelines.stages.deliver.report import PAGE, REPORT, STUDENT, print_results, publish_results, report_stage
 
 EXAMPLES = """\
   python -m pipelines.report --run runs/demo
@@ -108,8 +108,8 @@ def report_on_checkpoint(config: ReportConfig, console: Console) -> None:
     check_places(settings)
     check_publishable(Path(config.output) / STUDENT)
 
-    from pipelines.stages.data import read_task
-    from pipelines.stages.standalone import evaluate_standalone
+    from pipelines.stages.deliver.standalone import evaluate_standalone
+    from pipelines.stages.prepare.data import read_task
 
     run, candidates, data, evaluation = evaluate_standalone(settings, console)
     report = report_stage(run, asdict(settings), read_task(data), evaluation)

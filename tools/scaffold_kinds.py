@@ -216,7 +216,7 @@ STAGE = Kind(
     (
         Edit(
             "pipelines/stages/pipeline.py",
-            "    from pipelines.stages.teacher import teacher_stage",
+            "    from pipelines.stages.prepare.teacher import teacher_stage",
             "    from pipelines.stages.$name import ${name}_stage",
         ),
         Edit(

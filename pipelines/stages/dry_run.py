@@ -13,9 +13,9 @@ from distill.tasks.task import Task
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import Plan
-from pipelines.stages.cache import choose_signals
-from pipelines.stages.cache_signals import make_signal
-from pipelines.stages.compared_texts import as_plain_texts
+from pipelines.stages.cache.signals import make_signal
+from pipelines.stages.cache.stage import choose_signals
+from pipelines.stages.prepare.compared_texts import as_plain_texts
 
 CHARACTERS = 4  # approximate number per token
 

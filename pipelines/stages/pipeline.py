@@ -24,14 +24,14 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
         (stage name -> artefact, the students)
     """
     from pipelines.settings.task_settings import run_task_arguments
-    from pipelines.stages.cache import cache_stage
-    from pipelines.stages.data import data_stage
-    from pipelines.stages.ensemble import ensemble_stage
-    from pipelines.stages.general import general_stage
-    from pipelines.stages.precision import chosen_precision
+    from pipelines.stages.cache.ensemble import ensemble_stage
+    from pipelines.stages.cache.stage import cache_stage
+    from pipelines.stages.cache.teacher_answers import answers_stage
+    from pipelines.stages.prepare.data import data_stage
+    from pipelines.stages.prepare.teacher import teacher_stage
     from pipelines.stages.students import train_students
-    from pipelines.stages.teacher import teacher_stage
-    from pipelines.stages.teacher_answers import answers_stage
+    from pipelines.stages.train.general import general_stage
+    from pipelines.stages.train.precision import chosen_precision
 
     settings = plan.settings
     made: dict[str, Artefact] = {}
@@ -68,11 +68,11 @@ def export_and_evaluate(
     """Returns the stages that export the students and evaluate them, by name."""
     from distill.tasks.language import Language
     from pipelines.settings.schemes import is_dynamic_reduced
-    from pipelines.stages.compared_texts import as_plain_texts
-    from pipelines.stages.data import read_data, read_task
-    from pipelines.stages.evaluate import EvaluatedModel, evaluate_stage
-    from pipelines.stages.export import export_stage
-    from pipelines.stages.teacher import MODEL
+    from pipelines.stages.deliver.evaluate import EvaluatedModel, evaluate_stage
+    from pipelines.stages.deliver.export import export_stage
+    from pipelines.stages.prepare.compared_texts import as_plain_texts
+    from pipelines.stages.prepare.data import read_data, read_task
+    from pipelines.stages.prepare.teacher import MODEL
 
     waiting = next((each.stage for each in students if each.stage.digest is None), None)
     if waiting is not None:
@@ -112,7 +112,7 @@ def export_and_evaluate(
 def forms_of_teacher(config: DistillConfig) -> list["ExportTarget"]:
     """Returns the teacher's export targets, for the comparison: all float targets of the students."""
     from compress.export.common.targets import ExportTarget, formats_of
-    from pipelines.stages.export import ALWAYS
+    from pipelines.stages.deliver.export import ALWAYS
 
     is_measured = config.budget.requested and config.budget.runtime != "pytorch"
     names = [*formats_of(config.export), *([config.budget.runtime] if is_measured else [])]
@@ -128,7 +128,7 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list["ExportTarg
     from compress.quantize.schemes import resolve_scheme
     from distill.tasks.names import WRITING
     from pipelines.settings.schemes import is_dynamic, schemes_of
-    from pipelines.stages.export import HUGGINGFACE, rounded_targets
+    from pipelines.stages.deliver.export import HUGGINGFACE, rounded_targets
 
     floats, schemes = forms_of_teacher(config), schemes_of(config)
     if config.task in WRITING and "onnx" in formats_of(config.export):
@@ -146,9 +146,9 @@ def run_to_report(run: "Run", plan: Plan) -> None:
     """Runs all stages, then writes the report and prints where the results are."""
     from pipelines.runs.files import write_json
     from pipelines.runs.publication import check_publishable
-    from pipelines.stages.data import read_task
-    from pipelines.stages.export import check_refused
-    from pipelines.stages.report import REPORT, STUDENT, print_results, publish_results, report_stage
+    from pipelines.stages.deliver.export import check_refused
+    from pipelines.stages.deliver.report import REPORT, STUDENT, print_results, publish_results, report_stage
+    from pipelines.stages.prepare.data import read_task
 
     settings = plan.settings
     if run.world.is_rank_zero:
@@ -170,7 +170,7 @@ def run_to_report(run: "Run", plan: Plan) -> None:
 
 def scored_target(config: DistillConfig, student: "TrainedStudent | None" = None) -> "ExportTarget | None":
     """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
-    from pipelines.stages.budget_timing import target_for
+    from pipelines.stages.prune.budget_timing import target_for
 
     if not (config.budget.requested and config.budget.min_score):
         return None

@@ -8,15 +8,15 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
 from pipelines.settings.schemes import quantization_by, schemes_of
-from pipelines.stages.distill import student_stage
-from pipelines.stages.gradual_prune import close_stage
-from pipelines.stages.importance import scores_stage
-from pipelines.stages.label_order import by_label_stage
-from pipelines.stages.prune_inputs import costs_stage, start_stage
-from pipelines.stages.prune_rounds import round_stage
-from pipelines.stages.pruned_start import PrunedStart
-from pipelines.stages.quantize import quantize_stage
-from pipelines.stages.shape import ShapeInputs, shape_stage
+from pipelines.stages.prepare.label_order import by_label_stage
+from pipelines.stages.prune.gradual import close_stage
+from pipelines.stages.prune.importance import scores_stage
+from pipelines.stages.prune.inputs import costs_stage, start_stage
+from pipelines.stages.prune.rounds import round_stage
+from pipelines.stages.prune.shape import ShapeInputs, shape_stage
+from pipelines.stages.train.distill import student_stage
+from pipelines.stages.train.pruned_start import PrunedStart
+from pipelines.stages.train.quantize import quantize_stage
 
 Stages = dict[str, Artefact]
 

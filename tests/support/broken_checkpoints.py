@@ -135,7 +135,7 @@ def longest_text(tokens: int) -> Break:
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """Enforces file permissions: root, who may read everything, becomes another user within the context."""
-    import_module("pipelines.stages.cache_job")  # numba looks for a cache folder when it is imported
+    import_module("pipelines.stages.cache.job")  # numba looks for a cache folder when it is imported
     user = os.geteuid()
     if user == 0:
         os.seteuid(NOBODY)

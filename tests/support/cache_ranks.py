@@ -18,7 +18,7 @@ from distill.teacher.online import OnlineTeacher
 from pipelines.runs.console import Console
 from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World
-from pipelines.stages.cache_writing import write_together
+from pipelines.stages.cache.writing import write_together
 
 BATCH_TOKENS = 128
 

@@ -28,7 +28,7 @@ from pipelines.runs.placement import build_pipeline_trainer, load_in_layout, sav
 from pipelines.runs.processes import World, join_world
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts
-from pipelines.stages.online_teacher import call_teacher, load_online_teacher, serve_teacher
+from pipelines.stages.cache.online_teacher import call_teacher, load_online_teacher, serve_teacher
 from support.plans import plan_of
 from support.tiny_models import LABELS, make_rows
 

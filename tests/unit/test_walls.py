@@ -80,6 +80,11 @@ ROOMS = (  # each imports from those above it only
     "pipelines.settings",
     "pipelines.runs",
     "pipelines.reports",
+    "pipelines.stages.prepare",
+    "pipelines.stages.cache",
+    "pipelines.stages.train",
+    "pipelines.stages.deliver",
+    "pipelines.stages.prune",
     "pipelines.stages",
     "pipelines",
 )

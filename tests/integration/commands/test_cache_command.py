@@ -25,7 +25,7 @@ from distill.tasks.language import MaskedLM
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs import cli
 from pipelines.settings.cache_config import WriteConfig
-from pipelines.stages.cache_record import record_settings
+from pipelines.stages.cache.record import record_settings
 from support import broken_checkpoints as broken
 from support.commands import refusal_of, run_to_success
 from support.task_data import question_data, tagged_data

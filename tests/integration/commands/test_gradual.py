@@ -44,8 +44,9 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import check_pipeline_stages, resolve
 from pipelines.settings.rules import check_rules
-from pipelines.stages import budget_timing
-from pipelines.stages.gate_closing import (
+from pipelines.stages.pipeline import run_stages
+from pipelines.stages.prune import budget_timing
+from pipelines.stages.prune.gate_closing import (
     Closing,
     Goal,
     LearnedMaskClosing,
@@ -53,8 +54,7 @@ from pipelines.stages.gate_closing import (
     build_learned_masks,
     expected_cost,
 )
-from pipelines.stages.gradual_prune import ClosingModule, closing_settings, measure_gap
-from pipelines.stages.pipeline import run_stages
+from pipelines.stages.prune.gradual import ClosingModule, closing_settings, measure_gap
 from pipelines.stages.students import split_epochs
 from support.interrupted_training import Killed, killed_at
 from support.pruning_axes import tiny_model_with_axes

@@ -18,7 +18,7 @@ from pipelines import distill
 from pipelines.runs.cli import parse
 from pipelines.settings.defaults import fill_task_defaults
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
-from pipelines.stages.teacher_answers import AnswerGenerator, read_answers
+from pipelines.stages.cache.teacher_answers import AnswerGenerator, read_answers
 from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import WORD_PAIRS, books_data, prose
 from support.tiny_models import VOCABULARY, WORDS, build_model, saved

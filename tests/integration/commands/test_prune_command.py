@@ -19,8 +19,8 @@ from pipelines.runs.files import write_json
 from pipelines.runs.stage import Artefact
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.pipeline import check_scores
-from pipelines.stages.pruned_start import PrunedStart
-from pipelines.stages.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.train.pruned_start import PrunedStart
 from support.commands import refusal_of, run_to_success
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 

@@ -12,7 +12,7 @@ from distill.data.config import DataConfig
 from distill.tasks.question_answering import QuestionAnswering
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.stages.general import attach_head
+from pipelines.stages.train.general import attach_head
 from support.commands import run_to_success, small_run
 from support.task_data import question_data
 from support.tiny_models import build_model, make_rows, saved

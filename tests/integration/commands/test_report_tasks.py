@@ -18,7 +18,7 @@ from pipelines.reports.headline import write_headline
 from pipelines.reports.render import render_card, render_html
 from pipelines.reports.tables import build_scores
 from pipelines.reports.wording import WORDING
-from pipelines.stages.report import print_results
+from pipelines.stages.deliver.report import print_results
 from support.sample_reports import Page, front_matter, sample_curves, sample_report, without_teacher
 from support.task_data import (
     books_data,

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines.settings.export_config import ExportConfig
-from pipelines.stages.export import load_examples
+from pipelines.stages.deliver.export import load_examples
 from support.commands import run_to_success
 from support.tiny_models import build_model, make_rows, saved
 

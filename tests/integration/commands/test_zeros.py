@@ -12,7 +12,7 @@ from compress.errors import CompressError
 from compress.sparsity.config import SparsityConfig
 from distill.losses.config import LossConfig
 from pipelines import distill
-from pipelines.stages.sparsity import SparsityCallback
+from pipelines.stages.train.sparsity import SparsityCallback
 from support.commands import refusal_of, run_to_success, small_run
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 from support.run_inputs import make_inputs

@@ -20,7 +20,7 @@ from distill.data.sources.answer_cells import Answer
 from distill.data.splits.examples import Examples, Splits
 from distill.tasks.choose import TASKS
 from pipelines import distill, report
-from pipelines.stages.evaluate import baseline_scores
+from pipelines.stages.deliver.evaluate import baseline_scores
 from support.commands import refusal_of, small_run
 from support.task_data import TAGS, books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import CLUES, FILLERS, LABELS, VOCABULARY, build_model, make_rows, saved

@@ -12,7 +12,7 @@ from transformers import BertTokenizerFast
 
 from pipelines import distill
 from pipelines.runs.manifest import hash_json
-from pipelines.stages import data
+from pipelines.stages.prepare import data
 from support.commands import ROOT, refusal_of, small_run
 from support.run_inputs import stage_folder, write_csv
 from support.tiny_models import VOCABULARY, build_model, make_rows, saved
@@ -200,7 +200,7 @@ def test_a_stage_with_a_raised_version_is_rebuilt_beside_the_old_one(copied, mon
 
 def test_a_raised_training_version_changes_the_key(monkeypatch):
     from distill.train.config import TrainConfig
-    from pipelines.stages import teacher
+    from pipelines.stages.prepare import teacher
 
     before = teacher.select_key_settings(TrainConfig())
     monkeypatch.setattr(teacher, "TRAINING", teacher.TRAINING + 1)

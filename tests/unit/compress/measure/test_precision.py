@@ -26,7 +26,7 @@ from compress.quantize.schemes import resolve_scheme
 from integration.commands.test_language_command import decoder
 from pipelines import distill
 from pipelines.runs.manifest import seal_manifest
-from pipelines.stages import precision
+from pipelines.stages.train import precision
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.task_data import (

@@ -14,7 +14,7 @@ from distill.errors import InputError
 from distill.tasks.task import Task, output_layer
 from distill.tasks.text_classification import MultiLabel, TextClassification
 from distill.teacher.head import collect_features, probe_head
-from pipelines.stages.cache_job import load_task_model
+from pipelines.stages.cache.job import load_task_model
 from support.tiny_families import build
 from support.tiny_models import FILLERS, LABELS, SPECIAL, build_model, draw_weights, saved
 from unit.distill.data.test_language import decoder_tokenizer

@@ -32,8 +32,8 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DataConfig, DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules import check_rules
-from pipelines.stages.data import data_stage, read_data
-from pipelines.stages.prune_inputs import start_stage
+from pipelines.stages.prepare.data import data_stage, read_data
+from pipelines.stages.prune.inputs import start_stage
 from support.plans import plan_of
 from support.tiny_families import auto_class, build, logits, padded_batch, random_shape
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved

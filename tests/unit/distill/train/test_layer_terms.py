@@ -35,7 +35,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines import distill
 from pipelines.settings.cache_config import KeepConfig
-from pipelines.stages.cache_signals import make_signal
+from pipelines.stages.cache.signals import make_signal
 from support.commands import ROOT, refusal_of, small_run
 from support.tiny_models import SIZES, VOCABULARY, build_model, make_rows, saved
 from unit.distill.data.test_packing import FAMILIES as PACKED

@@ -31,8 +31,8 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines import distill
-from pipelines.stages.cache import choose_loss_signals
-from pipelines.stages.vocabulary import TranslatedSignals
+from pipelines.stages.cache.stage import choose_loss_signals
+from pipelines.stages.prepare.vocabulary import TranslatedSignals
 from support.commands import refusal_of, small_run
 from support.ranks import run_ranks
 from support.tiny_models import LABELS, SIZES, VOCABULARY, build_model, make_rows, saved

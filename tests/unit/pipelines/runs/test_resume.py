@@ -101,7 +101,7 @@ def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokeniz
 
 
 def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_path, monkeypatch):
-    from pipelines.stages.report import read_curves
+    from pipelines.stages.deliver.report import read_curves
 
     config = replace(BASE, checkpoint_every=3)
     train_once(tiny_model, tokenizer, tmp_path / "whole", config, LossConfig(kl=1))

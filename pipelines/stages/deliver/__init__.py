@@ -1,0 +1,1 @@
+"""Stages that export, verify, measure and report."""

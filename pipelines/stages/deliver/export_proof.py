@@ -1,0 +1,213 @@
+"""Verification of exports: every target is reloaded in a fresh process and compared, or set aside."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from compress.errors import ArtefactError
+from compress.export.common.decisions import kind_of
+from compress.export.common.huggingface import TorchModel
+from compress.export.common.source import Source
+from compress.export.common.targets import ExportTarget
+from compress.export.onnx.decoder import verify_decoder
+from compress.export.onnx.graph import OnnxModel
+from compress.export.verify import flatten_tokens, verify_export
+from compress.export.write import check_layers, write_target
+from compress.quantize.store import is_quantized, load_quantization
+from distill.checkpoint.pruned import load_pruned
+from pipelines.runs.files import count_bytes
+from pipelines.runs.manifest import JsonObject
+from pipelines.stages.prepare.compared_texts import Texts, select_texts_and_pairs
+from pipelines.stages.prepare.vocabulary import tokenizer_of
+
+if TYPE_CHECKING:
+    from distill.data.rows.tagged import Tagged
+    from distill.data.splits.examples import Examples
+
+REFUSED = "refused"
+MAX_ACCURACY_CHANGE = 0.001  # maximum difference in accuracy between the trained model with rounding and its file
+_BATCH = 16
+PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
+
+
+def load_source(checkpoint: Path, *, reduced: bool = False) -> Source:
+    """Loads the checkpoint and its rounding parameters, if it is quantized; for `reduced` see `Source`."""
+    rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
+    return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding, reduced)
+
+
+class ExportVerifier:
+    """Exports targets and compares them with the model; the results are appended to `proven` and `refused`.
+
+    Args:
+        source: The model.
+        folder: Folder in which each target gets a folder of its name.
+        examples: Texts that a quantized target is compared on, and scored on if they have labels.
+        drawn: Texts that a float target is compared on.
+        max_length: Longest text in tokens.
+    """
+
+    def __init__(self, source: Source, folder: Path, examples: "Examples | Tagged", drawn: Texts, max_length: int):
+        self.source, self.folder, self.examples = source, folder, examples
+        self.max_length = min(max_length, source.tokenizer.model_max_length)
+        self.drawn = drawn
+        self.proven: list[JsonObject] = []
+        self.refused: list[JsonObject] = []
+
+    def export(self, target: ExportTarget) -> None:
+        """Writes the target, reloads it in a fresh process and compares it with the model, or sets it aside."""
+        source = target.made_from
+        if source is not None and str(source) in [each["target"] for each in self.refused]:
+            self.set_aside(target, f"it is made from {source}, which was refused")
+            return
+        try:
+            write_target(self.source, target, self.folder)
+            proof = self.verify_quantized(target) if self.has_rounding(target) else self.verify_float(target)
+        except ArtefactError as error:
+            self.set_aside(target, str(error))
+        else:
+            bits = {"weight_bits": 7} if target.rounded and self.source.has_reduced_range else {}
+            self.proven.append(proof | bits | {"bytes": count_bytes(self.folder / str(target))})
+
+    def has_rounding(self, target: ExportTarget) -> bool:
+        """Returns whether the target has the rounding parameters that the model was trained with."""
+        return target.rounded and self.source.rounding is not None
+
+    def verify_float(self, target: ExportTarget) -> JsonObject:
+        """Compares the logits of the drawn texts with those of the model."""
+        if target.format == "onnx-decoder":
+            return self.verify_generation(target)
+        place, expected = self.folder / str(target), self.logits
+        if target.rounded:  # dynamic int8 differs from the float model: compare with the file's own logits
+            expected = reference_logits(
+                OnnxModel(place, threads=1), self.source.tokenizer, *self.drawn, self.max_length
+            )
+        parity, _ = verify_export(str(target), place, *self.drawn, self.max_length, expected)
+        return asdict(parity)
+
+    def verify_generation(self, target: ExportTarget) -> JsonObject:
+        """Compares a decoder's generated continuations of the drawn texts' prefixes, and its logits of their tokens."""
+        tokenizer, most = self.source.tokenizer, min(self.max_length, self.source.longest)
+        blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
+        prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:_BATCH]]
+        new_tokens = min(NEW_TOKENS, self.source.longest - PROMPT_TOKENS)
+        parity = verify_decoder(self.source.model, self.folder / str(target), prompts, blocks, new_tokens=new_tokens)
+        return {"target": str(target), "texts": len(blocks)} | asdict(parity)
+
+    def verify_quantized(self, target: ExportTarget) -> JsonObject:
+        """Compares each layer with the quantized model, then the predictions on all texts and the score."""
+        layers = check_layers(self.source, target, self.folder, self.batch)
+        texts, pairs = select_texts_and_pairs(self.examples, range(len(self.examples)))
+        parity, logits = verify_export(
+            str(target),
+            self.folder / str(target),
+            texts,
+            pairs,
+            self.max_length,
+            self.quantized_logits,
+            rounds=True,
+            kind=kind_of(self.source.model),
+        )
+        proof = asdict(parity) | {"layers": layers}
+        if self.has_classes:
+            labels = np.asarray(self.examples.labels)
+            found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.quantized_logits))
+            if abs(found - trained) > MAX_ACCURACY_CHANGE:
+                raise ArtefactError(
+                    f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
+                    f"to within {MAX_ACCURACY_CHANGE:.1%}"
+                )
+            proof |= {"score": found, "trained_score": trained}
+        return proof
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each text has a class; other tasks are scored in the evaluation."""
+        return bool(self.examples.labels) and isinstance(self.examples.labels[0], int)
+
+    def set_aside(self, target: ExportTarget, reason: str) -> None:
+        """Moves the target to the refused targets, together with the reason."""
+        place = self.folder / REFUSED / str(target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (self.folder / str(target)).exists():
+            shutil.move(self.folder / str(target), place)
+        place.mkdir(exist_ok=True)
+        (place / "reason.txt").write_text(reason + "\n")
+        self.refused.append({"target": str(target), "reason": reason, "where": f"{REFUSED}/{target}"})
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """Logits of the float checkpoint for the drawn texts."""
+        model = TorchModel.of(self.source.model)
+        return reference_logits(model, self.source.tokenizer, *self.drawn, self.max_length)
+
+    @cached_property
+    def quantized_logits(self) -> np.ndarray:
+        """Logits of the model with rounding, as it was trained, for all texts."""
+        texts, pairs = select_texts_and_pairs(self.examples, range(len(self.examples)))
+        return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
+
+    @cached_property
+    def batch(self) -> dict[str, np.ndarray]:
+        """A padded batch of the drawn texts."""
+        texts, pairs = self.drawn
+        return tokenize(self.source.tokenizer, texts[:_BATCH], pairs[:_BATCH] if pairs else None, self.max_length)
+
+
+def describe_proof(proof: JsonObject) -> str:
+    """Returns what was compared for a target, and how much it differs."""
+    line = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
+    if "layers" in proof:
+        line += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} decisions equal"
+        if "score" in proof:
+            line += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
+    else:
+        line += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} "
+        line += f"texts, the same {proof['tokens']} tokens generated" if "tokens" in proof else "texts"
+    return f"{line}, {proof['bytes'] / 1e6:.1f} MB"
+
+
+def reference_logits(
+    model: TorchModel | OnnxModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] | Sequence[list[str]],
+    pairs: Sequence[str] | None,
+    max_length: int,
+) -> np.ndarray:
+    """Returns logits of the model in memory, computed with its own tokenizer.
+
+    They are [texts, classes], or [tokens, classes] of all tokens for models with logits per token.
+    """
+    parts = []
+    for start in range(0, len(texts), _BATCH):
+        rows = slice(start, start + _BATCH)
+        batch = tokenize(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
+        parts.append(flatten_tokens(model(batch), batch["attention_mask"]))
+    return np.concatenate(parts)
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] | Sequence[list[str]],
+    pairs: Sequence[str] | None,
+    max_length: int,
+) -> dict[str, np.ndarray]:
+    """Returns a padded batch of ids, mask and types, each [batch, length] int64; texts may be lists of words."""
+    batch = tokenizer(
+        list(texts),
+        list(pairs) if pairs else None,
+        padding=True,
+        padding_side="right",
+        truncation=True,
+        max_length=max_length,
+        is_split_into_words=not isinstance(texts[0], str),
+        return_tensors="np",
+    )
+    types = {"token_type_ids": np.zeros_like(batch["input_ids"])}  # zeros if the tokenizer returns none
+    return {name: value.astype(np.int64) for name, value in {**types, **batch}.items()}

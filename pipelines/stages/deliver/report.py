@@ -1,0 +1,152 @@
+"""The report stage: a run's results as JSON, HTML and model cards, and the folders that the run publishes."""
+
+import csv
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pipelines.reports.pruning_summary import find_code, read_pruning
+from pipelines.reports.render import render_cards, render_html
+from pipelines.reports.schema import ModelEntry, Report, StageEntry
+from pipelines.reports.tables import build_scores, build_summary
+from pipelines.runs.console import Console
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import LOGS
+from pipelines.runs.output import check_not_removed
+from pipelines.runs.publication import link_tree, republish_folder
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.this_machine import commit, describe
+from pipelines.stages.deliver.baseline import read_baseline
+from pipelines.stages.deliver.export import HUGGINGFACE
+
+if TYPE_CHECKING:
+    from distill.tasks.task import Task
+
+
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+
+
+REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
+
+
+def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact) -> Artefact:
+    """Writes report.json, report.html and the students' model cards, which cover all stages of the run."""
+    stages = list(run.done)
+
+    def work(folder: Path) -> dict[str, Any]:
+        report = build_report(run, config, task, evaluation, stages)
+        curves = {stage.name: read_curves(stage.folder / LOGS) for stage in stages}
+        write_json(folder / REPORT, report)
+        (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
+        (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
+        own = cast(Report, {**report, "models": published(run, report["models"])})
+        for name, card in render_cards(own).items():
+            (folder / name).write_text(card)
+        return {}
+
+    return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work, version=VERSION)
+
+
+def build_report(
+    run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact, stages: Sequence[Artefact]
+) -> Report:
+    """Returns the report as one dict; see `pipelines.reports.schema`."""
+    data = next(stage for stage in stages if stage.name == "data")
+    models = json.loads((evaluation.folder / "evaluation.json").read_text())
+    codes, pruning = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
+    report = {
+        "task": task.name,
+        "metric": next(iter(models[0]["scores"])),
+        "seed": run.seed,
+        "license": None,
+        "data": {"path": config.get("data", {}).get("path"), "classes": len(task.labels)} | dict(data.metrics),
+        **read_baseline(evaluation.folder),
+        "models": [entry | ({"code": code} if code else {}) for entry, code in zip(models, codes, strict=True)],
+        "stages": [stage_row(stage) for stage in stages],
+        "config": config,
+        "machine": describe(),
+        "versions": evaluation.manifest["versions"],
+        "commit": commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
+    return cast(Report, report | ({"pruning": pruning} if pruning else {}) | ({"refused": refused} if refused else {}))
+
+
+def published(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:
+    """Returns the entries with the students' paths as published, because the model card is copied with that folder."""
+
+    def placed(entry: ModelEntry) -> ModelEntry:
+        if entry["name"] == "teacher":
+            return entry
+        folder = run.output / (STUDENT if entry["name"] == "model" else entry["name"])
+        target = Path(entry["path"]).name
+        return {**entry, "path": str(folder if target == str(HUGGINGFACE) else folder / target)}
+
+    return [placed(entry) for entry in models]
+
+
+def stage_row(stage: Artefact) -> StageEntry:
+    """Returns what the report lists of a stage."""
+    return {
+        "name": stage.name,
+        "folder": str(stage.folder),
+        "skipped": stage.skipped,
+        "wall_seconds": stage.manifest["wall_seconds"],
+        "peak_memory_bytes": stage.manifest["peak_memory_bytes"],
+        "resumed": stage.manifest["resumed"],
+        "metrics": stage.manifest["metrics"],
+    }
+
+
+def read_curves(logs: Path) -> list[dict[str, float]]:
+    """Returns the rows of all attempts' logs; steps repeated by a resumed attempt replace those of the killed one."""
+    rows: list[dict[str, float]] = []
+    for file in sorted(logs.glob("attempt-*/metrics.csv"), key=lambda f: int(f.parent.name.split("-")[1])):
+        with file.open() as lines:
+            fresh = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)]
+        if fresh:
+            first = min(row["step"] for row in fresh)
+            rows = [row for row in rows if row["step"] < first] + fresh
+    return rows
+
+
+def publish_results(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
+    """Publishes the newest results to the output folder: the page, the numbers and the deployable students.
+
+    `exports` maps a model's name, which is also the name of its folder, to its export. The user's own files in that
+    folder are left in place.
+    """
+    check_not_removed(run.output)
+    for name in (REPORT, PAGE):
+        partial = run.output / f".{name}.partial"
+        shutil.copyfile(report.folder / name, partial)
+        partial.replace(run.output / name)
+    places = {"report": run.output / PAGE, "numbers": run.output / REPORT}
+    for name, export in exports.items():
+        places |= publish_model(run, run.output / name, report, export)
+    return places
+
+
+def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
+    """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
+    others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
+    with republish_folder(place, run.console.say) as fresh:
+        link_tree(export.folder / str(HUGGINGFACE), fresh)
+        for target in others:
+            link_tree(export.folder / target, fresh / target)
+        own = report.folder / f"{place.name}.md"  # with several students each has its own card
+        shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
+    return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
+
+
+def print_results(console: Console, report: Report, places: Mapping[str, Path]) -> None:
+    """Prints the result tables and the paths of the published files."""
+    console.table("Result", *build_summary(report))
+    if scores := build_scores(report):
+        console.table("Scores", *scores)
+    for name, path in places.items():
+        console.say(f"{name:>8}: {path}")

@@ -1,0 +1,44 @@
+"""Stages for checkpoints that are already trained: their labels are reordered to match the data's."""
+
+from pathlib import Path
+
+from distill.checkpoint.checkpoint import Checkpoint
+from distill.errors import InputError
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.stage import Artefact, Run
+from pipelines.stages.prepare.data import read_task
+from pipelines.stages.prepare.teacher import MODEL
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+
+
+def by_label_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artefact:
+    """Writes `model/`: the checkpoint with its labels in the data's order, matched by name.
+
+    Raises:
+        InputError: The checkpoint's head lacks the data's labels or its weights.
+    """
+    name, folder = checkpoint.role, checkpoint.folder
+    stage = f"{name}-by-label"
+    if data.digest is None:  # a dry run doesn't read the labels
+        return run.plan_stage(stage)
+    from compress.export.common.huggingface import export_huggingface
+
+    task = read_task(data)
+    task.check(checkpoint.config, str(folder))
+    rows = task.head_rows(checkpoint.config)
+    missing = task.missing_head(folder) if rows is not None else ""
+    if rows is None or missing:
+        raise InputError(
+            f"{name} {str(folder)!r}: expected a head for the data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …), found none{f': {missing}' if missing else ''}: it can't be scored"
+        )
+
+    def work(output: Path) -> JsonObject:
+        tokenizer = checkpoint.load_tokenizer()
+        task.configure_tokenizer(tokenizer, folder)
+        export_huggingface(task.load_with_head(str(folder), rows), tokenizer, output / MODEL)
+        return {}
+
+    settings = {"task": task.name, "labels": list(task.labels)}
+    return run.stage(stage, settings, {"model": run.digest(checkpoint)}, work, version=VERSION)

@@ -1,0 +1,178 @@
+"""The teacher stage: a checkpoint whose head matches the data's labels, fine-tuned first if necessary."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import lightning
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from compress.export.common.huggingface import export_huggingface
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from distill.checkpoint.sentence_folder import describe_vectors
+from distill.data.batches.batches import EvalBatches
+from distill.data.batches.data_module import TextDataModule
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.parallel.layout import Layout
+from distill.tasks.sentence_embedding import SentenceEmbedding
+from distill.tasks.task import Task, output_layer
+from distill.teacher.head import probe_head
+from distill.train.config import VERSION as TRAINING
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.manifest import SCRATCH, JsonObject
+from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
+from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.trainer import Metrics, fit_module
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Plan
+from pipelines.stages.prepare.data import read_data, read_task
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+MODEL = "model"
+
+
+def teacher_stage(
+    run: Run, plan: Plan, checkpoint: Checkpoint, data: Artefact, precision: str, *, name: str = "teacher"
+) -> Artefact:
+    """Writes `model/`: a teacher as a checkpoint with the data's labels in their order."""
+    config, source, layout = plan.settings, checkpoint.folder, plan.layouts.tuned
+    settings = {
+        "finetune": config.teacher.finetune,
+        "probe": config.teacher.probe,
+        "train": training_settings(config, "teacher_train"),
+        "precision": precision,
+        "max_length": config.data.max_length,
+    }
+
+    def work(folder: Path) -> JsonObject:
+        splits, tokenizer, task = read_data(data), checkpoint.load_tokenizer(), read_task(data)
+        task.configure_tokenizer(tokenizer, source)
+        rows = find_usable_head(run, config, checkpoint, task)
+        if rows is not None:
+            if run.world.is_rank_zero:
+                export_huggingface(task.load_with_head(str(source), rows), tokenizer, folder / MODEL)
+            return {"trained": False}
+        texts = TextDataModule(
+            splits,
+            tokenizer,
+            encode=task.encode,
+            encode_train=task.encode_train,
+            batch_size=config.teacher_train.batch_size,
+            max_length=config.data.max_length,
+            seed=run.seed,
+            unlabelled=False,
+        )
+        model, mesh = build_placed_model(
+            run,
+            layout,
+            folder,
+            lambda: build_untrained_teacher(run, config, source, task, texts, folder),
+            task.auto,
+            offload=config.teacher.offload,
+            prefetch=config.machine.prefetch,
+        )
+        metrics = finetune(run, config, model, task, texts, folder, precision, layout, mesh)
+        save_model(model, tokenizer, folder / MODEL)
+        return {"trained": True} | metrics
+
+    return run.stage(
+        name, settings, {"data": data, "teacher": run.digest(checkpoint)}, work, version=VERSION, together=True
+    )
+
+
+def open_stage_checkpoint(stage: Artefact, role: str) -> Checkpoint:
+    """Opens the model that a stage wrote."""
+    return open_checkpoint(str(stage.folder / MODEL), role)
+
+
+def build_untrained_teacher(
+    run: Run, config: DistillConfig, source: Path, task: Task, data: TextDataModule, folder: Path
+) -> PreTrainedModel:
+    """Returns the checkpoint's body with a new head, fitted to the body's features if `teacher.probe` is set."""
+    model = task.load(str(source), run.seed)
+    if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
+        with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
+            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.output_rows, advance)
+    return model
+
+
+def training_settings(config: DistillConfig, name: str) -> JsonObject:
+    """Returns the settings that determine the trained weights; the layout doesn't affect them."""
+    return select_key_settings(getattr(config, name)) | {"compress": config.machine.compress}
+
+
+def select_key_settings(train: TrainConfig) -> JsonObject:
+    """Returns all training settings but the checkpoint interval, together with the algorithm's version."""
+    settings = {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
+    return settings | {"version": TRAINING}
+
+
+def find_usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, task: Task) -> list[int] | None:
+    """Returns the head's row for each label, or None if the teacher has to be fine-tuned; prints the decision and why.
+
+    Raises:
+        InputError: The checkpoint's head lacks the data's labels or its weights, and `teacher.finetune` is `never`.
+    """
+    source = checkpoint.folder
+    task.check(checkpoint.config, str(source))
+    rows = task.head_rows(checkpoint.config)
+    missing = task.missing_head(source) if rows is not None else ""
+    rows, reason = (None, missing) if missing else (rows, "it has no head for these labels")
+    if config.teacher.finetune == "never" and rows is None:
+        raise InputError(
+            f"teacher {str(source)!r}: expected a head for the data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …), found none{f': {missing}' if missing else ''}; and "
+            "--teacher.finetune never rules out training one"
+        )
+    if rows is None or config.teacher.finetune == "always":
+        reason = reason if rows is None else "teacher.finetune is always; it has a head for these labels"
+        run.console.say(f"  teacher: will be fine-tuned first ({reason}): {source}")
+        return None
+    order = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
+    description = f"its head has these {len(rows)} labels, {order}" if rows else f"its head is for {task.name}"
+    if isinstance(task, SentenceEmbedding):
+        description = describe_vectors(source)
+    run.console.say(f"  teacher: {description}: it is used unchanged")
+    return rows
+
+
+def finetune(
+    run: Run,
+    config: DistillConfig,
+    model: PreTrainedModel,
+    task: Task,
+    data: TextDataModule,
+    folder: Path,
+    precision: str,
+    layout: Layout,
+    mesh: DeviceMesh | None,
+) -> Metrics:
+    """Fine-tunes the teacher on the data's labels and returns its validation metrics."""
+    train = config.teacher_train
+    lightning.seed_everything(run.seed, verbose=False)
+    module = DistillationModule(
+        model,
+        loss=LossConfig(kl=0, ce=1),
+        train=train,
+        metric=task.scorer(),
+        output_rows=task.output_rows,
+        shard_optimizer=layout.zero == 1,
+        stages=build_pipeline_trainer(model, layout, mesh),
+    )
+    return fit_module(
+        module,
+        data,
+        folder,
+        label="teacher: fine-tuning",
+        train=train,
+        machine=config.machine,
+        layout=layout,
+        mesh=mesh,
+        precision=precision,
+        seed=run.seed,
+        console=run.console,
+        world=run.world,
+        wandb_folder=run.output / "wandb",
+    )

@@ -1,0 +1,1 @@
+"""Stages that prune a student to a budget."""

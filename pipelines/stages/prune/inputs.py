@@ -1,0 +1,185 @@
+"""The stages before the shape search, apart from the importance scores: the model to prune and the cost model."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from compress.export.common.huggingface import export_huggingface
+from compress.export.common.targets import by_scheme
+from compress.measure.latency import Latency
+from compress.prune.search.candidates import get_outline, make_first_units_shape
+from compress.prune.search.cost import CostModel, Outline, fit_costs, plan_measurements
+from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
+from compress.quantize.config import QuantizeConfig
+from distill.checkpoint.pruned import head_width, load_pruned
+from distill.data.splits.examples import Splits
+from distill.slicing import Axis, factorise_embeddings, find_axes, prune
+from distill.tasks.names import LANGUAGE
+from distill.tasks.task import Task
+from pipelines.reports.pruning_summary import COSTS
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import SCRATCH, JsonObject
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Plan
+from pipelines.settings.schemes import is_dynamic_reduced, quantization_by
+from pipelines.settings.this_machine import describe
+from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.teacher import MODEL
+from pipelines.stages.prepare.vocabulary import TOKENS_FILE, tokenizer_of
+from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, target_for, time_together
+from pipelines.stages.train.distill import make_student
+
+START_VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+COSTS_VERSION = 1  # version of the costs stage, as above
+GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not measurement conditions
+
+RoundingKey: TypeAlias = str | list[object]  # JSON types
+
+
+def start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
+    """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
+
+    If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorised.
+    """
+    config = plan.settings
+    spec, rank = config.student.spec, config.prune.embedding_rank
+    # A language model predicts its whole vocabulary, and its teacher's signals cover every token.
+    prune_tokens = config.prune.vocabulary and config.task not in LANGUAGE
+    settings = {
+        "student": spec,
+        "vocabulary": prune_tokens,
+        "unseen": config.prune.unseen if prune_tokens else None,
+        "embedding_rank": rank,
+    }
+    inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
+    if plan.student is not None:
+        inputs["student"] = run.digest(plan.student)
+
+    def work(folder: Path) -> JsonObject:
+        source, splits = teacher.folder / MODEL, read_data(data)
+        model, tokenizer = load_pruned(source), tokenizer_of(source)
+        if spec != "teacher":
+            model = make_student(plan, model, tokenizer, read_task(data), run.seed)
+        vocabulary, params = model.config.vocab_size, model.num_parameters()
+        tokens = np.arange(max(tokenizer.get_vocab().values()) + 1)
+        counts = count_tokens(tokenizer, training_texts(splits)) if prune_tokens or rank else np.zeros(0, np.int64)
+        if prune_tokens:
+            tokens = choose_tokens(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
+            model, tokenizer = prune_vocabulary(model, tokenizer, tokens)
+        if rank:
+            model = factorise_embeddings(model, rank, pad_counts(model, counts[tokens]))
+        export_huggingface(model, tokenizer, folder / MODEL)
+        np.save(folder / TOKENS_FILE, tokens)
+        run.console.say(
+            f"  start: {len(tokens):,} of {vocabulary:,} tokens retained, "
+            f"{f'embeddings of rank {rank}, ' if rank else ''}"
+            f"{4 * (params - model.num_parameters()) / 1e6:.1f} MB of fp32 embeddings removed"
+        )
+        return {"words": len(tokens), "params": model.num_parameters()}
+
+    return run.stage("start", settings, inputs, work, version=START_VERSION)
+
+
+def pad_counts(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
+    """Returns the number of uses of each embedding row; rows beyond the tokenizer's vocabulary have none."""
+    return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
+
+
+def axes_of(model: PreTrainedModel, task: Task) -> list[Axis]:
+    """Returns the axes of a model that can be pruned for a task."""
+    return [axis for axis in find_axes(model) if not (task.needs_teacher_width and axis.kind == "hidden")]
+
+
+def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
+    """Yields every text that the student is trained on, or its list of words."""
+    for part in (splits.train, splits.unlabelled):
+        yield from part.texts
+        yield from part.pairs or ()
+
+
+def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
+    """Fits the costs of heads, neurons and layers to measurements in the budget's runtime.
+
+    The teacher and about a dozen sizes of the start model are measured.
+    """
+    conditions = {name: value for name, value in asdict(config.budget).items() if name not in GOALS}
+    settings = {
+        "budget": conditions,
+        "max_length": config.data.max_length,
+        "machine": describe(),
+        "scheme": rounding_key(config),
+    }
+
+    def work(folder: Path) -> JsonObject:
+        outlines, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")
+        latencies = time_together(models, config.budget)
+        costs = fit_costs(outlines, [latencies[str(i)].best_ms for i in range(len(outlines))])
+        rows = [build_cost_row(outline, latencies[str(i)], models[str(i)].bytes) for i, outline in enumerate(outlines)]
+        teacher_ms = latencies["teacher"].best_ms
+        write_json(folder / COSTS, {"teacher": asdict(latencies["teacher"]), "costs": asdict(costs), "measured": rows})
+        run.console.say(
+            f"  costs: teacher {teacher_ms:.3f} ms; {len(rows)} sizes measured, the sum of parts is off by "
+            f"{100 * costs.error:.1f} % (median)"
+        )
+        return {"teacher_ms": teacher_ms, "error": costs.error}
+
+    return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work, version=COSTS_VERSION)
+
+
+def build_measured_models(
+    run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact, scratch: Path
+) -> tuple[list[Outline], dict[str, TimedModel]]:
+    """Returns the outlines to measure, and the models to time by name: the teacher, and each outline by its index."""
+    model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
+    task = read_task(data)
+    axes = axes_of(model, task)
+    texts = draw_texts(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
+    outlines = plan_measurements(get_outline(axes), step=head_width(model.config), uniform=config.budget.uniform)
+    quantization, reduced = timing_quantization(config), is_dynamic_reduced(config)
+    models = {}
+    with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:
+        source = teacher.folder / MODEL
+        reference = target_for(config.budget, teacher=True)
+        models["teacher"] = build_timed(
+            load_pruned(source), tokenizer_of(source), reference, scratch / "teacher", texts
+        )
+        advance(1)
+        for number, outline in enumerate(outlines):
+            small = prune(model, axes, make_first_units_shape(axes, outline))
+            target, folder = target_for(config.budget), scratch / str(number)
+            models[str(number)] = build_timed(small, tokenizer, target, folder, texts, quantization, reduced=reduced)
+            advance(1)
+    return outlines, models
+
+
+def timing_quantization(config: DistillConfig) -> QuantizeConfig | None:
+    """Returns the quantization that students are timed with: the final one for an int8 budget, otherwise None."""
+    if not config.quantize.scheme or config.budget.precision != "int8":
+        return None
+    return quantization_by(config, next(iter(by_scheme([config.budget.runtime], config.quantize.scheme))))
+
+
+def rounding_key(config: DistillConfig) -> RoundingKey:
+    """Returns the quantization settings that latency measurements depend on, for stage keys."""
+    quantization = timing_quantization(config)
+    if quantization is None:
+        return "reduced" if is_dynamic_reduced(config) else ""
+    return [quantization.scheme, quantization.keep, quantization.reduced]
+
+
+def build_cost_row(outline: Outline, latency: Latency, size: int) -> JsonObject:
+    """Returns a measured outline as `costs.json` stores it; `size` is in bytes."""
+    return asdict(outline) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms, "bytes": size}
+
+
+def fit_size_model(costs: Artefact) -> CostModel:
+    """Returns a cost model of file sizes in bytes, with the terms of the latency model, fitted to the same models."""
+    measured = json.loads((costs.folder / COSTS).read_text())["measured"]
+    outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in measured]
+    return fit_costs(outlines, [row["bytes"] for row in measured])

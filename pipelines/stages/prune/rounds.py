@@ -1,0 +1,58 @@
+"""Intermediate shapes of iterative pruning, determined by predicted costs alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from compress.prune.schedule import interpolate_cubic
+from compress.prune.search.candidates import Candidate, SearchSpace, get_outline, list_candidates
+from distill.checkpoint.pruned import load_pruned
+from distill.slicing import Shape
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import SpeedTarget, round_name
+from pipelines.stages.prepare.teacher import MODEL
+from pipelines.stages.prune.inputs import axes_of
+from pipelines.stages.prune.shape import ShapeInputs, ShapeSearch
+from pipelines.stages.train.pruned_start import SHAPE
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+
+
+def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, number: int) -> Artefact:
+    """Writes `shape.json`: the units that are kept after round `number`.
+
+    The latency budget of the round follows the cubic schedule from the start model's predicted cost to the target. No
+    candidate is trained or measured: the fitting candidate with the least estimated loss is used. If all fitting
+    candidates would leave a layer with a single unit of every kind, nothing is pruned in this round.
+    """
+    rounds = config.prune.rounds
+    settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
+
+    def work(folder: Path) -> JsonObject:
+        search = ShapeSearch(run, config, inputs, target, folder)
+        space, whole = search.space, get_outline(axes_of(load_pruned(inputs.tokens.folder / MODEL), search.task))
+        begin, end = space.costs.predict(whole), target.milliseconds(search.teacher_ms)
+        milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
+        chosen = choose_candidate(space, list_candidates(space, milliseconds))
+        shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape
+        outline = get_outline(space.axes) if chosen is None else chosen.outline
+        predicted_ms = space.costs.predict(outline)
+        metrics = {"milliseconds": milliseconds, "predicted_ms": predicted_ms, "outline": asdict(outline)}
+        write_json(folder / SHAPE, {"shape": shape.to_dict()} | metrics)
+        run.console.say(
+            f"  shape-{round_name(target, number)}: {milliseconds:.3f} of {begin:.3f} ms left, "
+            f"{'nothing to prune' if chosen is None else chosen.label}"
+        )
+        return metrics
+
+    return run.stage(f"shape-{round_name(target, number)}", settings, inputs.by_name(), work, version=VERSION)
+
+
+def choose_candidate(space: SearchSpace, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Returns the candidate with the least estimated loss; None if there is no usable candidate."""
+    # A layer with one unit of every kind has no axis left, so later rounds couldn't predict its cost.
+    usable = [each for each in candidates if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
+    return min(usable, key=lambda each: each.loss, default=None)

@@ -1,0 +1,320 @@
+"""The shape stage: searches the units to keep for a target speed, by short trainings and repeated measurements."""
+
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.prune.budget import TOLERANCE, Budget
+from compress.prune.importance.scores import Scores
+from compress.prune.search.allocate import Limit
+from compress.prune.search.candidates import (
+    Candidate,
+    SearchSpace,
+    list_candidates,
+    make_smallest_candidate,
+    reallocate,
+)
+from distill.checkpoint.pruned import head_width, load_pruned
+from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Splits
+from distill.errors import InputError
+from distill.slicing import Axis, prune
+from distill.tasks.task import Task
+from pipelines.reports.pruning_summary import read_costs
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import SCRATCH, JsonObject
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import SpeedTarget
+from pipelines.settings.schemes import is_dynamic_reduced
+from pipelines.stages.cache.writing import load_teacher
+from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
+from pipelines.stages.prepare.teacher import MODEL
+from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prune.budget_timing import (
+    TimedModel,
+    TimingTexts,
+    build_timed,
+    draw_texts,
+    target_for,
+    time_together,
+)
+from pipelines.stages.prune.importance import SCORES
+from pipelines.stages.prune.inputs import axes_of, fit_size_model, rounding_key, timing_quantization
+from pipelines.stages.prune.trials import Trial, eliminate
+from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
+from pipelines.stages.train.recovery_rate import RULE
+from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
+AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
+MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
+TRIAL_SETTINGS = (
+    "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
+)  # fmt: skip
+_ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
+
+
+@dataclass(frozen=True)
+class ShapeInputs:
+    """The stages that a shape search takes as input."""
+
+    data: Artefact
+    teacher: Artefact
+    cache: Artefact
+    tokens: Artefact
+    start: Artefact
+    scores: Artefact
+    costs: Artefact
+
+    def by_name(self) -> dict[str, Artefact]:
+        """Returns the stages by their names in stage keys, which mustn't change: finished runs would be rebuilt."""
+        return {"words" if name == "tokens" else name: stage for name, stage in vars(self).items()}
+
+
+def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
+    """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
+    settings = {
+        "target": asdict(target),
+        "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
+        "trials": config.prune.trials,
+        "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
+        "loss": vars(config.loss.without_layer_terms),
+        "max_length": config.data.max_length,
+        "scheme": rounding_key(config),
+    }
+
+    def work(folder: Path) -> JsonObject:
+        search = ShapeSearch(run, config, inputs, target, folder)
+        result = search.choose()
+        write_json(folder / SHAPE, result)
+        return {name: result[name] for name in (*MEASURED, "outline", "teacher_score")}
+
+    return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
+
+
+class TimedCandidate(NamedTuple):
+    """A candidate and its files as they will be deployed."""
+
+    candidate: Candidate
+    model: TimedModel
+
+
+class ShapeSearch:
+    """The search for the shape of a single target; data, texts and teacher are loaded on first use."""
+
+    def __init__(self, run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, folder: Path):
+        self.run, self.config, self.inputs, self.target = run, config, inputs, target
+        self.budget: Budget = config.budget
+        self.scratch = folder / SCRATCH / "exports"
+        self.model: PreTrainedModel = load_pruned(inputs.start.folder / MODEL)
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(inputs.start.folder / MODEL)
+        self.axes: Sequence[Axis] = axes_of(self.model, self.task)
+        costs, self.teacher_ms = read_costs(inputs.costs)
+        scores = Scores.load(inputs.scores.folder / SCORES, self.model)
+        size = Limit(fit_size_model(inputs.costs), target.max_bytes) if target.max_bytes else None
+        self.space = SearchSpace(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform, size)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The data's splits."""
+        return read_data(self.inputs.data)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task, with its labels."""
+        return read_task(self.inputs.data)
+
+    @cached_property
+    def data(self) -> TextDataModule:
+        """The texts that trials train on."""
+        return build_training_texts(self.run, self.config, self.splits, self.tokenizer, task=self.task)
+
+    @cached_property
+    def texts(self) -> TimingTexts:
+        """The texts that models are timed on."""
+        length = self.config.data.max_length
+        return draw_texts(self.splits.validation, self.budget, length, self.run.seed, self.task)
+
+    @cached_property
+    def teacher(self) -> TimedModel:
+        """The teacher's files; every candidate is measured beside the same files."""
+        source = self.inputs.teacher.folder / MODEL
+        reference = target_for(self.budget, teacher=True)
+        return build_timed(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
+
+    def choose(self) -> JsonObject:
+        """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents."""
+        milliseconds = self.target.milliseconds(self.teacher_ms) / AIM
+        candidates = list_candidates(self.space, milliseconds)
+        if not candidates:
+            self.refuse_target(milliseconds)
+        winner, divergences = self.run_trials(candidates)
+        chosen, measurements = self.correct_latency(candidates[winner])
+        pairs = zip(candidates, divergences, strict=True)
+        result: JsonObject = {
+            "shape": chosen.shape.to_dict(),
+            "outline": asdict(chosen.outline),
+            "label": chosen.label,
+            "trials": [{"label": each.label, "divergences": values} for each, values in pairs],
+            "measurements": measurements,
+        }
+        result["teacher_score"] = self.teacher_outputs.score
+        return result | {name: measurements[-1][name] for name in MEASURED}
+
+    def run_trials(self, candidates: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
+        """Returns the index of the candidate that learns best from the teacher, and the divergences of all trials."""
+        if len(candidates) == 1 or not self.config.prune.trials:
+            best = min(range(len(candidates)), key=lambda number: candidates[number].loss)
+            return best, [[] for _ in candidates]
+        start = PrunedStart(self.target.name, self.inputs.start, None, self.inputs.tokens)
+        signals = open_cached_signals(self.inputs.cache, start)
+        trials = []
+        for each in candidates:
+            torch.manual_seed(self.run.seed)
+            student = prune(self.model, self.axes, each.shape)
+            train = start.adapt_training(self.config.train, student)
+            trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.output_rows))
+        judge = Judge(
+            self.task,
+            self.data.validation,
+            self.data.pad_id,
+            self.teacher_outputs,
+            self.config.loss.resolved_temperature,
+        )
+        winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
+        self.run.console.say(
+            f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
+            f"(KL {divergences[winner][-1]:.3f})"
+        )
+        return winner, divergences
+
+    @cached_property
+    def teacher_outputs(self) -> SplitOutputs:
+        """The teacher's outputs on the validation split."""
+        source = self.inputs.teacher.folder / MODEL
+        model, tokenizer = load_teacher(source), tokenizer_of(source)
+        rows = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
+        return compute_outputs(
+            model, rows, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.resolved_temperature
+        )
+
+    def build_candidate(self, candidate: Candidate) -> TimedModel:
+        """Returns the candidate's files as they will be deployed."""
+        folder = self.scratch / "candidate"
+        shutil.rmtree(folder, ignore_errors=True)
+        model = prune(self.model, self.axes, candidate.shape, uniform=self.budget.uniform)
+        quantization, reduced = timing_quantization(self.config), is_dynamic_reduced(self.config)
+        target = target_for(self.budget)
+        return build_timed(model, self.tokenizer, target, folder, self.texts, quantization, reduced=reduced)
+
+    def fit_bytes(self, candidate: Candidate) -> TimedCandidate:
+        """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""
+        model, most = self.build_candidate(candidate), self.target.max_bytes
+        while most is not None and model.bytes > most and self.space.size is not None:
+            costs = self.space.size.costs
+            limit = Limit(costs, costs.predict(candidate.outline) - (model.bytes - most))
+            self.space = replace(self.space, size=limit)
+            smaller = reallocate(self.space, candidate, candidate.allocation.milliseconds)
+            if smaller is None:
+                break
+            candidate, model = smaller, self.build_candidate(smaller)
+        return TimedCandidate(candidate, model)
+
+    def measure(self, candidate: Candidate, model: TimedModel) -> JsonObject:
+        """Times the candidate alternately with the teacher."""
+        times = time_together({"teacher": self.teacher, "student": model}, self.budget, _ROUNDS)
+        teacher, student = times["teacher"].best_ms, times["student"].best_ms
+        return {
+            "label": candidate.label,
+            "teacher_ms": teacher,
+            "best_ms": student,
+            "speedup": teacher / student,
+            "bytes": model.bytes,
+        }
+
+    def correct_latency(self, candidate: Candidate) -> tuple[Candidate, list[JsonObject]]:
+        """Measures the candidate and adjusts the solver's latency budget until the requested speed is met.
+
+        A single measurement on a shared machine is off by a few percent. Shapes as similar as these deviate from the
+        solver's prediction by the same factor, so each measurement yields an estimate of the correct budget, and the
+        mean of the estimates is used.
+        """
+        measurements: list[JsonObject] = []
+        estimates: list[float] = []  # milliseconds to request of the solver, one from each measurement
+        (candidate, model), (least, most) = self.fit_bytes(candidate), MEASUREMENTS
+        while True:
+            measured = self.measure(candidate, model)
+            predicted = candidate.allocation.milliseconds
+            estimates.append(predicted * self.relative_speed(measured))
+            corrected = statistics.geometric_mean(estimates)
+            ratio = corrected / predicted
+            measured["by_all"] = measured["speedup"] * ratio / self.relative_speed(measured)
+            measurements.append(measured)
+            self.report_measurement(candidate, measured)
+            if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
+                break
+            better = reallocate(self.space, candidate, corrected / AIM)
+            if better is None or (better.outline == candidate.outline and len(measurements) >= least):
+                break
+            if better.outline != candidate.outline:
+                candidate, model = self.fit_bytes(better)
+        self.check_bytes(measurements[-1])
+        if ratio < 1 - TOLERANCE:
+            self.run.console.say(
+                f"  shape-{self.target.name}: the target was missed: {measurements[-1]['by_all']:.2f}x, {ratio:.0%} of "
+                "the requested speed; measurements on a busy machine are unreliable"
+            )
+        return candidate, measurements
+
+    def report_measurement(self, candidate: Candidate, measured: JsonObject) -> None:
+        """Prints a measurement, and the speed by all measurements so far."""
+        self.run.console.say(
+            f"  shape-{self.target.name}: {candidate.label}: {measured['best_ms']:.3f} ms, {measured['speedup']:.2f}x; "
+            f"{measured['by_all']:.2f}x by all measurements"
+        )
+
+    def relative_speed(self, measured: JsonObject) -> float:
+        """Returns the measured speed relative to the requested speed."""
+        if self.target.latency_ms:
+            return self.target.latency_ms / float(measured["best_ms"])
+        return float(measured["speedup"]) / self.target.speedup
+
+    def check_bytes(self, measured: JsonObject) -> None:
+        """Checks the size of the measured files.
+
+        Raises:
+            InputError: The files are larger than the budget allows.
+        """
+        most = self.target.max_bytes
+        if most is not None and measured["bytes"] > most:
+            raise InputError(
+                f"budget.max_bytes: expected at most {most / 1e6:g} MB, found {measured['bytes'] / 1e6:.1f} MB for the "
+                f"best shape, {measured['label']}, at {measured['speedup']:.1f}x; --budget.precision int8, "
+                "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"
+            )
+
+    def refuse_target(self, milliseconds: float) -> None:
+        """Measures the smallest possible shape and reports the target as unreachable.
+
+        Raises:
+            InputError: Always.
+        """
+        smallest = make_smallest_candidate(self.space)
+        measured = self.measure(smallest, self.build_candidate(smallest))
+        self.check_bytes(measured)
+        raise InputError(
+            f"budget {self.target.name}: expected a shape that takes {milliseconds * AIM:.3f} ms per call on "
+            f"{self.budget.runtime} {self.budget.precision}, found none: the smallest, {smallest.label}, reaches "
+            f"{measured['speedup']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
+            + ("" if self.budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
+        )

@@ -1,0 +1,94 @@
+"""Short trainings of candidates side by side; the candidate that learns best from the teacher is trained to the end."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from distill.data.batches.data_module import TextDataModule
+from distill.data.batches.encode import Batch
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import SignalSource
+from distill.tasks.logit_rows import OutputRows
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.optimizer import build_optimizer
+from pipelines.runs.console import Console
+from pipelines.stages.prepare.scoring import Judge
+
+_WARMUP = 20  # steps
+REDUCTION = 3  # one in this many trials continues
+
+
+class Trial:
+    """The training of a candidate, with warm-up and then a constant rate, so that it can continue after comparisons."""
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        data: TextDataModule,
+        signals: SignalSource,
+        loss: LossConfig,
+        train: TrainConfig,
+        output_rows: OutputRows,
+    ):
+        # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
+        self.module = DistillationModule(
+            student, loss=loss.without_layer_terms, train=train, signals=signals, output_rows=output_rows
+        )
+        self.module.on_fit_start()
+        self.optimizer = build_optimizer(student, [], train)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.batches, self.steps, self.max_grad_norm = repeat_batches(data), 0, train.max_grad_norm
+
+    def run(self, steps: int) -> None:
+        """Trains for a number of further steps."""
+        for _ in range(steps):
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * min(1.0, (self.steps + 1) / _WARMUP)
+            loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self.max_grad_norm:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
+            self.optimizer.step()
+            self.steps += 1
+
+
+def repeat_batches(data: TextDataModule) -> Iterator[Batch]:
+    """Yields training batches in the seed's order, epoch after epoch."""
+    batches = data.train_dataloader()
+    while True:
+        yield from batches
+
+
+def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
+    """Returns the index of the trial that learns best, and each trial's divergence after each of its rounds.
+
+    In each round all remaining trials are trained and the better third continues. The last round takes `steps` steps,
+    and each earlier round a third of the next one's, so that all rounds take about the same time.
+
+    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943), with thirds instead of halves as in
+    Hyperband (Li et al. 2018, arXiv 1603.06560).
+    """
+    remaining = list(range(len(trials)))
+    divergences: list[list[float]] = [[] for _ in trials]
+    plan = plan_rounds(len(trials), steps)
+    with console.track("shape: trials", sum(count * each for count, each in plan), "steps") as advance:
+        for count, each in plan:
+            remaining = sorted(remaining, key=lambda number: divergences[number][-1:])[:count]
+            for number in remaining:
+                trials[number].run(each)
+                divergences[number].append(judge.divergence(trials[number].module.student))
+                advance(each, f"{count} candidates")
+    return min(remaining, key=lambda number: divergences[number][-1]), divergences
+
+
+def plan_rounds(trials: int, steps: int) -> list[tuple[int, int]]:
+    """Returns (number of trials, steps per trial) of each round."""
+    counts = [trials]
+    while counts[-1] > REDUCTION:
+        counts.append(-(-counts[-1] // REDUCTION))
+    last = len(counts) - 1
+    return [(count, max(1, steps // REDUCTION ** (last - number))) for number, count in enumerate(counts)]

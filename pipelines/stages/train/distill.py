@@ -1,0 +1,305 @@
+"""The distil stage: a student built or loaded, and trained on the teacher's signals."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import lightning
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.data.batches.batches import Signals
+from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Splits
+from distill.losses.teacher_signals import SignalSource
+from distill.models.generation import find_end_tokens
+from distill.models.layer_sizes import read_layer_sizes
+from distill.student.build import build_student
+from distill.tasks.task import Task
+from distill.teacher.fingerprint import check_same_tokenizer
+from distill.teacher.remote import RemoteTeacher
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.steps.across_tokenizers import CrossTokenizerKL
+from distill.train.steps.on_policy import OnPolicy
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
+from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.trainer import Metrics, fit_module, validate_module
+from pipelines.settings.plan import Plan
+from pipelines.settings.tokenizers import ACROSS, is_across
+from pipelines.stages.cache.online_teacher import call_teacher, load_configured_teacher
+from pipelines.stages.cache.writing import load_teacher
+from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
+from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.train.general import attach_head
+from pipelines.stages.train.pruned_start import PrunedStart
+from pipelines.stages.train.recovery_rate import RULE
+from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share
+from pipelines.stages.train.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+
+
+def student_stage(
+    run: Run,
+    plan: Plan,
+    data: Artefact,
+    teacher: Artefact,
+    cache: Artefact | None,
+    precision: str,
+    pruned: PrunedStart | None = None,
+    general: Artefact | None = None,
+) -> Artefact:
+    """Writes `model/`: the trained student.
+
+    It reads the teacher's signals from the cache ahead of each step; without a cache the teacher is queried in each
+    step. A `pruned` student starts from the pruned model. After general distillation it starts from the `general`
+    stage's model, with a new head.
+    """
+    training = StudentTraining(run, plan, data, teacher, cache, precision, pruned, general)
+    name = "distill" if pruned is None else f"distill-{pruned.name}"
+    return run.stage(name, training.settings(), training.inputs(), training.work, version=VERSION, together=True)
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of a student and of its teacher.
+
+    Args:
+        student: The student's tokenizer.
+        teacher: The teacher's tokenizer; the same object if the student has none of its own.
+        differ: Whether the student's differs from the teacher's, so that the same text has other tokens.
+    """
+
+    student: PreTrainedTokenizerBase
+    teacher: PreTrainedTokenizerBase
+    differ: bool
+
+
+@dataclass(frozen=True)
+class StudentTraining:
+    """The inputs, the key and the work of the stage; see `student_stage`."""
+
+    run: Run
+    plan: Plan
+    data: Artefact
+    teacher: Artefact
+    cache: Artefact | None
+    precision: str
+    pruned: PrunedStart | None
+    general: Artefact | None
+
+    def inputs(self) -> dict[str, Artefact | str]:
+        """Returns the stages and checkpoints that the student depends on."""
+        inputs: dict[str, Artefact | str] = {"data": self.data, "teacher": self.teacher}
+        if self.cache is not None:
+            inputs["cache"] = self.cache
+        if self.pruned is not None:
+            inputs |= self.pruned.inputs()
+        elif self.general is not None:
+            inputs["general"] = self.general
+        elif self.plan.student is not None:
+            inputs["student"] = self.run.digest(self.plan.student)
+        return inputs
+
+    def settings(self) -> JsonObject:
+        """Returns the settings that the student depends on."""
+        config = self.plan.settings
+        settings = {
+            "student": config.student.spec,
+            "loss": vars(config.loss),
+            "train": training_settings(config, "train"),
+            "precision": self.precision,
+            "max_length": config.data.max_length,
+            "signals": config.teacher.signals,
+        }
+        settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
+        settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
+        settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
+        return settings | ({"rate": RULE} if self.pruned is not None else {})
+
+    def work(self, folder: Path) -> JsonObject:
+        """Trains the student, writes it to `folder`, and returns the metrics."""
+        run, config, plan = self.run, self.plan.settings, self.plan
+        splits, task = read_data(self.data), read_task(self.data)
+        tokenizers = self.load_tokenizers(task)
+        student, mesh = build_placed_model(
+            run,
+            plan.layouts.student,
+            folder,
+            lambda: self.build_student(splits, task, tokenizers),
+            task.auto,
+            offload=config.student.offload,
+            prefetch=config.machine.prefetch,
+        )
+        remote, online = self.connect_teacher()
+        train = config.train if self.pruned is None else self.pruned.adapt_training(config.train, student)
+        lightning.seed_everything(run.seed, verbose=False)
+        module = self.build_module(student, task, tokenizers, train, online, mesh)
+        texts = self.build_texts(splits, task, tokenizers, remote)
+        if self.pruned is not None and self.pruned.is_unpruned(student):
+            run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
+            save_model(student, tokenizers.student, folder / MODEL)
+            metrics = validate_module(module, texts, machine=config.machine, precision=self.precision)
+            return metrics | {"params": student.num_parameters(), "epochs": 0}
+        metrics = self.fit(module, texts, folder, train, mesh)
+        if remote is not None:
+            remote.finish()
+        save_model(student, tokenizers.student, folder / MODEL)
+        notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
+        notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
+        return metrics | {"params": student.num_parameters()} | notes
+
+    @cached_property
+    def teacher_config(self) -> PretrainedConfig:
+        """The config of the teacher."""
+        return open_stage_checkpoint(self.teacher, "teacher").config
+
+    def load_tokenizers(self, task: Task) -> Tokenizers:
+        """Returns the tokenizers of student and teacher, configured for the task."""
+        source = self.teacher.folder / MODEL
+        teacher = student = tokenizer_of(self.pruned.folder if self.pruned is not None else source)
+        if self.pruned is None and self.plan.student is not None:
+            student = self.plan.student.load_tokenizer()
+        task.configure_tokenizer(student, source)
+        differ = is_across(self.plan.settings, teacher, student)
+        if not differ:  # the signals are of texts truncated at this length
+            student.model_max_length = tokenizer_of(source).model_max_length
+        return Tokenizers(student, teacher, differ)
+
+    def build_student(self, splits: Splits, task: Task, tokenizers: Tokenizers) -> PreTrainedModel:
+        """Returns the student before training, and prints its size."""
+        run, plan = self.run, self.plan
+        teacher = load_teacher(self.teacher.folder / MODEL)
+        if self.pruned is not None:
+            student = self.pruned.build_student()
+        elif self.general is not None:
+            texts = build_labelled_texts(run, plan.settings, splits, tokenizers.student, task)
+            student = attach_head(run, self.general.folder / MODEL, task, texts)
+        else:
+            student = make_student(plan, teacher, tokenizers.teacher, task, run.seed, own_tokenizer=tokenizers.differ)
+        if plan.settings.on_policy.share:
+            student.generation_config.eos_token_id = find_end_tokens(student, tokenizers.student) or None
+        run.console.say(f"  student: {describe_size(student)}, teacher: {describe_size(teacher)}")
+        return student
+
+    def connect_teacher(self) -> tuple[RemoteTeacher | None, SignalSource | None]:
+        """Returns the teacher on its own processes and the one on these, which is queried in each step; None if unused.
+
+        Both are None if the signals are cached, or if no loss term needs the teacher.
+        """
+        plan, source = self.plan, self.teacher.folder / MODEL
+        config = plan.settings
+        if not config.loss.needs_teacher:
+            return None, None
+        if config.teacher.ranks:
+            return call_teacher(self.run.world, source), None
+        return None, load_configured_teacher(plan, source) if self.cache is None else None
+
+    def build_module(
+        self,
+        student: PreTrainedModel,
+        task: Task,
+        tokenizers: Tokenizers,
+        train: TrainConfig,
+        online: SignalSource | None,
+        mesh: DeviceMesh | None,
+    ) -> DistillationModule:
+        """Returns the Lightning module; a teacher with another tokenizer is queried by the cross-tokenizer term."""
+        config, layout = self.plan.settings, self.plan.layouts.student
+        across = None
+        if online is not None and tokenizers.differ:
+            across = CrossTokenizerKL.from_tokenizers(online, config.across, tokenizers.student, tokenizers.teacher)
+        on_policy = None
+        if config.on_policy.share:
+            on_policy = OnPolicy(config.on_policy, self.run.seed, self.teacher_config)
+        return DistillationModule(
+            student,
+            loss=config.loss,
+            train=train,
+            metric=task.scorer(),
+            output_rows=task.output_rows,
+            teacher_sizes=read_layer_sizes(self.teacher_config),
+            shard_optimizer=layout.zero == 1,
+            stages=build_pipeline_trainer(student, layout, mesh),
+            signals=online if across is None else None,
+            across=across,
+            on_policy=on_policy,
+        )
+
+    def build_texts(
+        self, splits: Splits, task: Task, tokenizers: Tokenizers, remote: RemoteTeacher | None
+    ) -> TextDataModule:
+        """Returns the texts with the teacher's signals, and prints what was counted while they were encoded."""
+        signals: Signals | None = remote
+        if self.cache is not None:
+            signals = open_cached_signals(self.cache, self.pruned)
+        teacher_tokenizer = tokenizers.teacher if tokenizers.differ else None
+        texts = build_training_texts(
+            self.run, self.plan.settings, splits, tokenizers.student, signals, task, teacher_tokenizer
+        )
+        for part, notes in texts.notes.items():
+            self.run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
+        return texts
+
+    def fit(
+        self,
+        module: DistillationModule,
+        texts: TextDataModule,
+        folder: Path,
+        train: TrainConfig,
+        mesh: DeviceMesh | None,
+    ) -> Metrics:
+        """Trains the student and returns its validation metrics."""
+        run, config = self.run, self.plan.settings
+        return fit_module(
+            module,
+            texts,
+            folder,
+            label="student: distilling",
+            train=train,
+            machine=config.machine,
+            layout=self.plan.layouts.student,
+            mesh=mesh,
+            precision=self.precision,
+            seed=run.seed,
+            console=run.console,
+            world=run.world,
+            wandb_folder=run.output / "wandb",
+            callbacks=[SparsityCallback(config.sparsity)] if config.sparsity.requested else [],
+        )
+
+
+def make_student(
+    plan: Plan,
+    teacher: PreTrainedModel,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    seed: int,
+    *,
+    own_tokenizer: bool = False,
+) -> PreTrainedModel:
+    """Returns the student before training: built from the teacher, or a checkpoint.
+
+    Raises:
+        InputError: The checkpoint was trained for another task, or its tokenizer differs from the teacher's and
+            `own_tokenizer` isn't set.
+    """
+    if plan.student is None:
+        return build_student(teacher, plan.settings.student.spec, seed)
+    if not own_tokenizer:
+        check_same_tokenizer(teacher_tokenizer, plan.student.load_tokenizer(), plan.student.name)
+    task.check(plan.student.config, plan.student.name)
+    rows, folder = task.head_rows(plan.student.config), str(plan.student.folder)
+    return task.load(folder, seed) if rows is None else task.load_with_head(folder, rows)
+
+
+def describe_size(model: PreTrainedModel) -> str:
+    """Returns a model's layers, width, heads and number of parameters as text."""
+    config = model.config
+    return (
+        f"{config.num_hidden_layers} layers x {config.hidden_size}, {config.num_attention_heads} heads, "
+        f"{model.num_parameters() / 1e6:.1f}M parameters"
+    )

@@ -1,0 +1,178 @@
+"""The general stage: task-agnostic distillation on plain text from the teacher as it was published."""
+
+from pathlib import Path
+from typing import cast
+
+import lightning
+import numpy as np
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.checkpoint.auto_class import AutoClass
+from distill.checkpoint.weights import load_model
+from distill.data.batches.batches import EncodedRows, EvalBatches
+from distill.data.batches.data_module import RowsDataModule, TextDataModule
+from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
+from distill.data.config import DataConfig
+from distill.data.masking.masks import MaskedBlocks
+from distill.data.sources.text_files import read_texts, split_names
+from distill.errors import InputError
+from distill.student.build import build_student
+from distill.tasks.task import Task, output_layer
+from distill.teacher.fingerprint import check_same_tokenizer, freeze
+from distill.teacher.head import probe_head
+from distill.teacher.online import OnlineTeacher
+from distill.train.module import DistillationModule
+from distill.train.steps.progressive import LayerByLayer
+from pipelines.runs.files import hash_content
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.placement import build_placed_model, save_model
+from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies import choose_device
+from pipelines.runs.trainer import fit_module
+from pipelines.settings.distill_config import GeneralConfig
+from pipelines.settings.plan import Plan
+from pipelines.stages.prepare.data import hash_source, print_reading_remarks
+from pipelines.stages.prepare.teacher import MODEL, select_key_settings
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
+ORDER_STREAM = 7  # random stream for the order of the texts
+MASKED_LM_CLASS, BODY_CLASS = "AutoModelForMaskedLM", "AutoModel"
+
+
+def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
+    """Writes `model/`: the student's body, with a masked-language-modelling head if kl or ce trained one."""
+    config, general = plan.settings, plan.settings.general
+    settings = {
+        "student": config.student.spec,
+        "loss": vars(general.loss),
+        "train": select_key_settings(general.train) | {"compress": config.machine.compress},
+        "masking": vars(general.masking) if general.loss.uses_outputs else {},
+        "progressive": general.progressive,
+        "text": general.text,
+        "length": general.length,
+        "blocks": general.blocks,
+        "precision": precision,
+    }
+    path, data = Path(general.data).expanduser(), DataConfig(path=general.data)
+    digest = run.world.compute_once(lambda: hash_content(path) if path.exists() else hash_source(data))
+    inputs = {"data": digest, "teacher": run.digest(plan.teacher)}
+    print_reading_remarks(run.console, data)
+    if plan.student is not None:
+        inputs["student"] = run.digest(plan.student)
+
+    def work(folder: Path) -> JsonObject:
+        tokenizer = plan.teacher.load_tokenizer()
+        teacher = freeze(load_body(plan.teacher.folder, general))
+        layout = plan.layouts.student
+        auto = find_auto_class(general)
+
+        def build() -> PreTrainedModel:
+            return make_general_student(plan, teacher, tokenizer, run.seed)
+
+        student, mesh = build_placed_model(run, layout, folder, build, auto, prefetch=config.machine.prefetch)
+        run.console.say(f"  general: {type(student).__name__}, {student.num_parameters() / 1e6:.1f}M parameters")
+        train, held_out = read_blocks(general, tokenizer, run.seed)
+        run.console.say(f"  general: {len(train):,} blocks of up to {general.length} tokens, {len(held_out)} held out")
+        device = choose_device("auto")
+        online = OnlineTeacher(teacher.to(device), general.loss.teacher_outputs, device=device)  # type: ignore[arg-type]
+        lightning.seed_everything(run.seed, verbose=False)
+        module = DistillationModule(
+            student,
+            loss=general.loss,
+            train=general.train,
+            signals=online,
+            teacher_sizes=plan.teacher_sizes,
+            shard_optimizer=layout.zero == 1,
+        )
+        pad_id = int(tokenizer.pad_token_id or 0)
+        rows = RowsDataModule(train, held_out, pad_id=pad_id, batch_size=general.train.batch_size, seed=run.seed)
+        metrics = fit_module(
+            module,
+            rows,
+            folder,
+            label="general: distilling on plain text",
+            train=general.train,
+            machine=config.machine,
+            layout=layout,
+            mesh=mesh,
+            world=run.world,
+            precision=precision,
+            seed=run.seed,
+            console=run.console,
+            wandb_folder=run.output / "wandb",
+            callbacks=[LayerByLayer(general.progressive)] if general.progressive else [],
+        )
+        save_model(student, tokenizer, folder / MODEL)
+        return metrics | {"blocks": len(train), "params": student.num_parameters()}
+
+    return run.stage("general", settings, inputs, work, version=VERSION, together=True)
+
+
+def find_auto_class(general: GeneralConfig) -> AutoClass:
+    """Returns the auto class of both models: with a masked-language-modelling head if a term uses its outputs."""
+    name = MASKED_LM_CLASS if general.loss.uses_outputs else BODY_CLASS
+    return cast(AutoClass, getattr(transformers, name))
+
+
+def load_body(folder: Path, general: GeneralConfig) -> PreTrainedModel:
+    """Loads a checkpoint with the head that the loss terms need, or without one."""
+    model: PreTrainedModel = load_model(find_auto_class(general), folder, new_head=not general.loss.uses_outputs)
+    return model
+
+
+def make_general_student(
+    plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """Returns the student before general distillation, built from the teacher or loaded from a checkpoint."""
+    if plan.student is None:
+        return build_student(teacher, plan.settings.student.spec, seed)
+    check_same_tokenizer(tokenizer, plan.student.load_tokenizer(), plan.student.name)
+    return load_body(plan.student.folder, plan.settings.general)
+
+
+def read_blocks(
+    general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[EncodedRows, EncodedRows]:
+    """Returns training and held-out blocks of tokens.
+
+    Held-out blocks come from the validation split if there is one, otherwise from the end of the shuffled texts.
+
+    Raises:
+        InputError: The text doesn't fill more than one block.
+    """
+    texts = read_texts(general.data, general.text)
+    shuffled = [texts[i] for i in np.random.default_rng([seed, ORDER_STREAM]).permutation(len(texts))]
+    if "validation" in split_names(general.data):
+        validation = read_texts(general.data, general.text, split="validation")
+        held_out = token_blocks(tokenizer, validation, general.length, limit=HELD_OUT)
+        blocks = token_blocks(tokenizer, shuffled, general.length, limit=general.blocks)
+    else:
+        count = min(HELD_OUT, max(1, general.blocks // 10))
+        blocks = token_blocks(tokenizer, shuffled, general.length, limit=general.blocks and general.blocks + count)
+        count = min(HELD_OUT, max(1, len(blocks) // 11))
+        blocks, held_out = blocks[:-count], blocks[-count:]
+    if not blocks:
+        raise InputError(
+            f"general.data {general.data!r}: expected more than one block of {general.length} tokens, found fewer"
+        )
+    rows = [LanguageBlocks(each) for each in (blocks, held_out)]
+    if general.loss.uses_outputs:
+        return tuple(MaskedBlocks.build(each, general.masking, tokenizer) for each in rows)  # type: ignore[return-value]
+    return rows[0], rows[1]
+
+
+def attach_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreTrainedModel:
+    """Returns a task model with the body of a generally distilled student.
+
+    If the task has labels, the new head is fitted to them on the body's features.
+    """
+    student = task.load(str(folder), run.seed)
+    if not task.labels:
+        return student.requires_grad_(True)
+    with run.console.track("student: fitting the new head", len(texts.train)) as advance:
+        probe_head(
+            student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), task.output_rows, advance
+        )
+    return student.requires_grad_(True)

@@ -1,0 +1,190 @@
+"""The precision stage: the precision that trains fastest on this machine, measured once per output folder."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.measure.precision_modes import MODES, check_mode, find_unsupported_reason, list_candidate_modes
+from compress.measure.precision_speed import choose_fastest_mode, measure_modes, measure_peak_flops
+from distill.checkpoint.outputs import find_logits
+from distill.data.batches.batches import EncodedRows, TrainBatches
+from distill.data.batches.packing import find_padding_id
+from distill.errors import InputError
+from distill.models.inputs import build_inputs
+from distill.tasks.task import Task
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.plan import Plan
+from pipelines.settings.this_machine import describe
+from pipelines.settings.tokenizers import is_across, rows_across
+from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.train.distill import make_student
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+BATCHES = 3  # number of timed batches
+
+
+def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
+    """Returns the requested precision, or with `auto` the fastest of those that the machine supports.
+
+    The first run of an output folder measures on the student and batches of the data. Later runs reuse its choice
+    regardless of their settings, so that the same command gives bit-identical results.
+
+    Raises:
+        CompressError: The machine doesn't support the requested precision.
+        InputError: The machine doesn't support the precision that was chosen earlier for this folder.
+    """
+    machine = plan.settings.machine
+    if machine.precision != "auto":
+        check_mode(machine.precision, device_of(machine))
+        return machine.precision
+
+    def work(place: Path) -> dict[str, Any]:
+        with threads(machine.threads), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(run.seed)
+            model, batches = student_and_batches(run, plan, data)
+            found = time_precisions(model, batches, machine)
+        (place / "precision.json").write_text(json.dumps(found, indent=1))
+        run.console.say(f"  precision: {found['chosen']} is chosen here ({measured_text(found)})")
+        return found
+
+    # No inputs and no seed, so that there is one choice per output folder.
+    stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
+    chosen: str = stage.metrics.get("chosen", "32")
+    why = find_unsupported_reason(chosen, device_of(machine))
+    if why:
+        raise InputError(
+            f"machine.precision auto: the runs of this folder train in {chosen} ({str(stage.folder)!r}), which can't "
+            f"be on {device_of(machine).type}: {why}; name a precision, or another output"
+        )
+    if stage.skipped:
+        run.console.say(f"  precision: {chosen}, as it was chosen for this folder")
+    return chosen
+
+
+def measured_text(found: Mapping[str, Any]) -> str:
+    """Returns the measured speeds as text."""
+    shares = found["share_of_ceiling"]
+    listed = [
+        f"{name} {seconds * 1e3:.0f} ms" + (f", {shares[name]:.0%} of what products reach" if name in shares else "")
+        for name, seconds in found["seconds_a_step"].items()
+    ]
+    sizes = ", ".join(f"{rows}x{length}" for rows, length in found["measured"]["batches"])
+    return f"a step of the student on {sizes} tokens: {'; '.join(listed)}"
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Sets the number of CPU threads inside the block to that of the training; 0 leaves it unchanged."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def device_of(machine: MachineConfig) -> torch.device:
+    """Returns the device that the run trains on."""
+    on_gpu = machine.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+    """Returns the unsharded student at the start of its training, and batches of the size each process gets."""
+    config, source = plan.settings, plan.teacher.folder
+    task, teacher_tokenizer = read_task(data), plan.teacher.load_tokenizer()
+    own = teacher_tokenizer if plan.student is None else plan.student.load_tokenizer()
+    task.configure_tokenizer(own, source)
+    other = is_across(config, teacher_tokenizer, own)
+    if not other:  # as in the student stage
+        own.model_max_length = teacher_tokenizer.model_max_length
+    head = task.head_rows(plan.teacher.config)
+    teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
+    student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
+    rows = drawn_rows(config, read_data(data).train, task, own, teacher_tokenizer if other else None, run.seed)
+    size, ranks = config.train.batch_size, plan.layouts.student.data_parallel
+    batches = TrainBatches(rows, size, find_padding_id(own), seed=run.seed, ranks=ranks)
+    return student.float(), list(islice(batches, BATCHES))
+
+
+def drawn_rows(
+    config: DistillConfig,
+    part: Any,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase | None,
+    seed: int,
+) -> EncodedRows:
+    """Returns enough training samples for the timed batches, drawn by the seed.
+
+    If several texts make up a row and the drawn texts yield too few rows, 64 times as many texts are drawn.
+    """
+    table, length = part.table(), config.data.max_length
+    wanted = BATCHES * config.train.batch_size
+
+    def encoded(numbers: np.ndarray) -> EncodedRows:
+        few = type(part).from_table(table.take(pa.array(numbers)))
+        if teacher_tokenizer is not None:
+            return rows_across(config, tokenizer, teacher_tokenizer, few.texts, length)
+        result: EncodedRows = task.encode_train(tokenizer, few, length)
+        return result
+
+    order = np.random.default_rng(seed).permutation(len(part))
+    rows = encoded(np.sort(order[:wanted]))
+    return rows if len(rows) >= wanted or len(part) <= wanted else encoded(np.sort(order[: 64 * wanted]))
+
+
+def time_precisions(
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], machine: MachineConfig
+) -> dict[str, Any]:
+    """Returns seconds per step by mode, the fastest mode, each mode's share of the peak speed, and what was timed.
+
+    The peak is the speed of the largest square matrix product.
+    """
+    device = device_of(machine)
+    model = model.to(device).train()  # type: ignore[arg-type]
+    losses = [loss_on(batch, device) for batch in batches]
+    seconds = measure_modes(model, losses, list_candidate_modes(device))
+    with FlopCounterMode(display=False) as counter:
+        for loss in losses:
+            loss(model).backward()
+    model.zero_grad()
+    work = counter.get_total_flops() / len(losses)
+    shares = {
+        name: work / each / measure_peak_flops(device, MODES[name].product_dtype) for name, each in seconds.items()
+    }
+    return {
+        "chosen": choose_fastest_mode(seconds),
+        "seconds_a_step": seconds,
+        # Above 1 the square product isn't the fastest, and the share is meaningless.
+        "share_of_ceiling": {name: share for name, share in shares.items() if share <= 1},
+        "measured": {
+            "student": f"{type(model).__name__}, {model.num_parameters():,} parameters",
+            "batches": [list(batch["input_ids"].shape) for batch in batches],
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else describe()["processor"],
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def loss_on(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any], Tensor]:
+    """Returns a function that computes a scalar to backpropagate from: the mean square of a model's logits."""
+    here = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
+
+    def loss(model: Any) -> Tensor:
+        logits = find_logits(model(**build_inputs(model, here)))
+        assert logits is not None
+        return logits.float().square().mean()
+
+    return loss

@@ -1,0 +1,79 @@
+"""The starting point of a pruned student, and the shape to which it is pruned."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from distill.checkpoint.pruned import load_pruned
+from distill.slicing import Shape, find_axes, prune
+from distill.student.spec import is_relative
+from distill.train.config import TrainConfig
+from pipelines.runs.stage import Artefact
+from pipelines.stages.prepare.teacher import MODEL
+from pipelines.stages.train.recovery_rate import scale_learning_rate
+
+SHAPE = "shape.json"
+
+
+@dataclass(frozen=True)
+class PrunedStart:
+    """The starting point of a pruned student.
+
+    Args:
+        name: Name of the target.
+        source: The stage with the model before it is pruned.
+        shape: The stage that chose the units to keep; None if the source is pruned already.
+        tokens: The stage that stores the retained tokens; None if all tokens were retained.
+    """
+
+    name: str
+    source: Artefact
+    shape: Artefact | None
+    tokens: Artefact | None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the model before it is pruned."""
+        return self.source.folder / MODEL
+
+    def inputs(self) -> dict[str, Artefact]:
+        """Returns the stages that the student depends on; the names are part of stage keys of finished runs."""
+        stages = {"begun": self.source, "words": self.tokens, "shape": self.shape}
+        return {name: stage for name, stage in stages.items() if stage is not None}
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether the model to prune is untrained: built from layers of the teacher, or with factorised embeddings."""
+        settings = (self.tokens or self.source).manifest["config"]
+        return bool(settings["embedding_rank"]) or (
+            settings["student"] != "teacher" and is_relative(settings["student"])
+        )
+
+    def is_unpruned(self, student: PreTrainedModel) -> bool:
+        """Returns whether nothing but tokens was removed from a trained model.
+
+        This is the case if quantization alone makes it fast enough.
+        """
+        return not self.is_untrained and student.num_parameters() == self.unpruned.num_parameters()
+
+    @cached_property
+    def unpruned(self) -> PreTrainedModel:
+        """The model to prune, after removal of tokens."""
+        return load_pruned((self.tokens or self.source).folder / MODEL)
+
+    def adapt_training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
+        """Returns the training settings, with a learning rate that depends on the share of weights pruned."""
+        return train if self.is_untrained else scale_learning_rate(train, student, self.unpruned)
+
+    def build_student(self) -> PreTrainedModel:
+        """Returns the student before it is trained."""
+        model = load_pruned(self.folder)
+        return model if self.shape is None else prune(model, find_axes(model), read_shape(self.shape))
+
+
+def read_shape(shape: Artefact) -> Shape:
+    """Reads the shape that a shape stage chose."""
+    return Shape.from_dict(json.loads((shape.folder / SHAPE).read_text())["shape"])
