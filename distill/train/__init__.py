@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXPORTS = {
     "DistillationModule": "module",
     "GradientBalance": "balance",
-    "LayerTerms": "layer_terms",
+    "LayerTerms": "steps.layer_terms",
     "TrainConfig": "config",
     "build_optimizer": "optimizer",
     "build_schedule": "optimizer",

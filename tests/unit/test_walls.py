@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,16 @@ def test_importing_a_package_touches_no_torch(package: str):
 def test_no_file_is_called_utils():
     for file in FILES:
         assert file.stem not in ("utils", "helpers", "common"), file
+
+
+PACKAGES = [module for module, file in MODULES.items() if file.name == "__init__.py"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_of_a_package_can_be_imported(package: str):
+    module = import_module(package)
+    assert [name for name in getattr(module, "__all__", []) if not hasattr(module, name)] == []
+    assert set(getattr(module, "EXPORTS", {})) <= set(getattr(module, "__all__", []))
 
 
 SHARED_NAMES = {  # one of each in every module of a kind
