@@ -150,7 +150,7 @@ TASK = Kind(
         "distill/tasks/$name.py: how rows are read and encoded, the head, the score and the baseline",
         "distill/tasks/choose.py: by which head or columns --task auto chooses it",
         "distill/tasks/names.py: LANGUAGE, LANGUAGE_HEADS and default_signal, if its models predict tokens or vectors",
-        "pipelines/settings/cache_config.py: Task, if the cache command accepts it",
+        "pipelines/settings/cache_config.py: CachedTask, if the cache command accepts it",
         "pipelines/settings/distill_config.py: the description of `task`",
         "pipelines/reports/wording.py: what the report says about it",
         "tests/unit/distill/tasks/test_$name.py: rows and scores of its own",
@@ -171,9 +171,10 @@ EXPORT = Kind(
         ),
         Edit(
             "compress/export/write.py",
-            "WRITERS: dict[str, Write] = {",
+            "WRITERS: dict[str, _WriteExport] = {",
             """\
-def write_$name(source: Source, target: Target, folder: Path) -> None:
+def write_$name(source: Source, target: ExportTarget, folder: Path) -> None:
+    \"""Writes the target's files.\"""
     from compress.export.$name import export_$name
 
     export_$name(source, folder / str(target))
@@ -182,7 +183,7 @@ def write_$name(source: Source, target: Target, folder: Path) -> None:
 """,
             before=True,
         ),
-        Edit("compress/export/write.py", "WRITERS: dict[str, Write] = {", '    "$label": write_$name,', end="}"),
+        Edit("compress/export/write.py", "WRITERS: dict[str, _WriteExport] = {", '    "$label": write_$name,', end="}"),
         Edit(
             "compress/export/runtimes.py",
             "    from compress.export.common.huggingface import TorchModel",
@@ -210,14 +211,14 @@ def write_$name(source: Source, target: Target, folder: Path) -> None:
 )
 STAGE = Kind(
     {
-        "pipelines/stages/$name.py": "stage.txt",
-        "tests/unit/pipelines/stages/test_$name.py": "stage_test.txt",
+        "pipelines/stages/prepare/$name.py": "stage.txt",
+        "tests/unit/pipelines/stages/prepare/test_$name.py": "stage_test.txt",
     },
     (
         Edit(
             "pipelines/stages/pipeline.py",
             "    from pipelines.stages.prepare.teacher import teacher_stage",
-            "    from pipelines.stages.$name import ${name}_stage",
+            "    from pipelines.stages.prepare.$name import ${name}_stage",
         ),
         Edit(
             "pipelines/stages/pipeline.py",
@@ -237,16 +238,16 @@ STAGE = Kind(
             """\
 ## The stage $label
 
-`$label` (`pipelines/stages/$name.py`) writes `counts.json`, the number of rows of each split.
+`$label` (`pipelines/stages/prepare/$name.py`) writes `counts.json`, the number of rows of each split.
 
 """,
             before=True,
         ),
     ),
     (
-        "pipelines/stages/$name.py: what the stage computes, and the settings and artefacts that it depends on",
+        "pipelines/stages/prepare/$name.py: what the stage computes, and the settings and artefacts that it depends on",
         "pipelines/stages/pipeline.py, pipelines/settings/plan.py: where it belongs, and the settings that request it",
-        "tests/unit/pipelines/stages/test_$name.py: its results",
+        "tests/unit/pipelines/stages/prepare/test_$name.py: its results",
         "docs/stages.md: what it writes",
     ),
 )

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from distill.slicing.tracing.labels import Dimension, Labels
 from distill.slicing.tracing.reshaping import (
-    PARTS,
+    SPLITTING_OPERATIONS,
     LabelledTensor,
     Values,
     get_argument,
@@ -94,7 +94,7 @@ class ProjectionFinder:
             return self.trace_product(node, node.args[1], node.args[2], node.args[0], (0, 1))
         if name in ("matmul", "mm", "bmm"):
             return self.trace_product(node, node.args[0], node.args[1], None, (0, 1))
-        if name in PARTS or name == "unbind":
+        if name in SPLITTING_OPERATIONS or name == "unbind":
             return self.trace_parts(node, name)
         if name in ("select", "slice"):
             return self.trace_part(node, name)

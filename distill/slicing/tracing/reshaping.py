@@ -12,7 +12,7 @@ from distill.slicing.tracing.labels import Dimension, Labels
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as"}
 SWAPS = {"transpose", "permute", "t", "numpy_T", "swapaxes", "mT"}
 REDUCTIONS = {"mean", "sum", "var", "amax", "amin"}
-PARTS = {"split", "split_with_sizes", "chunk"}
+SPLITTING_OPERATIONS = {"split", "split_with_sizes", "chunk"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Reshaping:
         groups: tuple[tuple[set[str], _Rule], ...] = (
             (VIEWS, self.on_view),
             (SWAPS, self.on_swap),
-            (PARTS, self.on_parts),
+            (SPLITTING_OPERATIONS, self.on_parts),
             (REDUCTIONS, self.on_reduction),
         )
         return next((rule for names, rule in groups if name in names), getattr(self, f"on_{name}", None))

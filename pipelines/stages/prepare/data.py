@@ -27,7 +27,7 @@ from pipelines.runs.stage import Artefact, Run
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 OTHER_STAGES = ("path", "unlabelled", "max_length", "packing")  # settings without effect on this stage
-_PARTS = ("train", "validation", "test", "unlabelled")
+SPLIT_NAMES = ("train", "validation", "test", "unlabelled")
 
 
 def data_stage(
@@ -52,7 +52,7 @@ def data_stage(
     def work(folder: Path) -> JsonObject:
         splits = TASKS[task].read(config, run.seed)
         write_splits(splits, folder, settings)
-        counts = {part: len(getattr(splits, part)) for part in _PARTS} | {"classes": len(splits.labels)}
+        counts = {part: len(getattr(splits, part)) for part in SPLIT_NAMES} | {"classes": len(splits.labels)}
         return counts | splits.notes | {"remarks": list(splits.remarks)}
 
     done = run.stage("data", settings, inputs, work, version=VERSION)
@@ -89,7 +89,7 @@ def hash_source(config: DataConfig) -> str:
 
 def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
     """Writes the splits, the labels and the task's settings to a stage's folder."""
-    for part in _PARTS:
+    for part in SPLIT_NAMES:
         pa.parquet.write_table(getattr(splits, part).table(), folder / f"{part}.parquet")
     description: JsonObject = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
     description |= {"notes": splits.notes, "remarks": list(splits.remarks)}
@@ -102,7 +102,7 @@ def read_data(artefact: Artefact) -> Splits:
     description = json.loads((artefact.folder / "data.json").read_text())
     split_class = TASKS[description["task"]].split_class
     parts = {
-        part: split_class.from_table(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in _PARTS
+        part: split_class.from_table(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in SPLIT_NAMES
     }
     return Splits(tuple(description["labels"]), **parts, notes=description["notes"], remarks=description["remarks"])
 

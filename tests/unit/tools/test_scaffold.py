@@ -1,0 +1,89 @@
+"""`tools/scaffold.py` adds drafts that work: in a copy of the repository, their tests and the checks pass."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.commands import ROOT
+
+NAMES = {"loss": "symmetric_kl", "task": "intent_detection", "export": "core_ml", "stage": "count_rows"}
+
+
+def run_python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tests")])}
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def run_to_success(copy: Path, *arguments: str) -> str:
+    done = run_python(copy, *arguments)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the repository's files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "copy" / name)
+    return tmp_path / "copy"
+
+
+def written_files(output: str) -> list[str]:
+    lines = output.splitlines()
+    return [line.strip() for line in lines[lines.index("Written:") + 1 : lines.index("To be written by hand:")]]
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("task", "export"))) for kind in NAMES]
+)
+def test_a_new_component_works_and_passes_the_checks(kind, copy):
+    written = written_files(run_to_success(copy, "tools/scaffold.py", kind, NAMES[kind]))
+    own = [file for file in written if file.startswith("tests/") and NAMES[kind] in file]
+    assert len(own) == 1
+    for check in (("ruff", "check", "."), ("ruff", "format", "--check", ".")):
+        run_to_success(copy, "-m", *check)
+    for script in ("settings_reference.py", "architecture.py"):
+        run_to_success(copy, f"tools/{script}", "--check")
+    tested = [*own, "tests/unit/test_walls.py", *(["tests/unit/distill/losses"] if kind == "loss" else [])]
+    assert " passed" in run_to_success(copy, "-m", "pytest", "-q", "-n0", *tested)
+
+
+@pytest.mark.slow
+def test_all_new_components_pass_the_type_checker_together(copy):
+    for kind, name in NAMES.items():
+        run_to_success(copy, "tools/scaffold.py", kind, name)
+    run_to_success(copy, "-m", "mypy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("loss", "forward_kl", "expected a name that isn't in use, found it in distill/losses/logits.py"),
+        ("stage", "teacher", "expected a name that isn't in use"),
+        ("task", "Intent", "expected a lower-case Python identifier"),
+        ("export", "class", "expected a lower-case Python identifier"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_and_nothing_is_written(kind, name, message, copy):
+    before = {file: file.read_bytes() for file in copy.rglob("*.py")}
+    done = run_python(copy, "tools/scaffold.py", kind, name)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "nothing was written" in done.stderr
+    assert {file: file.read_bytes() for file in copy.rglob("*.py")} == before
