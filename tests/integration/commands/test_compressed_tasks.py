@@ -18,6 +18,7 @@ from support.tiny_models import FILLERS, VOCABULARY, build_model, saved
 SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4")
 SEARCH += ("--prune.samples", "16", "--prune.trials", "8")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0")
+pytestmark = pytest.mark.slow
 KINDS = {
     "token-classification": tagged_data,
     "multi-label": multi_label_data,
@@ -37,7 +38,6 @@ def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
     return output, run_to_success("distill", words)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
     output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
@@ -53,7 +53,6 @@ def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_pat
     assert load_pruned(output / "student").num_parameters() == small["params"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_quantized(kind, body_folder, tmp_path):
     output, said = trained(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
@@ -74,7 +73,6 @@ def decoder_teacher(tmp_path, tokenizer) -> Path:
     return saved(LlamaForCausalLM(config).eval(), tokenizer, tmp_path / "decoder")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("head", ["ForCausalLM", "ForMaskedLM"])
 @pytest.mark.parametrize("how", ["pruned", "quantized"])
 def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tokenizer, tmp_path):
@@ -98,7 +96,7 @@ def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tok
         assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
 
 
-@pytest.mark.parametrize("how", [pytest.param("pruned", marks=pytest.mark.slow), "quantized"])
+@pytest.mark.parametrize("how", ["pruned", "quantized"])
 def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tmp_path):
     body = saved(build_model("bert", "Model", intermediate_size=512), tokenizer, tmp_path / "body")
     teacher, output = PooledModel.from_pretrained(body), tmp_path / "run"

@@ -59,14 +59,11 @@ def distil(rank: int, processes: int, words: list[str], port: int, place: Path) 
     dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
 
 
-QUICK = ("zero",)
 FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # launches its own processes: test_launch.py
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(each, id=each.stem, marks=() if each.stem in QUICK else pytest.mark.slow) for each in FORKED],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", FORKED, ids=[recipe.stem for recipe in FORKED])
 def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body_folder, data_folder):
     """Uses the recipe's layouts, frozen embeddings and no early stopping with a tiny teacher and few texts."""
     words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from distill.slicing.factorise_table import weigh_tokens
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,6 +24,7 @@ from distill.checkpoint.pruned import embedding_rank, is_pruned, load_pruned, sa
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
+from distill.slicing.factorise import weigh_tokens
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
