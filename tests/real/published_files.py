@@ -78,9 +78,9 @@ def stock_answer(
     """
     request = {"task": task, "checkpoint": str(checkpoint), "texts": list(texts), "max_length": max_length}
     request |= {"onnx": {name: str(checkpoint / name) for name in onnx}, "trust_remote_code": remote}
-    asked, answer = (checkpoint.parent / f"{checkpoint.name}-{name}.json" for name in ("request", "answer"))
-    asked.write_text(json.dumps(request))
-    words = [sys.executable, "-P", str(SCRIPT), str(asked), str(answer)]
+    requested, answer = (checkpoint.parent / f"{checkpoint.name}-{name}.json" for name in ("request", "answer"))
+    requested.write_text(json.dumps(request))
+    words = [sys.executable, "-P", str(SCRIPT), str(requested), str(answer)]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     own |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(checkpoint.parent / ".cache")}
     done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=1800)

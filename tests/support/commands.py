@@ -64,9 +64,9 @@ def fork_verifications(patch: pytest.MonkeyPatch) -> None:
 def run_to_success(module: str, words: Sequence[str], *, fresh: bool = False) -> str:
     """Runs a command that must succeed and returns its output."""
     process = start(module, words, fresh=fresh)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    return said
+    message, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, message
+    return message
 
 
 def refusal_of(
@@ -82,8 +82,8 @@ def refused_as_written(
     monkeypatch.setattr(sys, "argv", [module.__name__, *words])
     with pytest.raises(SystemExit) as ended:
         cli.run(module.main)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2, said
-    assert "Traceback" not in said
-    assert said.startswith("error: ")
-    return said
+    message = capsys.readouterr().err
+    assert ended.value.code == 2, message
+    assert "Traceback" not in message
+    assert message.startswith("error: ")
+    return message

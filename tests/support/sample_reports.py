@@ -110,7 +110,7 @@ OUTLINES = {
 WHOLE = {"hidden": 384, "heads": [12] * 6, "ffn": [1536] * 6}
 
 
-def pruned(name, asked, figures, code="modeling_pruned.py"):
+def pruned(name, requested, figures, code="modeling_pruned.py"):
     """Returns the entries of a student: PyTorch, ONNX Runtime, and ONNX Runtime in int8."""
     whole, rounded, params, size, small, ratio, fast = figures
     entries = [
@@ -120,22 +120,22 @@ def pruned(name, asked, figures, code="modeling_pruned.py"):
     ]
     places = ("huggingface", "onnxruntime", "onnxruntime-int8")
     for each, place in zip(entries, places, strict=True):
-        each |= {"stage": f"distill-{asked}", "path": f"runs/x/{name}/{place}"} | ({"code": code} if code else {})
+        each |= {"stage": f"distill-{requested}", "path": f"runs/x/{name}/{place}"} | ({"code": code} if code else {})
     return entries
 
 
-def pruned_student_details(name, asked, figures, score):
+def pruned_student_details(name, requested, figures, score):
     trials = [
         {"label": "width 384, layers 5:12x608", "divergences": [3.167, 2.339]},
         {"label": "width 192, layers 0:9x96, 4:8x96, 5:12x32", "divergences": [2.607, 2.013, 1.341, 0.957, 0.659]},
         {"label": "width 288, layers 0:12x288, 5:12x128", "divergences": [2.604, 1.818, 1.285, 0.851, 0.893]},
     ]
-    speedup = float(asked.removesuffix("x"))
+    speedup = float(requested.removesuffix("x"))
     fast = {"label": "", "teacher_ms": 4.6, "best_ms": 4.6 / (speedup * 1.01), "bytes": figures[4]}
     return {
         "name": name,
-        "target": {"name": asked, "speedup": speedup, "latency_ms": 0.0},
-        "outline": OUTLINES[asked],
+        "target": {"name": requested, "speedup": speedup, "latency_ms": 0.0},
+        "outline": OUTLINES[requested],
         "predicted_ms": 4.5 / (speedup * 0.98),
         "predicted_speedup": speedup * 0.98,
         "measurements": [fast | {"speedup": speedup * share, "by_all": speedup * share} for share in (0.8, 1.01)],

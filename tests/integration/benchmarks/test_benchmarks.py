@@ -38,7 +38,7 @@ def test_the_checkpoint_of_the_report_is_used_instead_of_the_newest(tmp_path: Pa
 
 
 def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: Path, monkeypatch):
-    floats, asked = tmp_path / "seed-0" / "float", []
+    floats, requested = tmp_path / "seed-0" / "float", []
     stages = {name: create_stage_folder(floats, name, "a", 1) for name in ("teacher", "distill")}
     for name in stages:
         create_stage_folder(floats, name, "b", 2)
@@ -46,10 +46,10 @@ def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: 
     rounded = tmp_path / "seed-0" / "int8-static-ptq"
     rounded.mkdir()
     report(rounded)
-    monkeypatch.setattr(quantized_students, "run_command", lambda module, *words: asked.extend(words))
+    monkeypatch.setattr(quantized_students, "run_command", lambda module, *words: requested.extend(words))
     given = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[], rounds=1)
     quantized_students.quantize_student(given, 0, "int8-static", "ptq", floats)
-    found = [asked[asked.index(word) + 1] for word in ("--model", "--teacher")]
+    found = [requested[requested.index(word) + 1] for word in ("--model", "--teacher")]
     assert found == [str(stages[name] / "model") for name in ("distill", "teacher")]
 
 
@@ -67,15 +67,15 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
     }
     create_stage_folder(output, "teacher", "of-a", 2)
     report(output, **stages)
-    asked = []
-    monkeypatch.setattr(recipes, "load_model", lambda place: asked.append(place))
+    requested = []
+    monkeypatch.setattr(recipes, "load_model", lambda place: requested.append(place))
     monkeypatch.setattr(recipes, "load_tokenizer", lambda place: None)
     monkeypatch.setattr(recipes, "build_timed", lambda *_: None)
     monkeypatch.setattr(recipes, "time_together", lambda built, *_: list(built))
     given = argparse.Namespace(seed=0, rounds=1)
     folders = {RecipeStudent("tinybert").name: output}
     assert recipes.measure_latencies(given, str(texts), folders) == ["teacher", "tinybert"]
-    assert asked == [stages["teacher"] / "model", stages["distill"] / "model"]
+    assert requested == [stages["teacher"] / "model", stages["distill"] / "model"]
 
 
 def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):

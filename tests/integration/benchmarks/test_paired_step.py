@@ -28,11 +28,11 @@ def test_all_layout_pairs_are_timed_on_two_processes():
     sizes = ["--teacher", "2x128", "--student", "1x128", "--batch", "4", "--length", "16", "--rounds", "2"]
     words = [*sizes, "--precision", "32", "bf16", "fp8"]
     pairs = ["replicated/replicated", "fsdp=2/tp=2", "pp=2/zero2"]
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "benchmarks.paired_step"]
         + [*words, "--pairs", *pairs],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     for pair in pairs:
-        assert said.count(f"{pair} 32 ") == said.count(f"{pair} bf16 ") == 1
-    assert "fp8: needs a GPU" in said
+        assert message.count(f"{pair} 32 ") == message.count(f"{pair} bf16 ") == 1
+    assert "fp8: needs a GPU" in message

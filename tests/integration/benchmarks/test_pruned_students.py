@@ -268,9 +268,9 @@ def test_further_seeds_use_the_learning_rate_that_was_best_on_validation(
 ):
     from benchmarks.pruned_students import main
 
-    told = iter((0.3, 0.6, 0.1, 0.9))  # both rates with seed 0, the better rate with seed 1, the teacher
+    expected = iter((0.3, 0.6, 0.1, 0.9))  # both rates with seed 0, the better rate with seed 1, the teacher
     monkeypatch.setattr(
-        "benchmarks.pruned_students.Benchmark.measure_scores", lambda *_: {"validation": next(told), "test": 0.5}
+        "benchmarks.pruned_students.Benchmark.measure_scores", lambda *_: {"validation": next(expected), "test": 0.5}
     )
     main([*bench[0], "--ways", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
     found = found_in(bench)

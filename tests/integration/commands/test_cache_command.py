@@ -73,46 +73,46 @@ def words_for(teacher: Path, data: Path, folder: Path) -> list[str]:
 
 def test_a_decoders_cache_is_planned_written_reused_and_inspected(cache, decoder, texts, tmp_path, tokenizer):
     words = words_for(decoder, texts, tmp_path / "c")
-    code, said = cache("write", *words, "--dry-run")
+    code, message = cache("write", *words, "--dry-run")
     assert code == 0
-    assert "dry run: nothing was written" in said
+    assert "dry run: nothing was written" in message
     assert not (tmp_path / "c").exists()
-    code, said = cache("write", *words, "--draws", "9")
-    assert code == 0, said
-    assert "task: causal-lm" in said
-    assert "sampled" in said
+    code, message = cache("write", *words, "--draws", "9")
+    assert code == 0, message
+    assert "task: causal-lm" in message
+    assert "sampled" in message
     blocks = LanguageBlocks(token_blocks(tokenizer, read_texts(str(texts)), 16))
     reader = CacheReader(tmp_path / "c")
     assert len(reader) == len(set(build_samples(blocks, 0).keys))
     found = reader(blocks.collate([0, 3], 0))
     torch.testing.assert_close(found["weights"].sum(1), torch.ones(len(found["weights"])))
     assert "nothing was missing" in cache("write", *words, "--draws", "9")[1]
-    code, said = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
-    assert code == 0, said
-    assert re.search(r"coverage: (\d+) of \1 samples", said)
-    assert "KL(cached, dense)" in said
-    assert 0 < float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 90
+    code, message = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
+    assert code == 0, message
+    assert re.search(r"coverage: (\d+) of \1 samples", message)
+    assert "KL(cached, dense)" in message
+    assert 0 < float(re.search(r"│ ([\d.]+) degrees", message)[1]) < 90
 
 
 def test_the_length_that_a_short_teacher_leaves_is_reported(cache, checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.positions(16))
-    code, said = cache(
+    code, message = cache(
         "write", "--teacher", folder, "--data", checkpoints / "data", "--cache", tmp_path / "c", "--dry-run"
     )
-    assert code == 0, said
-    assert "texts are cut at 16 tokens: the teacher has 16 positions" in " ".join(said.split())
+    assert code == 0, message
+    assert "texts are cut at 16 tokens: the teacher has 16 positions" in " ".join(message.split())
 
 
 @pytest.mark.parametrize("temperature", ["1", "2"])
 def test_a_top_k_over_the_whole_vocabulary_matches_its_teacher(temperature, cache, decoder, texts, tmp_path):
     everything = ("--signals", "topk", "--k", str(len(VOCABULARY)))
     words = words_for(decoder, texts, tmp_path / "c")
-    code, said = cache("write", *words, *everything, "--keep.temperature", temperature)
-    assert code == 0, said
-    code, said = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
-    assert code == 0, said
-    assert float(re.search(r"│ ([\d.]+) nats", said)[1]) < 2e-3  # quantized in steps of 1/8 nat
-    assert float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 5
+    code, message = cache("write", *words, *everything, "--keep.temperature", temperature)
+    assert code == 0, message
+    code, message = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
+    assert code == 0, message
+    assert float(re.search(r"│ ([\d.]+) nats", message)[1]) < 2e-3  # quantized in steps of 1/8 nat
+    assert float(re.search(r"│ ([\d.]+) degrees", message)[1]) < 5
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "chat"])
@@ -132,12 +132,12 @@ def test_inspect_finds_no_difference_between_a_cache_and_its_own_teacher(
         model = build_model("bert", f"For{head}{'Classification' if head == 'Token' else 'Answering'}", **labels)
         teacher = saved(model, tokenizer, tmp_path / "teacher")
     words = ["--teacher", teacher, "--data", data, "--cache", tmp_path / "c", "--data.max_length", "48"]
-    code, said = cache("write", *words, "--task", task, "--signals", "logits")
-    assert code == 0, said
-    code, said = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2", "--student", teacher)
-    assert code == 0, said
-    assert float(re.search(r"│ (-?[\d.]+) nats", said)[1]) < 1e-4
-    assert float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 0.2
+    code, message = cache("write", *words, "--task", task, "--signals", "logits")
+    assert code == 0, message
+    code, message = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2", "--student", teacher)
+    assert code == 0, message
+    assert float(re.search(r"│ (-?[\d.]+) nats", message)[1]) < 1e-4
+    assert float(re.search(r"│ ([\d.]+) degrees", message)[1]) < 0.2
 
 
 def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts, tmp_path):
@@ -147,14 +147,14 @@ def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts,
     whole = shard.read_bytes()
     assert cache("verify", "--cache", folder) == (0, f"cache {folder}: all bytes are as they were written\n")
     shard.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
-    code, said = cache("verify", "--cache", folder)
+    code, message = cache("verify", "--cache", folder)
     assert code == 1
-    assert re.search(r"shard-000000.safetensors bytes [\d,]+ to [\d,]+: .*1 samples \([0-9a-f]{32}\)", said)
+    assert re.search(r"shard-000000.safetensors bytes [\d,]+ to [\d,]+: .*1 samples \([0-9a-f]{32}\)", message)
     (folder / "cache.json").write_text("{}")
-    code, said = cache("rebuild", "--cache", folder)
-    assert code == 0, said
-    assert "cache.json restored from its other copy" in said
-    assert "1 samples damaged" in said
+    code, message = cache("rebuild", "--cache", folder)
+    assert code == 0, message
+    assert "cache.json restored from its other copy" in message
+    assert "1 samples damaged" in message
     assert shard.read_bytes() == whole
     assert cache("verify", "--cache", folder)[0] == 0
 
@@ -163,8 +163,8 @@ def test_more_text_extends_a_cache_without_changing_its_first_shard(cache, decod
     folder = tmp_path / "c"
     cache("write", *words_for(decoder, texts, folder), "--limit", "5")
     before = (folder / "shard-000000.safetensors").read_bytes()
-    code, said = cache("inspect", "--cache", folder, "--data", texts)
-    assert code == 0, said
+    code, message = cache("inspect", "--cache", folder, "--data", texts)
+    assert code == 0, message
     cache("write", *words_for(decoder, texts, folder))
     assert (folder / "shard-000000.safetensors").read_bytes() == before
     assert len(CacheReader(folder)) > 5
@@ -176,9 +176,9 @@ def test_masks_of_cache_and_training_are_the_same(packing, cache, tmp_path, toke
     texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(30, 4)))
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "mlm")
     words = [*words_for(teacher, texts, tmp_path / "c"), "--data.packing", packing]
-    code, said = cache("write", *words, "--signals", "topk", "--k", "5", "--masking.passes", "2")
-    assert code == 0, said
-    assert "task: masked-lm" in said
+    code, message = cache("write", *words, "--signals", "topk", "--k", "5", "--masking.passes", "2")
+    assert code == 0, message
+    assert "task: masked-lm" in message
     reader = CacheReader(tmp_path / "c")
     task = MaskedLM((), packing, MaskConfig(passes=2))
     masked = task.encode_train(tokenizer, Examples(read_texts(str(texts)), None), 16)
@@ -195,9 +195,9 @@ def test_masks_of_cache_and_training_are_the_same(packing, cache, tmp_path, toke
 
 def test_cached_embeddings_and_hidden_states_match_the_teacher(cache, body_folder, data_folder, tmp_path, tokenizer):
     words = words_for(body_folder, data_folder, tmp_path / "c")
-    code, said = cache("write", *words, "--signals", "embedding,hidden,relations", "--layers", "0,3")
-    assert code == 0, said
-    assert "task: sentence-embedding" in said
+    code, message = cache("write", *words, "--signals", "embedding,hidden,relations", "--layers", "0,3")
+    assert code == 0, message
+    assert "task: sentence-embedding" in message
     reader = CacheReader(tmp_path / "c")
     batch = dict(tokenizer([make_rows(120, 1)[7][0]], return_tensors="pt", max_length=16, truncation=True))
     found = reader(batch)
@@ -214,10 +214,10 @@ def test_generated_sequences_are_cached_without_other_signals(cache, decoder, tm
     prompts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(6, 9)))
     words = words_for(decoder, prompts, tmp_path / "c")
     few = ("--keep.new_tokens", "7")
-    code, said = cache("write", *words, "--signals", "generated", *few)
-    assert code == 0, said
-    assert "generated (" in said
-    assert "new_tokens 7" in said
+    code, message = cache("write", *words, "--signals", "generated", *few)
+    assert code == 0, message
+    assert "generated (" in message
+    assert "new_tokens 7" in message
     both = words_for(decoder, prompts, tmp_path / "d")
     assert (
         "expected generated without other signals, found generated, topk"
@@ -231,9 +231,9 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
     folder = tmp_path / "c"
     cache("write", *words_for(decoder, texts, folder))
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    code, said = cache("write", *words_for(headed_folder, data_folder, folder))
+    code, message = cache("write", *words_for(headed_folder, data_folder, folder))
     assert code == 2
-    assert "made from other inputs: preprocessing: expected 'text-classification', found 'causal-lm'" in said
+    assert "made from other inputs: preprocessing: expected 'text-classification', found 'causal-lm'" in message
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
 
 
@@ -281,9 +281,9 @@ def test_invalid_arguments_end_with_one_message(words, message, monkeypatch, cap
     ],
 )
 def test_settings_that_do_not_fit_the_teacher_are_refused(more, message, cache, decoder, texts, tmp_path):
-    code, said = cache("write", *words_for(decoder, texts, tmp_path / "c"), *more)
+    code, output = cache("write", *words_for(decoder, texts, tmp_path / "c"), *more)
     assert code == 2
-    assert message in said
+    assert message in output
     assert not (tmp_path / "c").exists()
 
 
@@ -304,8 +304,8 @@ def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
 def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decoder, texts, tmp_path):
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
     words = words_for(decoder, texts, tmp_path / "two")
-    said = run_to_success("cache", ["write", *words, "--devices", "2", "--layout", layout])
-    assert said.count("bytes per token") == 1
+    message = run_to_success("cache", ["write", *words, "--devices", "2", "--layout", layout])
+    assert message.count("bytes per token") == 1
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 

@@ -40,8 +40,8 @@ def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
-    output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
-    assert f"task: {kind}" in said
+    output, message = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
+    assert f"task: {kind}" in message
     report = report_of(output)
     found = {(each["name"], each["runtime"]): each for each in report["models"]}
     whole, small = found["teacher", "pytorch"], found["student", "pytorch"]
@@ -55,8 +55,8 @@ def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_quantized(kind, body_folder, tmp_path):
-    output, said = trained(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
-    assert "layers round as int8-static" in said
+    output, message = trained(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
+    assert "layers round as int8-static" in message
     found = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
     rounded, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
     assert abs(rounded["score"] - whole["score"]) <= 0.1

@@ -123,9 +123,9 @@ def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
 def test_repeating_the_command_skips_every_stage(finished):
     output, _, words = finished
     before = {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")}
-    said = run_to_success("distill", words)
+    message = run_to_success("distill", words)
     for name in ("data", "teacher", "cache", "distill", "export-teacher", "export", "evaluate", "report"):
-        assert f"{name}: already complete, skipped" in said
+        assert f"{name}: already complete, skipped" in message
     assert {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")} == before
 
 
@@ -134,9 +134,9 @@ def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path)
     copy = shutil.copytree(output, tmp_path / "copy")
     old = hash_file(stage_folder(copy, "distill") / "model/model.safetensors")
     changed = [str(copy) if word == str(output) else word for word in words]
-    said = run_to_success("distill", [*changed, "--temperature", "5", "--until", "distill"])
-    assert "cache: already complete, skipped" in said
-    assert "distill: started" in said
+    message = run_to_success("distill", [*changed, "--temperature", "5", "--until", "distill"])
+    assert "cache: already complete, skipped" in message
+    assert "distill: started" in message
     hashes = {hash_file(f) for f in (copy / "distill").glob("*/model/model.safetensors")}
     assert len(hashes) == 2
     assert old in hashes
@@ -145,40 +145,42 @@ def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path)
 @pytest.mark.parametrize("more", [("--loss.kl", "0", "--loss.ce", "1"), ("--teacher.signals", "online")])
 def test_a_dry_run_without_a_cache_reports_no_cache_size(more, tmp_path, capsys):
     distill.main([*small_run(*make_inputs(tmp_path), tmp_path / "run", *more), "--dry-run"])
-    said = capsys.readouterr().out
-    assert "nothing was written" in said
-    assert "at most" not in said
+    message = capsys.readouterr().out
+    assert "nothing was written" in message
+    assert "at most" not in message
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--keep.signals", "topk"), "keep.signals: expected none for text-classification, found 'topk'"),
         (("--keep.draws", "9"), "keep.draws: expected none for text-classification, found 9"),
     ],
 )
-def test_cache_settings_for_tokens_are_refused_for_a_classifier(more, said, tmp_path, monkeypatch, capsys):
-    assert said in refusal_of(distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys)
+def test_cache_settings_for_tokens_are_refused_for_a_classifier(more, message, tmp_path, monkeypatch, capsys):
+    assert message in refusal_of(
+        distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys
+    )
 
 
 def test_requested_cache_formats_are_used_for_a_classifier():
     task, sizes = TASKS["text-classification"], LayerSizes(4, 32, 4)
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"))
     assert choose_signals(config, task, sizes, sizes) == KeepConfig(signals="logits")
-    asked = replace(config, keep=KeepConfig(dtype="float16", compression="zstd", signals="logits"))
-    check_ignored_keep(Facts(asked, 1, "text-classification"))
-    found = choose_signals(asked, task, sizes, sizes)
+    requested = replace(config, keep=KeepConfig(dtype="float16", compression="zstd", signals="logits"))
+    check_ignored_keep(Facts(requested, 1, "text-classification"))
+    found = choose_signals(requested, task, sizes, sizes)
     assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     output, _, words = finished
-    said = run_to_success("distill", [*words, "--dry-run"])
-    assert said.count("complete, will be skipped") >= 7
+    message = run_to_success("distill", [*words, "--dry-run"])
+    assert message.count("complete, will be skipped") >= 7
     fresh = [str(tmp_path / "none") if word == str(output) else word for word in words]
-    said = run_to_success("distill", [*fresh, "--dry-run"])
-    assert said.count("will run") == 8
-    assert "120" not in said or "108 / 12 / 40 texts" in said
+    message = run_to_success("distill", [*fresh, "--dry-run"])
+    assert message.count("will run") == 8
+    assert "120" not in message or "108 / 12 / 40 texts" in message
     assert not (tmp_path / "none").exists()
 
 
@@ -190,11 +192,11 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
         if "started" in line:
             break
     second = start("distill", words)
-    said, _ = second.communicate(timeout=120)
+    message, _ = second.communicate(timeout=120)
     first.kill()
     first.wait()
     assert second.returncode == 2
-    assert "another process is writing there" in said
+    assert "another process is writing there" in message
 
 
 def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
@@ -216,9 +218,9 @@ def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):
     content[-7] ^= 1
     weights.write_bytes(content)
     process = start("distill", [str(copy) if word == str(output) else word for word in words])
-    said, _ = process.communicate(timeout=120)
+    message, _ = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert "model/model.safetensors was changed" in said
+    assert "model/model.safetensors was changed" in message
 
 
 def bad_head(place: Path, tokenizer) -> str:
@@ -262,11 +264,11 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_ends_with_one_message(case, body_folder, data_folder, tmp_path, tokenizer, monkeypatch, capsys):
-    change, told = BAD[case]
+    change, expected = BAD[case]
     words = small_run(body_folder, data_folder, tmp_path / "run")
     for flag, value in change(body_folder, data_folder, tmp_path, tokenizer).items():
         words += [flag, value]
-    assert told in refusal_of(distill, words, monkeypatch, capsys)
+    assert expected in refusal_of(distill, words, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json")) or case == "no head, never trained"
 
 
@@ -305,10 +307,10 @@ BAD_DATA = {
 
 @pytest.mark.parametrize("case", BAD_DATA)
 def test_bad_data_ends_with_one_message(case, body_folder, data_folder, tmp_path, monkeypatch, capsys):
-    write, told = BAD_DATA[case]
+    write, expected = BAD_DATA[case]
     if "json" in case or "parquet" in case:
         (data_folder / "train.csv").unlink()
     write(data_folder)
     words = small_run(body_folder, data_folder, tmp_path / "run")
-    assert told in refusal_of(distill, words, monkeypatch, capsys)
+    assert expected in refusal_of(distill, words, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json"))

@@ -86,8 +86,8 @@ def test_gradient_compression_changes_the_key_of_the_general_stage(prose):
     )
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
     for compress in ("none", "powersgd"):
-        asked = replace(config, machine=MachineConfig(compress=compress))
-        general_stage(run, plan_of(asked, folder=prose), "32")
+        requested = replace(config, machine=MachineConfig(compress=compress))
+        general_stage(run, plan_of(requested, folder=prose), "32")
     assert keys[0] != keys[1]
 
 
@@ -190,7 +190,7 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     words[words.index("layers=2")] = "mobilebert"
     words += ["--general.progressive", "0.7", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
     words += ["--general.train.checkpoint_every", "3"]
-    said = run_to_success("distill", [*words, "--until", "general"])
+    message = run_to_success("distill", [*words, "--until", "general"])
     (folder,) = (output / "general").glob("*/model")
     body = AutoModel.from_pretrained(folder)
     assert type(body).__name__ == "MobileBertModel"
@@ -210,7 +210,7 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     layer = "encoder.layer.2.intermediate.dense.weight"
     trained = dict(model.mobilebert.named_parameters())[layer]
     assert (trained - taught[layer]).norm() < (trained - drawn[layer]).norm()
-    assert "general: started" in said
+    assert "general: started" in message
 
 
 def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer, data_folder, prose, tmp_path):
@@ -225,9 +225,9 @@ def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer
     assert model.config.num_hidden_layers == 2
     (log,) = (folder.parent / "logs").rglob("metrics.csv")
     with log.open() as file:
-        told = [row for row in csv.DictReader(file) if row["train/kl"]]
-    assert float(told[-1]["train/kl"]) < float(told[0]["train/kl"])
-    assert all(float(row["train/hidden_weight"]) == 1 for row in told)
+        expected = [row for row in csv.DictReader(file) if row["train/kl"]]
+    assert float(expected[-1]["train/kl"]) < float(expected[0]["train/kl"])
+    assert all(float(row["train/hidden_weight"]) == 1 for row in expected)
 
 
 def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
@@ -284,6 +284,6 @@ def test_invalid_general_settings_are_refused_before_the_run(
     more, named, body_folder, data_folder, prose, tmp_path, monkeypatch, capsys
 ):
     words = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)
-    said = refusal_of(distill, words, monkeypatch, capsys)
-    assert named in said
+    message = refusal_of(distill, words, monkeypatch, capsys)
+    assert named in message
     assert not (tmp_path / "run").exists()

@@ -379,13 +379,13 @@ def outline(stage: Any) -> Outline:
     return outline_in(load_pruned(stage.folder / "model"))
 
 
-def asked(stage: Any) -> Outline:
+def read_outline(stage: Any) -> Outline:
     return Outline(**{k: tuple(v) if isinstance(v, list) else v for k, v in shape_of(stage)["outline"].items()})
 
 
 def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradually):
     _, made = gradually
-    wanted = asked(made["shape-2x"])
+    wanted = read_outline(made["shape-2x"])
     assert outline(made["close-2x"]) == outline(made["distill-2x"]) == wanted
     chosen, kept = shape_of(made["shape-2x"])["shape"], shape_of(made["close-2x"])["shape"]
     assert kept["layers"] == chosen["layers"]
@@ -433,7 +433,7 @@ def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
     assert costs == sorted(costs, reverse=True)
     assert len(set(costs)) >= 3  # with so few units, the second round may already reach the final size
     for suffix in ("-round1", "-round2", ""):
-        assert outline(in_rounds[f"distill-2x{suffix}"]) == asked(in_rounds[f"shape-2x{suffix}"])
+        assert outline(in_rounds[f"distill-2x{suffix}"]) == read_outline(in_rounds[f"shape-2x{suffix}"])
     assert costs[-1] == pytest.approx(costs[0] / 2, rel=0.05)
     epochs = [in_rounds[name].manifest["config"]["train"]["epochs"] for name in names]
     assert epochs == [1, 1, 2]
@@ -442,9 +442,9 @@ def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
 def test_rounds_follow_the_cubic_schedule(in_rounds):
     begin = COSTS.predict(outline(in_rounds["start"]))
     for number in (1, 2):
-        said = shape_of(in_rounds[f"shape-2x-round{number}"])
-        assert said["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)
-        assert 0.85 * said["milliseconds"] <= said["predicted_ms"] <= said["milliseconds"] * 1.001
+        message = shape_of(in_rounds[f"shape-2x-round{number}"])
+        assert message["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)
+        assert 0.85 * message["milliseconds"] <= message["predicted_ms"] <= message["milliseconds"] * 1.001
 
 
 def test_importance_in_each_round_is_computed_on_the_trained_model(in_rounds):

@@ -59,8 +59,8 @@ def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher
     output = tmp_path / "run"
     loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
     loss += ("--keep.k", "8", "--temperature", "2")
-    said = run_to_success("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
-    assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in said
+    message = run_to_success("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
+    assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in message
     scores = scores_of(output)
     assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
     found = scores["student", "pytorch"]
@@ -76,10 +76,10 @@ def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher
 @pytest.mark.slow
 def test_a_decoder_student_is_trained_exported_and_scored(tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
-    said = run_to_success(
+    message = run_to_success(
         "distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1")
     )
-    assert "task: causal-lm (txt files, and the teacher's language-modelling head)" in said
+    assert "task: causal-lm (txt files, and the teacher's language-modelling head)" in message
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.3  # every second word is determined by the previous one
     assert scores["student", "pytorch"]["perplexity"] < 30
@@ -109,11 +109,11 @@ def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, cha
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     own = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
-    said = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
-    assert "task: chat (column messages, and the teacher's language-modelling head)" in said
+    message = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
+    assert "task: chat (column messages, and the teacher's language-modelling head)" in message
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the answers' end tokens alone are half of the tokens
-    assert "onnx-decoder: reloaded, largest difference" in said
+    assert "onnx-decoder: reloaded, largest difference" in message
     assert (output / "student" / "onnx-decoder" / "model.onnx").is_file()
     for folder in (output / "student", output / "student" / "onnx-decoder"):
         assert AutoTokenizer.from_pretrained(folder).chat_template == CHATML
@@ -141,25 +141,27 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     tokenizer.eos_token = "[SEP]"
     template = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1")
     rows = [json.loads(line)["messages"] for line in (chats / "train.jsonl").read_text().splitlines()]
-    stubborn = [{"messages": [asked, answer | {"content": WORDS[50]}]} for asked, answer in rows]
+    stubborn = [{"messages": [requested, answer | {"content": WORDS[50]}]} for requested, answer in rows]
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(map(json.dumps, stubborn)))
     first = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), other, tmp_path / "first", *TRAINED, *template)
     run_to_success("distill", [*first, "--until", "teacher"])
     (teacher,) = (tmp_path / "first" / "teacher").glob("*/model")
     output, own = tmp_path / "run", ("--sequences.share", "0.5", "--sequences.new_tokens", "6", "--until", "distill")
-    said = run_to_success("distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never"))
-    (told,) = (output / "answers").glob("*/train.parquet")
-    files = (next((output / "data").glob("*/train.parquet")), told)
+    message = run_to_success(
+        "distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never")
+    )
+    (expected,) = (output / "answers").glob("*/train.parquet")
+    files = (next((output / "data").glob("*/train.parquet")), expected)
     before, after = (load_all_conversations(DataConfig(path=str(file))).texts for file in files)
     assert [chat.messages[0] for chat in before] == [chat.messages[0] for chat in after]
     changed = [b.messages[1]["content"] for a, b in zip(before, after, strict=True) if a != b]
     assert changed == [WORDS[50]] * 30
-    assert "30 of 60 are the teacher's, 0 were discarded" in said
+    assert "30 of 60 are the teacher's, 0 were discarded" in message
     cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
     assert "/answers/" in cache["made_from"]["data"]["path"]
     assert_made_again_after_a_kill_within_an_answer(
-        told, small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never", "--until", "cache")
+        expected, small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never", "--until", "cache")
     )
 
 
@@ -180,8 +182,8 @@ def test_a_completion_keeps_the_space_after_its_prompt():
     writer = AnswerGenerator.__new__(AnswerGenerator)
     writer.tokenizer, writer.ends = words, [words.eos_token_id]
     for cut in (k for k in range(2, len(ids)) if words.convert_ids_to_tokens(ids[k]).startswith("▁")):
-        said = writer.decode_answer(ids[:cut], [*ids[cut:], words.eos_token_id])
-        assert words.decode(ids[:cut], skip_special_tokens=True) + said == "The old mill stood by the river"
+        message = writer.decode_answer(ids[:cut], [*ids[cut:], words.eos_token_id])
+        assert words.decode(ids[:cut], skip_special_tokens=True) + message == "The old mill stood by the river"
     assert writer.decode_answer(ids, ids) == "", "it has no end"
 
 
@@ -190,8 +192,8 @@ def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
     monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
     own = ("--sequences.share", "0.001", "--teacher.finetune", "never")
-    said = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
-    assert "sequences.share 0.001: expected at least one conversation, found none of 60" in said
+    message = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
+    assert "sequences.share 0.001: expected at least one conversation, found none of 60" in message
 
 
 def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
@@ -204,9 +206,9 @@ def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), str(tmp_path / "chatml.jinja")
     for data in (chats, pairs):
         distill.main([*small_run(teacher, data, tmp_path / "run", "--chat.template", template), "--dry-run"])
-        said = capsys.readouterr().out
-        assert "nothing was written" in said
-        assert "at most" in said
+        message = capsys.readouterr().out
+        assert "nothing was written" in message
+        assert "at most" in message
 
 
 def test_an_answer_truncated_by_a_kill_is_dropped(tmp_path):
@@ -260,8 +262,8 @@ def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
 def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = other_masked_words(tmp_path)
     output, words = tmp_path / "run", ("--student", str(student), "--teacher.signals", "online", "--temperature", "1")
-    said = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
-    assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in said
+    message = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in message
     found = scores_of(output)
     # Without labels, the student learns the frequent word only from the teacher, where its id is a different one.
     assert found["student", "pytorch"]["token accuracy"] > 0.5
@@ -330,8 +332,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     longer.add_tokens([f"added{i}" for i in range(20)])
     teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
     words = small_run(teacher, books, tmp_path / "run", "--dry-run", "--masking.random", random)
-    told = refusal_of(distill, words, monkeypatch, capsys)
-    assert f"found 20 beyond ('added0' is {len(tokenizer)})" in told
+    expected = refusal_of(distill, words, monkeypatch, capsys)
+    assert f"found 20 beyond ('added0' is {len(tokenizer)})" in expected
 
 
 def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
@@ -339,8 +341,8 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
 ):
     own = ("--on_policy.share", "0.5", "--teacher.signals", "online", "--on_policy.new_tokens", "60", "--dry-run")
     words = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
-    said = refusal_of(distill, words, monkeypatch, capsys)
-    assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in said
+    message = refusal_of(distill, words, monkeypatch, capsys)
+    assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in message
 
 
 def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, books, tmp_path):
@@ -414,8 +416,8 @@ def test_the_recipe_for_sampled_logits_runs_with_the_requested_draws(tokenizer, 
     words = ["--data", str(books), "--data.max_length", "24", "--keep.draws", "3", "--until", "distill"]
     more = ["--teacher", str(teacher), "--output", str(output), "--epochs", "1"]
     distill.main(["--config", str(recipe), *words, *more])
-    (told,) = (output / "cache").glob("*/cache/cache.json")
-    (signal,) = json.loads(told.read_text())["signals"].values()
+    (expected,) = (output / "cache").glob("*/cache/cache.json")
+    (signal,) = json.loads(expected.read_text())["signals"].values()
     assert (signal["kind"], signal["draws"]) == ("sampled", 3)
     (model,) = (output / "distill").glob("*/model")
     assert LlamaForCausalLM.from_pretrained(model).config.num_hidden_layers == 2

@@ -152,8 +152,8 @@ def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
 def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
     words = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
-    said = run_to_success("quantize", [*words, "--quantize.processor", "avx2"])
-    assert "with 7-bit weights" in said
+    message = run_to_success("quantize", [*words, "--quantize.processor", "avx2"])
+    assert "with 7-bit weights" in message
     made = stage_folder(output, "quantize")
     kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
     assert kept["reduced"] is True
@@ -257,6 +257,6 @@ def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, token
 def test_an_unknown_processor_is_refused_with_the_known_ones(monkeypatch, capsys, tmp_path):
     for module in (distill, export):
         flag = "--quantize.processor" if module is distill else "--processor"
-        said = refusal_of(module, [flag, "sparc"], monkeypatch, capsys)
-        assert "avx2" in said
-        assert "vnni" in said
+        message = refusal_of(module, [flag, "sparc"], monkeypatch, capsys)
+        assert "avx2" in message
+        assert "vnni" in message

@@ -91,13 +91,13 @@ def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family)
 
 
 def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family):
-    output, said = family
-    for name, asked in (("1.3x", 1.3), ("1.8x", 1.8)):
+    output, message = family
+    for name, requested in (("1.3x", 1.3), ("1.8x", 1.8)):
         shape = metrics(output, f"shape-{name}")
         assert shape["speedup"] == pytest.approx(shape["teacher_ms"] / shape["best_ms"])
-        assert f"{shape['speedup']:.2f}x" in said
-        missed = shape["speedup"] < 0.95 * asked
-        assert missed == (f"shape-{name}: the target was missed" in said)
+        assert f"{shape['speedup']:.2f}x" in message
+        missed = shape["speedup"] < 0.95 * requested
+        assert missed == (f"shape-{name}: the target was missed" in message)
 
 
 def test_the_students_weights_have_the_sizes_of_the_shape(family):
@@ -123,21 +123,21 @@ def test_tokens_that_no_text_uses_are_removed(family, data):
 
 def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     output, _ = family
-    said = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *SEARCH))
+    message = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *SEARCH))
     for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
-        assert f"{stage}: already complete, skipped" in said, stage
-    assert "shape-1.5x: started" in said
+        assert f"{stage}: already complete, skipped" in message, stage
+    assert "shape-1.5x: started" in message
 
 
 def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
     output, _ = family
     most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
-    asked = ("--speedup", "1.3", "--prune.trials", "0", "--until", "distill", "--max-bytes")
-    run_to_success("prune", words(model, data, output, *asked, str(most), *SEARCH))
+    requested = ("--speedup", "1.3", "--prune.trials", "0", "--until", "distill", "--max-bytes")
+    run_to_success("prune", words(model, data, output, *requested, str(most), *SEARCH))
     sizes = [json.loads(made.read_text())["bytes"] for made in (output / "shape-1.3x").glob("*/shape.json")]
     assert min(sizes) <= most
-    said = refusal_of(prune, words(model, data, output, *asked, "9kB", *SEARCH), monkeypatch, capsys)
-    assert "MB for the best shape, width " in said
+    message = refusal_of(prune, words(model, data, output, *requested, "9kB", *SEARCH), monkeypatch, capsys)
+    assert "MB for the best shape, width " in message
 
 
 @pytest.mark.slow
@@ -181,9 +181,9 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
 
 def test_an_unreachable_speed_up_is_refused_with_the_best_point(place, model, data, monkeypatch, capsys):
     output = place / "unreachable"
-    said = refusal_of(prune, words(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys)
-    assert "budget 5000x: expected a shape that takes 0.00" in said
-    assert "found none: the smallest, width 8, layers" in said
+    message = refusal_of(prune, words(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys)
+    assert "budget 5000x: expected a shape that takes 0.00" in message
+    assert "found none: the smallest, width 8, layers" in message
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
 
 
@@ -218,7 +218,7 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         ((), "budget: expected a --speedup such as 10"),
         (("--speedup", "4", "--latency-ms", "2"), "expected a speed-up or a latency, found both"),
@@ -231,15 +231,17 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
         (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
     ],
 )
-def test_invalid_budgets_and_settings_are_refused_before_the_run(more, told, place, model, data, monkeypatch, capsys):
+def test_invalid_budgets_and_settings_are_refused_before_the_run(
+    more, expected, place, model, data, monkeypatch, capsys
+):
     output = place / "refused"
-    assert told in refusal_of(prune, words(model, data, output, *more), monkeypatch, capsys)
+    assert expected in refusal_of(prune, words(model, data, output, *more), monkeypatch, capsys)
     assert not output.exists()
 
 
 def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
     output = place / "dry"
-    said = run_to_success("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *SEARCH))
+    message = run_to_success("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *SEARCH))
     assert not output.exists()
     for stage in ("start", "costs", "scores", "shape-2x", "distill-4x", "export-4x", "evaluate", "report"):
-        assert stage in said, stage
+        assert stage in message, stage

@@ -53,13 +53,13 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
 
 
 def test_the_report_contains_the_int8_student_with_its_parity(finished):
-    output, said = finished
+    output, message = finished
     entries = json.loads((output / "report.json").read_text())["models"]
     found = {(e["name"], e["runtime"], e["precision"]): e for e in entries}
     small, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
     assert small["bytes"] < 0.7 * whole["bytes"]
     assert abs(small["score"] - whole["score"]) <= 0.1
-    assert "layers round as int8-static" in said
+    assert "layers round as int8-static" in message
     proofs = json.loads(next((output / "export").glob("*/manifest.json")).read_text())["metrics"]["parity"]
     deployed = {proof["target"]: proof for proof in proofs if proof["target"].endswith("int8")}
     assert set(deployed) == {"onnx-int8", "onnxruntime-int8"}
@@ -68,16 +68,16 @@ def test_the_report_contains_the_int8_student_with_its_parity(finished):
         assert proof["same_class"] >= 0.995
         assert abs(proof["score"] - proof["trained_score"]) <= 0.001
         assert proof["peak_bytes"] > 20e6
-        assert "as trained" in said
+        assert "as trained" in message
 
 
 def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refused(tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
-    said = refusal_of(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
-    assert "on the teacher's cached logits" in said
-    said = refusal_of(distill, [*words[:-1], "int3"], monkeypatch, capsys)
-    assert "quantize.scheme: expected one of int8-static" in said
+    message = refusal_of(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
+    assert "on the teacher's cached logits" in message
+    message = refusal_of(distill, [*words[:-1], "int3"], monkeypatch, capsys)
+    assert "quantize.scheme: expected one of int8-static" in message
 
 
 # --- quantization of a trained model
@@ -100,9 +100,9 @@ def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_pa
     data = tmp_path / "data"
     make_inputs(tmp_path)
     words = own_words(trained, data, tmp_path / "run")
-    said = run_to_success("quantize", [*words, "--method", "ptq", "--scheme", "auto"])
-    assert "student: distilling" not in said
-    assert "layers have more bits" in said
+    message = run_to_success("quantize", [*words, "--method", "ptq", "--scheme", "auto"])
+    assert "student: distilling" not in message
+    assert "layers have more bits" in message
     manifest = json.loads(next((tmp_path / "run" / "quantize").glob("*/manifest.json")).read_text())
     assert manifest["metrics"]["val/calibrated"] >= 0.99 * manifest["metrics"]["val/float"]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -146,24 +146,24 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
 
 def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained, tmp_path):
     teacher, data = make_inputs(tmp_path)
-    said = run_to_success(
+    message = run_to_success(
         "quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"]
     )
     assert not (tmp_path / "run").exists()
     for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):
-        assert f" {stage} " in said, stage
+        assert f" {stage} " in message, stage
 
 
 def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
-    said = refusal_of(quantize, words, monkeypatch, capsys)
-    assert "already quantized (quantization.safetensors)" in said
+    message = refusal_of(quantize, words, monkeypatch, capsys)
+    assert "already quantized (quantization.safetensors)" in message
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
         (["--export", "tflite"], "export: expected one or several of"),
@@ -172,12 +172,12 @@ def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )
-def test_invalid_settings_are_refused_before_the_run(words, said, trained, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_are_refused_before_the_run(words, message, trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     given = own_words(trained, tmp_path / "data", tmp_path / "run")
     if "--student.spec" in words:
         given = ["--teacher", *given[1:]]
-    assert said in refusal_of(quantize, [*given, *words], monkeypatch, capsys)
+    assert message in refusal_of(quantize, [*given, *words], monkeypatch, capsys)
 
 
 def test_a_missing_runtime_is_refused_with_the_package_to_install(trained, tmp_path, monkeypatch, capsys):
@@ -195,5 +195,5 @@ def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch,
     name = next(n for n in weights if n.endswith("intermediate.dense.weight"))
     weights[name][0, 0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    said = refusal_of(quantize, own_words(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
-    assert "NaN" in said or "aren't finite" in said
+    message = refusal_of(quantize, own_words(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
+    assert "NaN" in message or "aren't finite" in message

@@ -27,8 +27,8 @@ def questions(tmp_path):
 def test_a_question_answering_student_is_trained_exported_and_scored(body_folder, questions, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "8", "--teacher_train.dropout", "0", "--train.dropout", "0")
-    said = run_to_success("distill", small_run(body_folder, questions, output, *more))
-    assert "task: question-answering (columns question, context and answers)" in said
+    message = run_to_success("distill", small_run(body_folder, questions, output, *more))
+    assert "task: question-answering (columns question, context and answers)" in message
     report = json.loads((output / "report.json").read_text())
     assert report["metric"] == "F1"
     found = {(each["name"], each["runtime"]): each for each in report["models"]}

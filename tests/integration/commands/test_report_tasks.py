@@ -122,9 +122,9 @@ def test_scores_of_another_tokenizer_get_a_warning():
 
 
 def test_shares_are_written_in_percent_and_other_scores_as_numbers():
-    said = {name: format_score(0.5, name) for scores in SCORES.values() for name in scores}
+    message = {name: format_score(0.5, name) for scores in SCORES.values() for name in scores}
     numbers = {"Spearman": "0.5000", "Pearson": "0.5000", "RMSE": "0.5000", "perplexity": "0.50"}
-    assert said == dict.fromkeys(said, "50.00 %") | numbers
+    assert message == dict.fromkeys(message, "50.00 %") | numbers
     assert format_score(1234.5, "perplexity") == "1,234.50"
 
 
@@ -266,7 +266,7 @@ def test_snippets_of_the_model_card_run_for_every_task(task, tokenizer, tmp_path
     assert len(snippets) == 2
     for snippet in snippets:
         exec(compile(snippet, "card", "exec"), {})
-        said = capsys.readouterr().out
-        assert said
+        message = capsys.readouterr().out
+        assert message
         if task == "token-classification":
-            assert any(label in said for label in LABELS)
+            assert any(label in message for label in LABELS)

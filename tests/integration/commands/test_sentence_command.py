@@ -35,8 +35,8 @@ def encoder(tmp_path, tokenizer):
 @pytest.mark.slow
 def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, pairs, tmp_path):
     output = tmp_path / "run"
-    said = run_to_success("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
-    assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in said
+    message = run_to_success("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
+    assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in message
     report = json.loads((output / "report.json").read_text())
     found = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
     assert found.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}

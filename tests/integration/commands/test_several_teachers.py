@@ -61,9 +61,18 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     first = saved(build_model("bert"), words, tmp_path / "first")
     second = saved(other(), words, tmp_path / "second")
     run = tmp_path / "run"
-    asked = ("--teacher.also", f'["{second}"]', "--teacher.weights", "[1, 3]", "--until", "distill", "--epochs", "1")
-    said = run_to_success("distill", small_run(first, data_folder, run, *asked))
-    assert "ensemble: validation scores: teacher " in said
+    requested = (
+        "--teacher.also",
+        f'["{second}"]',
+        "--teacher.weights",
+        "[1, 3]",
+        "--until",
+        "distill",
+        "--epochs",
+        "1",
+    )
+    message = run_to_success("distill", small_run(first, data_folder, run, *requested))
+    assert "ensemble: validation scores: teacher " in message
     (ensemble,) = (run / "ensemble").glob("*/model")
     (written,) = (run / "cache").glob("*/cache")
     register_ensemble()
@@ -77,13 +86,13 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     for batch in held[:8]:
         torch.testing.assert_close(reader(batch)["logits"], whole(batch)["logits"], rtol=1e-4, atol=1e-5)
     assert "ensemble" in json.dumps(json.loads((written / "cache.json").read_text())["made_from"])
-    again = run_to_success("distill", small_run(first, data_folder, run, *asked))
+    again = run_to_success("distill", small_run(first, data_folder, run, *requested))
     assert "ensemble: already complete, skipped" in again
     assert "teacher-2: already complete, skipped" in again
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         (("--loss.hidden", "1"), "loss.hidden: expected 0 with several teachers"),
         (("--loss.ramps", '{"temperature": [4, 1]}'), "they are mixed at one temperature"),
@@ -92,21 +101,23 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     ],
 )
 def test_ensemble_settings_that_cannot_be_combined_are_refused(
-    more, told, tmp_path, words, data_folder, monkeypatch, capsys
+    more, expected, tmp_path, words, data_folder, monkeypatch, capsys
 ):
     first = saved(build_model("bert"), words, tmp_path / "first")
     second = saved(other(), words, tmp_path / "second")
-    asked = ("--teacher.also", f'["{second}"]', *more)
-    assert told in refusal_of(distill, small_run(first, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
+    requested = ("--teacher.also", f'["{second}"]', *more)
+    assert expected in refusal_of(
+        distill, small_run(first, data_folder, tmp_path / "run", *requested), monkeypatch, capsys
+    )
 
 
 def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, words, data_folder, monkeypatch, capsys):
     first = saved(build_model("bert"), words, tmp_path / "first")
     turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
     second = saved(other(), turned, tmp_path / "second")
-    asked = small_run(first, data_folder, tmp_path / "run", "--teacher.also", f'["{second}"]')
-    said = refusal_of(distill, asked, monkeypatch, capsys)
-    assert f"teacher {str(second)!r}: expected the teacher's tokenizer" in said
+    requested = small_run(first, data_folder, tmp_path / "run", "--teacher.also", f'["{second}"]')
+    message = refusal_of(distill, requested, monkeypatch, capsys)
+    assert f"teacher {str(second)!r}: expected the teacher's tokenizer" in message
 
 
 def test_a_negative_sharpness_is_refused():

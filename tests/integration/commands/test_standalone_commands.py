@@ -21,16 +21,16 @@ def base(headed_folder: Path, data_folder: Path) -> list[str]:
 
 
 def test_a_single_checkpoint_is_evaluated(base, tmp_path):
-    said = run_to_success("evaluate", [*base, *QUICK, "--output", str(tmp_path / "e")])
-    assert "student" not in said.split("Evaluation")[1]
+    message = run_to_success("evaluate", [*base, *QUICK, "--output", str(tmp_path / "e")])
+    assert "student" not in message.split("Evaluation")[1]
 
 
 def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
-    said = run_to_success(
+    message = run_to_success(
         "export", [*base, "--output", str(tmp_path / "x"), "--export", "onnxruntime", "--parity", "8"]
     )
     assert list((tmp_path / "x").rglob("onnxruntime/model.onnx"))
-    assert "of logits" in said
+    assert "of logits" in message
     entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
     assert {e["runtime"] for e in entries} == {"pytorch", "onnxruntime"}
     assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"

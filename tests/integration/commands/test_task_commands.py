@@ -31,13 +31,13 @@ def report_of(output) -> dict:
 def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "30", "--epochs", "20", "--teacher_train.dropout", "0", "--train.dropout", "0")
-    said = run_to_success("distill", small_run(body_folder, tagged, output, *more))
-    assert "task: token-classification (columns tokens and tags contain lists)" in said
+    message = run_to_success("distill", small_run(body_folder, tagged, output, *more))
+    assert "task: token-classification (columns tokens and tags contain lists)" in message
     report = report_of(output)
     assert (report["task"], report["metric"]) == ("token-classification", "span F1")
     assert report["baseline"]["name"] == "most frequent tag"
     assert report["baseline"]["scores"]["span F1"] == 0 < report["baseline"]["scores"]["accuracy"] < 1
-    assert "most frequent tag" in said
+    assert "most frequent tag" in message
     entries = {(e["name"], e["runtime"]): e for e in report["models"]}
     whole, small = entries["teacher", "onnxruntime"], entries["student", "onnxruntime"]
     assert whole["score"] > 0.5
@@ -49,8 +49,8 @@ def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     assert "token-classification" in (output / "student" / "README.md").read_text()
     (log,) = (output / "distill").rglob("metrics.csv")
     with log.open() as file:
-        told = [row for row in csv.DictReader(file) if row["train/kl"]]
-    assert float(told[-1]["train/kl"]) < float(told[0]["train/kl"])
+        expected = [row for row in csv.DictReader(file) if row["train/kl"]]
+    assert float(expected[-1]["train/kl"]) < float(expected[0]["train/kl"])
 
 
 @pytest.mark.slow
@@ -59,10 +59,12 @@ def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged,
     model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
     quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
     words = ("--model", str(model), "--data", str(tagged))
-    said = run_to_success("evaluate", [*words, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")])
-    assert "task: token-classification (the teacher's head)" in said
-    said = run_to_success("export", [*words, "--parity", "8", "--output", str(tmp_path / "exported")])
-    assert "onnxruntime: reloaded in a fresh process" in said
+    message = run_to_success(
+        "evaluate", [*words, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")]
+    )
+    assert "task: token-classification (the teacher's head)" in message
+    message = run_to_success("export", [*words, "--parity", "8", "--output", str(tmp_path / "exported")])
+    assert "onnxruntime: reloaded in a fresh process" in message
 
 
 @pytest.mark.slow
@@ -76,8 +78,8 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
         metric, why = "Spearman", "column label contains fractions"
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "12", "--teacher_train.dropout", "0", "--train.dropout", "0")
-    said = run_to_success("distill", small_run(body_folder, data, output, *more))
-    assert f"task: {task} ({why})" in said
+    message = run_to_success("distill", small_run(body_folder, data, output, *more))
+    assert f"task: {task} ({why})" in message
     report = report_of(output)
     assert report["metric"] == metric
     entries = {(e["name"], e["runtime"]): e for e in report["models"]}
@@ -100,8 +102,8 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
 def test_settings_that_the_task_does_not_support_are_refused(
     more, named, body_folder, tagged, tmp_path, monkeypatch, capsys
 ):
-    said = refusal_of(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
-    assert named in said
+    message = refusal_of(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
+    assert named in message
 
 
 def test_the_task_follows_the_teachers_head_and_other_heads_are_refused(headed_folder, tokenizer, tagged, tmp_path):
@@ -127,8 +129,8 @@ def test_a_taggers_head_is_reused_with_its_labels_reordered(tokenizer, tagged, t
     model = build_model("bert", "ForTokenClassification", id2label=dict(enumerate(names)),
                         label2id={name: i for i, name in enumerate(names)})  # fmt: skip
     teacher = saved(model, tokenizer, tmp_path / "tagger")
-    said = run_to_success("distill", small_run(teacher, tagged, tmp_path / "run", "--until", "teacher"))
-    assert "its head has these 6 labels, in another order, matched by name" in said
+    message = run_to_success("distill", small_run(teacher, tagged, tmp_path / "run", "--until", "teacher"))
+    assert "its head has these 6 labels, in another order, matched by name" in message
     (made,) = (tmp_path / "run" / "teacher").glob("*/model")
     again = AutoModelForTokenClassification.from_pretrained(made)
     assert list(again.config.id2label.values()) == TAGS

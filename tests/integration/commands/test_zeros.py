@@ -70,16 +70,16 @@ def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--sparsity.pattern", "2:4", "--patience", "1"], "train.patience 1: expected 0 with sparsity.pattern"),
         (["--sparsity.amount", "0.8"], "sparsity.amount 0.8: expected a pattern as well"),
         (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
     ],
 )
-def test_invalid_sparsity_settings_are_refused(words, told, tmp_path, monkeypatch, capsys):
+def test_invalid_sparsity_settings_are_refused(words, expected, tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
-    assert told in refusal_of(distill, small_run(teacher, data, tmp_path / "run", *words), monkeypatch, capsys)
+    assert expected in refusal_of(distill, small_run(teacher, data, tmp_path / "run", *words), monkeypatch, capsys)
 
 
 def test_a_schedule_that_ends_before_it_begins_is_refused():

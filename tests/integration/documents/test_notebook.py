@@ -49,9 +49,9 @@ def test_every_cell_runs_without_an_error(finished):
     notebook, _ = finished
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output.output_type == "error"]
-    said = "".join(output.get("text", "") for output in outputs)
-    assert "Traceback" not in said
-    assert "160 texts to train on, 160 to validate, 160 to test" in said
+    message = "".join(output.get("text", "") for output in outputs)
+    assert "Traceback" not in message
+    assert "160 texts to train on, 160 to validate, 160 to test" in message
 
 
 @pytest.mark.slow

@@ -79,9 +79,11 @@ def test_every_example_of_the_help_is_understood(module, monkeypatch):
 
 
 def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
-    said = run_to_success("distill", ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run"])
-    assert "22.7M parameters" in said
-    assert "3080 texts" in said
+    message = run_to_success(
+        "distill", ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run"]
+    )
+    assert "22.7M parameters" in message
+    assert "3080 texts" in message
 
 
 def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tmp_path):
@@ -89,9 +91,9 @@ def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tm
     words = shlex.split(flags)
     own = words[words.index("--loss.ce") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
-    said = run_to_success("distill", [*run, "--until", "distill"])
+    message = run_to_success("distill", [*run, "--until", "distill"])
     about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
-    assert about["signals"]["hidden"]["layers"] == [0, 2, 4], said
+    assert about["signals"]["hidden"]["layers"] == [0, 2, 4], message
     assert "--cache" in run_to_success("cache", ["--help"]) + run_to_success("cache", ["verify", "--help"])
     header = next((tmp_path / "run" / "distill").rglob("metrics.csv")).read_text().splitlines()[0]
     for term in ("kl", "ce", "hidden"):

@@ -25,7 +25,7 @@ def source() -> Source:
     return Source(build_model("bert", num_hidden_layers=1), tokenizer)
 
 
-def said(source: Source) -> list[tuple[str, float]]:
+def score_classes(source: Source) -> list[tuple[str, float]]:
     batch = source.tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         chances = source.model(**batch).logits.softmax(-1)
@@ -47,7 +47,7 @@ def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     assert [row[2] for row in rows] == TEXTS
-    for (label, chance, _), (own, most) in zip(rows, said(source), strict=True):
+    for (label, chance, _), (own, most) in zip(rows, score_classes(source), strict=True):
         assert label == own
         assert float(chance) == pytest.approx(most, abs=2e-3)
 

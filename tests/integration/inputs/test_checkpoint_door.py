@@ -137,9 +137,9 @@ CASES = {
 def test_a_broken_teacher_is_refused_before_any_stage(name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = CASES[name]
     folder = changed_copy("headed", change)
-    told = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
-    assert re.search(message, told), told
-    assert str(folder) in told
+    expected = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    assert re.search(message, expected), expected
+    assert str(folder) in expected
     assert not (tmp_path / "run").exists()
 
 
@@ -151,9 +151,9 @@ def test_a_broken_student_checkpoint_is_refused_before_any_stage(
     words = small_run(
         checkpoints / "headed", checkpoints / "data", tmp_path / "run", "--student", str(changed_copy("headed", change))
     )
-    told = refusal_of(distill, words, monkeypatch, capsys)
-    assert re.search(message, told), told
-    assert "student" in told
+    expected = refusal_of(distill, words, monkeypatch, capsys)
+    assert re.search(message, expected), expected
+    assert "student" in expected
     assert not (tmp_path / "run").exists()
 
 

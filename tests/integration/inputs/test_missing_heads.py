@@ -27,22 +27,26 @@ SHORT = ["--until", "cache", "--teacher_train.epochs", "1"]
 
 def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", without("classifier"))
-    said = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
-    assert re.search(r"fine-tuned first \(the files have no weights of its head \(classifier\.bias, classifier\.", said)
-    assert "it is used unchanged" not in said
+    message = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    assert re.search(
+        r"fine-tuned first \(the files have no weights of its head \(classifier\.bias, classifier\.", message
+    )
+    assert "it is used unchanged" not in message
     (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["metrics"]["trained"]
 
 
 def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.renamed("classifier", "klassifier"))
-    said = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
-    assert "but klassifier.bias, klassifier.weight" in said
+    message = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    assert "but klassifier.bias, klassifier.weight" in message
 
 
 def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
-    said = run_to_success("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT))
-    assert "its head has these 5 labels, in the same order: it is used unchanged" in said
+    message = run_to_success(
+        "distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT)
+    )
+    assert "its head has these 5 labels, in the same order: it is used unchanged" in message
 
 
 def test_an_incomplete_head_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
@@ -56,8 +60,10 @@ def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
 ):
     folder = changed_copy("headed", without("classifier"))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
-    told = refusal_of(distill, words, monkeypatch, capsys)
-    assert "the files have no weights of its head (classifier.bias, classifier.weight); and --teacher.finetune" in told
+    expected = refusal_of(distill, words, monkeypatch, capsys)
+    assert (
+        "the files have no weights of its head (classifier.bias, classifier.weight); and --teacher.finetune" in expected
+    )
 
 
 @pytest.mark.parametrize("command", ["cache", "evaluate"])
@@ -82,8 +88,8 @@ def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, 
         "--cache",
         str(tmp_path / "c"),
     ]
-    told = refusal_of(cache, [*words, "--task", "text-classification"], monkeypatch, capsys)
-    assert re.search(r"2 missing \(classifier\.bias", told)
+    expected = refusal_of(cache, [*words, "--task", "text-classification"], monkeypatch, capsys)
+    assert re.search(r"2 missing \(classifier\.bias", expected)
 
 
 def test_a_masked_language_model_without_head_weights_is_refused(
@@ -100,8 +106,8 @@ def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monke
     folder = saved(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, tmp_path / "decoder")
     broken.renamed("mlp.up_proj", "mlp.upper")(folder)
     words = ["--model", str(folder), "--tasks", "hellaswag", "--output", str(tmp_path / "run")]
-    told = refusal_of(harness, words, monkeypatch, capsys)
-    assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", told)
+    expected = refusal_of(harness, words, monkeypatch, capsys)
+    assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", expected)
 
 
 def test_a_multi_label_head_is_refused_for_single_label_classification(
@@ -109,8 +115,8 @@ def test_a_multi_label_head_is_refused_for_single_label_classification(
 ):
     folder = saved(build_model("bert", problem_type="multi_label_classification"), tokenizer, tmp_path / "several")
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
-    told = refusal_of(distill, words, monkeypatch, capsys)
-    assert "trained for multi-label (problem_type multi_label_classification in config.json)" in told
+    expected = refusal_of(distill, words, monkeypatch, capsys)
+    assert "trained for multi-label (problem_type multi_label_classification in config.json)" in expected
     assert not (tmp_path / "run").exists()
 
 
@@ -119,8 +125,10 @@ def test_a_single_label_head_is_refused_for_multi_label_classification(
 ):
     folder = saved(build_model("bert", problem_type="single_label_classification"), tokenizer, tmp_path / "single")
     data = multi_label_data(tmp_path / "several")
-    told = refusal_of(distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys)
-    assert "trained for text-classification" in told
+    expected = refusal_of(
+        distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys
+    )
+    assert "trained for text-classification" in expected
 
 
 def no_length(words: list[str]) -> list[str]:
@@ -130,23 +138,23 @@ def no_length(words: list[str]) -> list[str]:
 
 def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.positions(16))
-    said = run_to_success("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
-    assert "texts are cut at 16 tokens: the teacher has 16 positions" in said
+    message = run_to_success("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
+    assert "texts are cut at 16 tokens: the teacher has 16 positions" in message
     (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["config"]["max_length"] == 16
 
 
 def test_a_requested_length_beyond_the_positions_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
-    told = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
-    assert "data.max_length: expected at most 16 tokens, the positions of the teacher, found 32" in told
+    expected = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    assert "data.max_length: expected at most 16 tokens, the positions of the teacher, found 32" in expected
 
 
 def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
     words = ["--model", str(folder), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
-    told = refusal_of(evaluate, [*words, "--data.max_length", "32"], monkeypatch, capsys)
-    assert "data.max_length: expected at most 16 tokens, the positions of the model, found 32" in told
+    expected = refusal_of(evaluate, [*words, "--data.max_length", "32"], monkeypatch, capsys)
+    assert "data.max_length: expected at most 16 tokens, the positions of the model, found 32" in expected
 
 
 @pytest.mark.parametrize("what", ["config.json", "model.safetensors", "."])
@@ -159,11 +167,11 @@ def test_files_without_read_permission_are_named(what, checkpoints, changed_copy
     (tmp_path / "out").chmod(0o777)
     words = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
     with broken.as_nobody():
-        told = refusal_of(distill, words, monkeypatch, capsys)
+        expected = refusal_of(distill, words, monkeypatch, capsys)
     (folder / what).chmod(0o755)
-    assert str(folder) in told
-    assert "denied" in told
-    assert "write" not in told
+    assert str(folder) in expected
+    assert "denied" in expected
+    assert "write" not in expected
 
 
 def sentence_folder(place: Path, tokenizer: PreTrainedTokenizerBase, change: broken.Break) -> Path:

@@ -73,8 +73,8 @@ def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused
 ):
     short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless, tmp_path / "short")
     words = small_run(body_folder, data_folder, tmp_path / "run")
-    said = refusal_of(distill, [*words, "--student", str(short)], monkeypatch, capsys)
-    assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in said
+    message = refusal_of(distill, [*words, "--student", str(short)], monkeypatch, capsys)
+    assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in message
     plain = ("--general.data", str(data_folder / "train.csv"), "--general.length", "65")
-    said = refusal_of(distill, [*words, *plain], monkeypatch, capsys)
-    assert "general.length: expected at most 64 tokens, the positions of the teacher, found 65" in said
+    message = refusal_of(distill, [*words, *plain], monkeypatch, capsys)
+    assert "general.length: expected at most 64 tokens, the positions of the teacher, found 65" in message

@@ -135,9 +135,9 @@ FORMS: dict[str, tuple[str, Callable[[], str | bytes], str]] = {
 def test_every_file_format_gives_the_same_rows(form, body, tmp_path, monkeypatch, capsys):
     name, content, separator = FORMS[form]
     data = write_files(tmp_path / "data", {name: content()})
-    said, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
+    message, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
     assert everything(rows) == sorted(ROWS)
-    assert (f"data: {name}: its columns are separated by {separator}\n" in said) == bool(separator)
+    assert (f"data: {name}: its columns are separated by {separator}\n" in message) == bool(separator)
 
 
 def test_a_comma_separated_file_with_other_separators_in_its_texts_is_split_at_commas(
@@ -145,9 +145,9 @@ def test_a_comma_separated_file_with_other_separators_in_its_texts_is_split_at_c
 ):
     rows = [(f"{text} ; {i} | x\ty", label) for i, (text, label) in enumerate(make_rows(30, 1))]
     data = write_files(tmp_path / "data", {"train.csv": separated(rows)})
-    said, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
+    message, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
     assert everything(found) == sorted(rows)
-    assert "separated by" not in said
+    assert "separated by" not in message
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
@@ -181,8 +181,8 @@ def test_a_column_named_score_selects_the_regression_task(ending, body, tmp_path
     lines = "\n".join(json.dumps({"text": text, "score": int(number)}) for text, number in rows)
     content = {"csv": separated(rows, header=("text", "score")), "jsonl": lines}[ending]
     data = write_files(tmp_path / "data", {f"train.{ending}": content})
-    said, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
-    assert "task: regression (column score contains numbers)" in said
+    message, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert "task: regression (column score contains numbers)" in message
     assert everything(found) == sorted((text, float(number)) for text, number in rows)
 
 
@@ -220,9 +220,11 @@ def test_unread_files_of_the_folder_are_named(body, tmp_path, monkeypatch, capsy
         "README.md": "about",
         ".hidden.csv": "x",
     }
-    said, rows = read(body, write_files(tmp_path / "data", files), tmp_path / "run", monkeypatch, capsys)
+    message, rows = read(body, write_files(tmp_path / "data", files), tmp_path / "run", monkeypatch, capsys)
     assert everything(rows) == sorted(ROWS)
-    assert "data: not read: more.csv, test-00000-of-00001.parquet, test.xlsx, because their names or extensions" in said
+    assert (
+        "data: not read: more.csv, test-00000-of-00001.parquet, test.xlsx, because their names or extensions" in message
+    )
 
 
 # --- refusals
@@ -442,9 +444,9 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_unreadable_data_is_refused_with_one_message(case, body, tmp_path, monkeypatch, capsys):
-    files, more, told = REFUSED[case]
+    files, more, expected = REFUSED[case]
     message = refusal(body, files, tmp_path, monkeypatch, capsys, *more)
-    for part in told:
+    for part in expected:
         assert part in message
 
 
@@ -484,9 +486,9 @@ def test_unread_splits_of_a_hub_data_set_are_named(body, tmp_path, monkeypatch, 
     names = sorted({label for _, label in ROWS})
     splits = {"train": hub_columns(ROWS, names), "validation_matched": hub_columns(ROWS[:5], names)}
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
-    said, rows = read(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
+    message, rows = read(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
     assert everything(rows) == sorted(ROWS)
-    assert "data: not read: validation_matched, because their names aren't those of splits" in said
+    assert "data: not read: validation_matched, because their names aren't those of splits" in message
 
 
 def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, monkeypatch, capsys):

@@ -144,9 +144,9 @@ def test_unlabelled_rows_that_occur_in_test_are_dropped_in_every_task(reads, tmp
     more = first_rows(tagged, 7, "tokens")
     _, metrics = reads(tagged, "--data.unlabelled", str(more), labels=TAGS, head="ForTokenClassification")
     assert (metrics["unlabelled"], metrics["unlabelled_dropped_in_test"]) == (0, 7)
-    asked = question_data(tmp_path / "asked")
-    more = first_rows(asked, 6, "question", "context")
-    _, metrics = reads(asked, "--data.unlabelled", str(more), labels=("a", "b"), head="ForQuestionAnswering")
+    requested = question_data(tmp_path / "asked")
+    more = first_rows(requested, 6, "question", "context")
+    _, metrics = reads(requested, "--data.unlabelled", str(more), labels=("a", "b"), head="ForQuestionAnswering")
     assert (metrics["unlabelled"], metrics["unlabelled_dropped_in_test"]) == (0, 6)
     pairs = pair_data(tmp_path / "pairs")
     with (pairs / "test.csv").open() as file:
@@ -378,10 +378,10 @@ def test_splits_without_labels_are_dropped_in_every_task(reads, tmp_path):
     scored = without(regression_data(tmp_path / "numbers"), "label", pa.float64(), -1.0)
     _, metrics = reads(scored, labels=["number"], problem_type="regression")
     assert (metrics["test_dropped_unlabelled"], metrics["test"]) == (40, 12)
-    asked = question_data(tmp_path / "asked")
-    table = pq.read_table(asked / "test.parquet")
-    pq.write_table(table.drop_columns("answers"), asked / "test.parquet")
-    _, metrics = reads(asked, labels=("a", "b"), head="ForQuestionAnswering")
+    requested = question_data(tmp_path / "asked")
+    table = pq.read_table(requested / "test.parquet")
+    pq.write_table(table.drop_columns("answers"), requested / "test.parquet")
+    _, metrics = reads(requested, labels=("a", "b"), head="ForQuestionAnswering")
     assert metrics["test_dropped_unlabelled"] == 40
     pairs = pair_data(tmp_path / "pairs")
     with (pairs / "test.csv").open() as file:
@@ -464,9 +464,9 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     for text in (printed, card, page):
         assert "majority class" in text
         assert "50.00 %" in text
-    said = "Majority class: the score of giving each of the 6 texts the class {0}a{0}, the most frequent in train."
-    assert said.format("'") in card
-    assert said.format("&#39;") in page
+    message = "Majority class: the score of giving each of the 6 texts the class {0}a{0}, the most frequent in train."
+    assert message.format("'") in card
+    assert message.format("&#39;") in page
     assert "test: 3 of 6 texts also occur in train, and stay in both" in made["data"]["remarks"]
     for remark in made["data"]["remarks"]:
         assert remark in printed

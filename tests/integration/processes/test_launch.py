@@ -48,8 +48,8 @@ def children(parent: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(inputs, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("two") / "run"
-    said = run_to_success("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
-    assert said.count("Stages") == 1, "both processes speak"
+    message = run_to_success("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+    assert message.count("Stages") == 1, "both processes speak"
     return output
 
 
@@ -92,8 +92,8 @@ def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, un
         words = small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2")
         process = start("distill", words, fresh=True)
         done += kill_now_and_then(process, rng, kills - done)
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        message, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, message
         ours = weights(output)
         assert all((ours[name] == theirs[name]).all() for name in theirs), f"after {done} kills"
         if done == kills:
@@ -133,6 +133,6 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
     ],
 )
 def test_an_invalid_layout_is_refused_before_processes_start(words, expected, inputs, tmp_path, monkeypatch, capsys):
-    said = refusal_of(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
-    assert expected in said
+    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
+    assert expected in message
     assert not (tmp_path / "run").exists()

@@ -40,8 +40,8 @@ def undisturbed(tmp_path, tokenizer, data_folder, monkeypatch):
     """(teacher, data, hash of the student, lines of output before the summary) of an undisturbed run."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
-    said = run_to_success("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
-    lines = said.splitlines().index("Stages")
+    message = run_to_success("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
+    lines = message.splitlines().index("Stages")
     return teacher, data_folder, student_hash(tmp_path / "undisturbed"), lines
 
 
@@ -52,9 +52,9 @@ def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
     words = small_run(teacher, data, output, *LONG)
     for part in (0.3, 0.4):  # of what is left: a resumed run has fewer lines
         assert kill_after(int(part * lines), 0.1, words)
-    said = run_to_success("distill", words, fresh=True)
-    assert "skipped" in said
-    assert "resuming" in said
+    message = run_to_success("distill", words, fresh=True)
+    assert "skipped" in message
+    assert "resuming" in message
     assert student_hash(output) == expected
 
 

@@ -106,11 +106,11 @@ def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, b
     while gone.exists():  # the run may have written a file there in the meantime
         deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
     assert deleted.returncode == 0
-    said, _ = process.communicate(timeout=200)
-    assert process.returncode == 2, said
-    assert "Traceback" not in said
-    assert " was removed or renamed during the run" in said
-    assert str(gone) in said
+    message, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, message
+    assert "Traceback" not in message
+    assert " was removed or renamed during the run" in message
+    assert str(gone) in message
 
 
 def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path, capsys):
@@ -127,8 +127,8 @@ def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path,
     output = place / "[bold]run"
     words = small_run(teacher, place / "data", output, "--until", "distill", "--epochs", "1")
     distill.main([*words, "--teacher_train.epochs", "1"])
-    told = capsys.readouterr().out
-    table = told[told.index("Stages") :]
+    expected = capsys.readouterr().out
+    table = expected[expected.index("Stages") :]
     assert str(output / "distill") in table.replace("\n", "")
     gc.collect()
     distill.main([*words, "--teacher_train.epochs", "1", "--dry-run"])
@@ -144,10 +144,10 @@ def test_tables_and_bars_print_names_verbatim(capsys):
     with console.track(NAMES[1], 1, NAMES[0]) as advance:
         advance(1, NAMES[1])
     console.say(" ".join(NAMES))
-    told = capsys.readouterr().out
+    expected = capsys.readouterr().out
     for name in NAMES:
-        assert told.count(name) >= 3, name
-    assert told.splitlines()[0].strip() == NAMES[1]
+        assert expected.count(name) >= 3, name
+    assert expected.splitlines()[0].strip() == NAMES[1]
 
 
 def test_a_bar_on_a_terminal_prints_names_verbatim():
@@ -162,8 +162,8 @@ def test_a_bar_on_a_terminal_prints_names_verbatim():
     env = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
     done = subprocess.run([sys.executable, "-c", code], stdout=child, stderr=subprocess.PIPE, env=env, text=True)
     os.close(child)
-    told = os.read(parent, 100_000).decode()
+    expected = os.read(parent, 100_000).decode()
     os.close(parent)
     assert done.returncode == 0, done.stderr
     for name in ("[/x] :smile:", "[bold]/s", "[/y]"):
-        assert name in told
+        assert name in expected

@@ -55,7 +55,7 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys
     for again in range(2):
         report.main(words)
         gc.collect()
-        told = capsys.readouterr().out
+        expected = capsys.readouterr().out
         assert (student / "notes.txt").read_text() == "years of work"
         assert (student / "onnx/mine/measured.csv").read_text() == "1,2"
         assert (student / "README.md.yours").read_text() == "# Our own card"
@@ -63,7 +63,7 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys
         assert (student / "before.safetensors").read_bytes() == weights
         own = {"notes.txt", "onnx/mine/measured.csv", "README.md.yours", "before.safetensors"}
         assert names(student) == published | own, again
-        assert "student: 4 files of your own are kept" in told
+        assert "student: 4 files of your own are kept" in expected
     assert not [each for each in output.iterdir() if each.name.startswith(".student")]
 
 

@@ -104,11 +104,11 @@ def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, 
     damage(folder / "manifest.json")
     damaged = contents(folder)
     distill.main(words)
-    told = capsys.readouterr().out
-    assert f"data: '{folder}' " in told
-    assert message in told
-    assert "so the stage is rebuilt; the old folder is now" in told
-    assert "teacher: already complete, skipped" in told
+    expected = capsys.readouterr().out
+    assert f"data: '{folder}' " in expected
+    assert message in expected
+    assert "so the stage is rebuilt; the old folder is now" in expected
+    assert "teacher: already complete, skipped" in expected
     assert contents(folder.with_name(f"{folder.name}.damaged-1")) == damaged
     again = contents(folder)
     assert json.loads(again["manifest.json"])["digest"] == digest
@@ -171,9 +171,9 @@ def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
     (partial / "manifest.json").write_text("{")
     (partial / "manifest.json.partial").write_text("{")
     distill.main(words)
-    told = capsys.readouterr().out
-    assert "data: resuming" in told
-    assert "teacher: already complete, skipped" in told
+    expected = capsys.readouterr().out
+    assert "data: resuming" in expected
+    assert "teacher: already complete, skipped" in expected
     distill.main(words)
     assert "data: already complete, skipped" in capsys.readouterr().out
 
@@ -236,9 +236,9 @@ def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, c
     (output / "stillroom.json").write_text('{"stillroom": "0.1.0"}')
     before = contents(old)
     distill.main(words)
-    told = capsys.readouterr().out
-    assert f"output '{output}': an older Stillroom built its stages" in told
-    assert "data: started" in told
+    expected = capsys.readouterr().out
+    assert f"output '{output}': an older Stillroom built its stages" in expected
+    assert "data: started" in expected
     assert contents(old) == before
     distill.main(words)
     assert "older Stillroom" not in capsys.readouterr().out

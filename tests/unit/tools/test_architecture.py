@@ -54,9 +54,9 @@ def test_a_stale_picture_and_a_missing_function_fail_the_check(architecture, tmp
     monkeypatch.setattr(architecture, "ROOT", tmp_path)
     monkeypatch.setattr(architecture, "picture", lambda: "<svg/>")
     assert architecture.main(["--check"]) == 1
-    said = capsys.readouterr().err
-    assert "page.md: names no.py: f, which doesn't exist" in said
-    assert "rooms.svg: differs from the code" in said
+    message = capsys.readouterr().err
+    assert "page.md: names no.py: f, which doesn't exist" in message
+    assert "rooms.svg: differs from the code" in message
 
 
 def test_a_page_without_marks_is_refused(architecture, tmp_path, monkeypatch):

@@ -258,12 +258,12 @@ def test_the_graph_has_standard_names_dynamic_axes_and_all_files(exported):
     onnx.checker.check_model(graph)
     assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [OPSET]
     kept = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
-    asked = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{each}" for each in kept)]
-    assert [value.name for value in graph.graph.input] == asked
+    requested = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{each}" for each in kept)]
+    assert [value.name for value in graph.graph.input] == requested
     assert [value.name for value in graph.graph.output] == ["logits", *(f"present.{each}" for each in kept)]
     dynamic = {v.name: [d.dim_param for d in v.type.tensor_type.shape.dim] for v in graph.graph.input}
-    assert [dynamic[name] for name in asked[:3]] == [["batch", "length"], ["batch", "total"], ["batch", "length"]]
-    assert all(dynamic[name] == ["batch", "", "past", ""] for name in asked[3:])
+    assert [dynamic[name] for name in requested[:3]] == [["batch", "length"], ["batch", "total"], ["batch", "length"]]
+    assert all(dynamic[name] == ["batch", "", "past", ""] for name in requested[3:])
     files = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", ONNX_FILE}
     assert files <= {file.name for file in exported.folder.iterdir()}
 

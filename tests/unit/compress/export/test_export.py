@@ -127,9 +127,9 @@ def logits(made: Exported, texts: Sequence[str] = TEXTS, pairs: Sequence[str] | 
 
 def test_a_reloaded_checkpoint_has_the_same_weights_and_labels(exported):
     folder = exported.folders["huggingface"]
-    loaded, told = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    loaded, expected = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     assert type(loaded) is type(exported.model)
-    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(expected[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     theirs = loaded.state_dict()
     assert theirs.keys() == exported.model.state_dict().keys()
     assert all(torch.equal(theirs[name], value) for name, value in exported.model.state_dict().items())

@@ -206,11 +206,11 @@ def test_the_table_in_the_docs_matches_the_formats():
     lines = text[text.index("| format |") :].split("\n\n")[0].splitlines()
     schemes = [cell.strip() for cell in lines[0].split("|")[2:-1]]
     assert schemes == list(SCHEMES)
-    told = {}
+    expected = {}
     for line in lines[2:]:
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        told[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
-    assert told == {name: set(form.refuses) for name, form in FORMATS.items() if form.rounded}
+        expected[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
+    assert expected == {name: set(form.refuses) for name, form in FORMATS.items() if form.rounded}
 
 
 def test_target_names_match_their_folders_and_sources_precede_them():

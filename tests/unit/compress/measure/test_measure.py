@@ -66,14 +66,14 @@ class CallRecorder:
 
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
 def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warmup):
-    calls, told = CallRecorder(), []
-    found = measure_latency(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
+    calls, expected = CallRecorder(), []
+    found = measure_latency(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: expected.append(1))
     assert list(found) == list(NAMES)
     assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
     count = Counter((name, length) for name, length, _ in calls.seen)
     each = dict.fromkeys(LENGTHS, rounds + warmup) | {LENGTHS[0]: 2 * (rounds + warmup)}  # warms up its block
     assert count == {(name, length): times for name in NAMES for length, times in each.items()}
-    assert len(told) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
+    assert len(expected) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
 
 
 def test_runners_alternate_in_blocks_and_take_every_place_equally_often():

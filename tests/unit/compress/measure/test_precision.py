@@ -95,9 +95,9 @@ def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
     words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
     before = torch.get_num_threads()
     distill.main(words)
-    told, found = capsys.readouterr().out, read_measurements(tmp_path / "run")
+    expected, found = capsys.readouterr().out, read_measurements(tmp_path / "run")
     assert torch.get_num_threads() == before
-    assert f"precision: {found['chosen']} is chosen here (a step of the student on 8x" in told
+    assert f"precision: {found['chosen']} is chosen here (a step of the student on 8x" in expected
     student = AutoModelForSequenceClassification.from_pretrained(headed_folder)
     student.bert.encoder.layer = student.bert.encoder.layer[:2]
     assert found["measured"]["student"] == f"BertForSequenceClassification, {student.num_parameters():,} parameters"
@@ -154,9 +154,9 @@ def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_f
     gc.collect()
     others = ("--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2")
     distill.main(small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, *others))
-    told = capsys.readouterr().out
-    assert "precision: already complete, skipped" in told
-    assert f"precision: {first['chosen']}, as it was chosen for this folder" in told
+    expected = capsys.readouterr().out
+    assert "precision: already complete, skipped" in expected
+    assert f"precision: {first['chosen']}, as it was chosen for this folder" in expected
     assert read_measurements(tmp_path / "run") == first
 
 

@@ -128,8 +128,8 @@ def words(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     return KINDS[request.param]()
 
 
-def chosen_ids(words: PreTrainedTokenizerBase, **asked: float) -> np.ndarray:
-    return choose_tokens(words, count_tokens(words, CORPUS), **({"coverage": 0.6, "unseen": 1} | asked))
+def chosen_ids(words: PreTrainedTokenizerBase, **requested: float) -> np.ndarray:
+    return choose_tokens(words, count_tokens(words, CORPUS), **({"coverage": 0.6, "unseen": 1} | requested))
 
 
 def minimal_ids(words: PreTrainedTokenizerBase) -> np.ndarray:
@@ -214,12 +214,12 @@ def test_special_tokens_padding_and_truncation_work_as_before(words: PreTrainedT
     assert {t.content: int(remap[i]) for i, t in words.added_tokens_decoder.items()} == {
         t.content: i for i, t in pruned.added_tokens_decoder.items()
     }
-    for asked in ({}, {"padding": "max_length", "max_length": 12, "truncation": True}):
-        if words.pad_token is not None or not asked:
-            old, new = words("a", "b b", **asked), pruned("a", "b b", **asked)
+    for requested in ({}, {"padding": "max_length", "max_length": 12, "truncation": True}):
+        if words.pad_token is not None or not requested:
+            old, new = words("a", "b b", **requested), pruned("a", "b b", **requested)
             assert new["input_ids"] == remap[old["input_ids"]].tolist()
             assert new["attention_mask"] == old["attention_mask"]
-            assert len(pruned(CORPUS[0], CORPUS[1], **asked)["input_ids"]) == 12 or not asked
+            assert len(pruned(CORPUS[0], CORPUS[1], **requested)["input_ids"]) == 12 or not requested
 
 
 def test_padding_and_truncation_settings_of_the_backend_are_kept():

@@ -118,7 +118,7 @@ def test_calibrating_on_one_text_is_rejected(batch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"min_score": 1.5}, "quantize.min_score: expected a number from 0 to 1"),
         ({"smooth": -0.1}, "quantize.smooth: expected a number from 0 to 1"),
@@ -126,6 +126,6 @@ def test_calibrating_on_one_text_is_rejected(batch):
         ({"samples": 0}, "quantize.samples: expected at least 1"),
     ],
 )
-def test_invalid_settings_are_rejected(settings: dict, said: str):
-    with pytest.raises(CompressError, match=said):
+def test_invalid_settings_are_rejected(settings: dict, message: str):
+    with pytest.raises(CompressError, match=message):
         QuantizeConfig(**({"scheme": "int8"} | settings))

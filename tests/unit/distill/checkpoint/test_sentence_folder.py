@@ -97,15 +97,15 @@ def test_sentence_transformers_computes_the_same_vectors_and_saves_a_loadable_fo
 def test_saving_and_loading_preserve_the_weights_and_the_form(family, form, tokenizer, tmp_path):
     model = build(family, form)
     folder = saved(model, tokenizer, tmp_path / "model")
-    again, told = PooledModel.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values())
+    again, expected = PooledModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(expected.values())
     assert again.form == form
     assert not again.training
     assert again.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
     # model.safetensors has exactly the weight names of the stock body.
-    stock, told = AutoModel.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values())
+    stock, expected = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(expected.values())
     assert json.loads((folder / "config.json").read_text())["architectures"] == [type(stock).__name__]
     assert set(load_file(folder / "model.safetensors")) == set(stock.state_dict())
     # Without modules.json, as when each process wrote its shard of the weights, the form is read from the config.

@@ -182,12 +182,12 @@ def test_spans_of_a_row_hold_the_same_text_on_both_sides():
         assert spans[0].tolist()[0] == 1
         assert (spans[1:, [0, 2]] == spans[:-1, [1, 3]]).all(), "a token is in no span"
         for first, end, begun, done in spans:
-            said = [
+            message = [
                 each.decode(part, skip_special_tokens=True)
                 for each, part in ((student, ids[first:end]), (teacher, taught[begun:done]))
             ]
-            plain = student.backend_tokenizer.normalizer.normalize_str(said[1]).replace(" ", "")
-            assert said[0].replace(" ", "").replace("##", "") == plain
+            plain = student.backend_tokenizer.normalizer.normalize_str(message[1]).replace(" ", "")
+            assert message[0].replace(" ", "").replace("##", "") == plain
 
 
 def test_texts_and_tokens_that_cannot_be_compared_are_counted():
@@ -245,12 +245,12 @@ def test_masked_spans_are_hidden_from_both_models(masked_rows):
         spans = [tuple(each) for each in batch["spans"][i].tolist() if each[1] > each[0]]
         assert set(spans) <= {tuple(each) for each in rows.spans[i].tolist()}
         for side, ids, name in ((0, rows.input_ids[i], ""), (2, rows.teacher_input_ids[i], "teacher_")):
-            asked = {k for each in spans for k in range(each[side], each[side + 1])}
+            requested = {k for each in spans for k in range(each[side], each[side + 1])}
             labels = batch[f"{name}labels"][i].tolist()
-            assert {k for k, label in enumerate(labels) if label != IGNORED} == asked
-            assert batch[f"{name}positions"][i].nonzero()[:, 0].tolist() == sorted(asked)
-            assert all(labels[k] == ids[k] for k in asked)
-            assert all(batch[f"{name}input_ids"][i, k] == ids[k] for k in range(len(ids)) if k not in asked)
+            assert {k for k, label in enumerate(labels) if label != IGNORED} == requested
+            assert batch[f"{name}positions"][i].nonzero()[:, 0].tolist() == sorted(requested)
+            assert all(labels[k] == ids[k] for k in requested)
+            assert all(batch[f"{name}input_ids"][i, k] == ids[k] for k in range(len(ids)) if k not in requested)
         for first, end, begun, done in spans:
             own, taught = batch["input_ids"][i, first:end], batch["teacher_input_ids"][i, begun:done]
             hidden = (own == wordpiece().mask_token_id).tolist() + (

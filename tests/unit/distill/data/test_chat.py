@@ -82,8 +82,8 @@ def tokenizer_of(template: str | None = None, kind: str = "bytes", *, bos: bool 
 
 def target_texts(tokenizer, blocks: TargetBlocks, row: int = 0) -> list[str]:
     """Returns the runs of target tokens, decoded."""
-    ids, asked = blocks.input_ids[row], blocks.targets[row]
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], asked, [False]]).astype(int)))
+    ids, requested = blocks.input_ids[row], blocks.targets[row]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], requested, [False]]).astype(int)))
     return [tokenizer.decode(ids[first:last]) for first, last in edges.reshape(-1, 2)]
 
 
@@ -131,8 +131,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last(
     tokenizer = tokenizer_of(DROPS_THOUGHTS)
     talk = [dict(message) for message in TALK]
     talk[2]["content"] = "<think>hm</think>it is good"
-    said = refusal(encode_chats, tokenizer, [WHOLE, Turns(talk)], 500)
-    assert said == (
+    output = refusal(encode_chats, tokenizer, [WHOLE, Turns(talk)], 500)
+    assert output == (
         "chat 2: expected a chat template that renders the first messages alike whatever follows, found one that "
         "doesn't at message 3: the assistant's tokens can't be distinguished from the others; mark them in the "
         "template with {% generation %}, or train on the last turn only (--chat.turns last)"
@@ -142,10 +142,10 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last(
 
 
 def test_a_template_without_a_generation_prompt_is_refused():
-    said = refusal(encode_chats, tokenizer_of(NO_GENERATION_PROMPT), [WHOLE], 500)
+    message = refusal(encode_chats, tokenizer_of(NO_GENERATION_PROMPT), [WHOLE], 500)
     assert (
         "found one that writes '<|im_start|>assistant\\n' with the answer only: the model would learn to write it"
-        in said
+        in message
     )
 
 
@@ -160,8 +160,8 @@ def test_greetings_and_blank_answers_are_no_training_targets():
 
 def test_a_conversation_that_the_template_cannot_render_is_refused():
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
-    said = refusal(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
-    assert said == "chat 2: the chat template can't render the conversation: no system"
+    message = refusal(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
+    assert message == "chat 2: the chat template can't render the conversation: no system"
     assert "chat 1: the chat template can't render" in refusal(encode_chats, tokenizer_of("{% for %}"), [WHOLE], 500)
 
 
@@ -191,10 +191,10 @@ def test_a_token_shared_by_prompt_and_completion_is_counted():
 
 def test_an_answer_keeps_its_tokens_without_characters():
     offsets = np.array([[0, 2], [3, 3], [4, 5], [6, 6], [6, 8], [0, 0]])
-    asked, shared = mask_targets(offsets, [(2, 6)])
-    assert (asked.tolist(), shared) == ([False, True, True, True, False, False], 0)
-    asked, shared = mask_targets(offsets, [(1, 2), (6, 7)])
-    assert (asked.tolist(), shared) == ([True, False, False, False, True, False], 2)
+    requested, shared = mask_targets(offsets, [(2, 6)])
+    assert (requested.tolist(), shared) == ([False, True, True, True, False, False], 0)
+    requested, shared = mask_targets(offsets, [(1, 2), (6, 7)])
+    assert (requested.tolist(), shared) == ([True, False, False, False, True, False], 2)
 
 
 # --- prompts alone
@@ -235,16 +235,16 @@ def test_skipped_and_truncated_conversations_are_counted():
     assert np.array_equal(blocks.input_ids[0], blocks.input_ids[1])
     tokenizer.model_max_length = full[1]
     assert encode_chats(tokenizer, chats, 500).lengths.tolist() == full[1:]
-    said = refusal(encode_chats, tokenizer, chats[2:], 500)
-    assert said.startswith(
+    message = refusal(encode_chats, tokenizer, chats[2:], 500)
+    assert message.startswith(
         "data: expected conversations with an answer, found none in 3 (skipped_empty 2, skipped_with"
     )
-    said = refusal(encode_chats, tokenizer, chats[:1], 12, ChatConfig(longer="cut"))
-    assert said.endswith("(skipped_too_long 1)"), "the cut would be before the answer"
+    message = refusal(encode_chats, tokenizer, chats[:1], 12, ChatConfig(longer="cut"))
+    assert message.endswith("(skipped_too_long 1)"), "the cut would be before the answer"
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "chat", "said"),
+    ("tokenizer", "chat", "message"),
     [
         (
             tokenizer_of(),
@@ -258,8 +258,8 @@ def test_skipped_and_truncated_conversations_are_counted():
         ),
     ],
 )
-def test_a_tokenizer_without_the_required_template_or_end_token_is_refused(tokenizer, chat, said):
-    assert said in refusal(encode_chats, tokenizer, [chat], 500)
+def test_a_tokenizer_without_the_required_template_or_end_token_is_refused(tokenizer, chat, message):
+    assert message in refusal(encode_chats, tokenizer, [chat], 500)
     other = PromptCompletion("a", "b") if isinstance(chat, Turns) else WHOLE
     if isinstance(chat, PromptCompletion):
         tokenizer.chat_template = CHATML
@@ -289,7 +289,7 @@ def test_an_eos_that_also_pads_is_a_label_at_the_end_of_each_answer_only():
         assert torch.equal(batch["positions"], batch["labels"] != IGNORED)
         assert not batch["positions"][batch["attention_mask"] == 0].any()
         assert int((batch["labels"] == tokenizer.eos_token_id).sum()) == 4, "one for every answer"
-        assert int(batch["positions"].sum()) == sum(int(asked[1:].sum()) for asked in blocks.targets)
+        assert int(batch["positions"].sum()) == sum(int(requested[1:].sum()) for requested in blocks.targets)
     plain = blocks.collate([1], 0)
     places = blocks.positions[1]
     assert plain["positions"][0].tolist() == places.tolist()
@@ -325,7 +325,7 @@ def test_every_conversation_format_is_read_from_jsonl_and_parquet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "row 1 is not JSON in UTF-8"),
         (b'{"messages": "not messages"}', "row 1: expected messages or JSON of them, found 'not messages'"),
@@ -334,10 +334,10 @@ def test_every_conversation_format_is_read_from_jsonl_and_parquet(tmp_path):
         (b'{"text": "a"}', "expected columns messages; prompt and completion; or instruction, output"),
     ],
 )
-def test_rows_that_are_not_conversations_are_refused(tmp_path, content, said):
+def test_rows_that_are_not_conversations_are_refused(tmp_path, content, message):
     file = tmp_path / "a.jsonl"
     file.write_bytes(content)
-    assert said in refusal(chats_at, str(file))
+    assert message in refusal(chats_at, str(file))
     assert str(file) in refusal(chats_at, str(file))
 
 

@@ -86,10 +86,10 @@ def test_split_files_are_read_separately_and_refused_beside_other_files(tmp_path
         ["c"],
     ]
     write(tmp_path, {f"other{ending}": "d"})
-    said = refusal(read_texts, str(tmp_path))
-    assert "expected names of splits only, or none" in said
-    assert f"other{ending}" in said
-    assert "text held out for the test would be trained on" in said
+    message = refusal(read_texts, str(tmp_path))
+    assert "expected names of splits only, or none" in message
+    assert f"other{ending}" in message
+    assert "text held out for the test would be trained on" in message
 
 
 def test_a_document_named_like_a_split_does_not_hide_the_others(tmp_path):
@@ -115,12 +115,12 @@ def test_every_table_format_gives_the_same_texts(tmp_path, ending):
 
 def test_the_requested_split_and_subset_of_a_data_set_are_read(tmp_path, monkeypatch):
     tables = {"train": pa.table({"text": ["a"]}), "test": pa.table({"text": pa.array(["b"]).dictionary_encode()})}
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        "distill.data.sources.tables._read_hub", lambda name, subset: asked.append((name, subset)) or tables
+        "distill.data.sources.tables._read_hub", lambda name, subset: requested.append((name, subset)) or tables
     )
     assert read_texts("owner/name", split="test", subset="raw") == ["b"]
-    assert asked == [("owner/name", "raw")]
+    assert requested == [("owner/name", "raw")]
     assert refusal(read_texts, "owner/name", split="validation") == (
         "data 'owner/name': expected a split 'validation', found train, test: nothing would be read"
     )
@@ -175,16 +175,16 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
 )
 def test_a_path_without_the_requested_text_is_refused_and_named(tmp_path, name, files, settings, named):
     place = write(tmp_path, files) / name
-    said = refusal(read_texts, str(place), **settings)
-    assert named in said
-    assert str(tmp_path) in said
+    message = refusal(read_texts, str(place), **settings)
+    assert named in message
+    assert str(tmp_path) in message
 
 
 def test_a_column_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"text": [["a", "b"]], "none": pa.nulls(1)}), tmp_path / "a.parquet")
-    said = refusal(read_texts, str(tmp_path / "a.parquet"))
-    assert "column 'text': expected text, found list<" in said
-    assert said.endswith("the model would learn the written form of such values")
+    message = refusal(read_texts, str(tmp_path / "a.parquet"))
+    assert "column 'text': expected text, found list<" in message
+    assert message.endswith("the model would learn the written form of such values")
     assert "found none in 1 documents" in refusal(read_texts, str(tmp_path / "a.parquet"), "none")
     assert "no path is set" in refusal(read_texts, "")
 
@@ -231,9 +231,9 @@ def test_sep_ends_a_text_even_if_there_is_an_eos():
 
 
 def test_too_short_blocks_and_a_tokenizer_without_an_end_token_are_refused(tokenizer):
-    said = "length: expected at least {} tokens a block, found {}: there would be no next token to predict"
-    assert refusal(token_blocks, tokenizer, TEXTS, 3) == said.format(4, 3)
-    assert refusal(token_blocks, decoder_tokenizer(eos_token="<eos>"), TEXTS, 1) == said.format(2, 1)
+    message = "length: expected at least {} tokens a block, found {}: there would be no next token to predict"
+    assert refusal(token_blocks, tokenizer, TEXTS, 3) == message.format(4, 3)
+    assert refusal(token_blocks, decoder_tokenizer(eos_token="<eos>"), TEXTS, 1) == message.format(2, 1)
     assert refusal(token_blocks, decoder_tokenizer(), TEXTS, 8) == (
         "tokenizer: expected an eos or a sep token, found neither: the end of one text and the start of the next would "
         "be learned as one sentence"
@@ -385,7 +385,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"rate": 0.0},
@@ -401,12 +401,12 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
         ({"passes": 0}, "masking.passes: expected at least 1, found 0: no epoch would have a mask"),
     ],
 )
-def test_an_invalid_mask_config_is_refused(changes, said):
-    assert said in refusal(MaskConfig, **changes)
+def test_an_invalid_mask_config_is_refused(changes, message):
+    assert message in refusal(MaskConfig, **changes)
 
 
 @pytest.mark.parametrize(
-    ("epoch", "changes", "said"),
+    ("epoch", "changes", "message"),
     [
         (-1, {}, "epoch: expected 0 or more, found -1: no epoch of a training uses its mask"),
         (0, {"mask_id": 300}, "mask id: expected an id from 0 to 9, found 300: the model has no embedding for it"),
@@ -414,8 +414,8 @@ def test_an_invalid_mask_config_is_refused(changes, said):
         (0, {"special_ids": range(10)}, "masking.random: expected ids to draw from, found 10 ids, all special"),
     ],
 )
-def test_invalid_epochs_and_ids_are_refused(epoch, changes, said):
+def test_invalid_epochs_and_ids_are_refused(epoch, changes, message):
     facts = {"mask_id": 4, "vocabulary": 10, "special_ids": [0, 1]} | changes
-    assert said in refusal(mask_tokens, np.arange(10), epoch, MaskConfig(), **facts)
-    if "random" in said:
+    assert message in refusal(mask_tokens, np.arange(10), epoch, MaskConfig(), **facts)
+    if "random" in message:
         assert not mask_tokens(np.arange(10), epoch, MaskConfig(random=0.0), **facts)[1].any()

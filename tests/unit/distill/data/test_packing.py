@@ -82,8 +82,8 @@ def source(family: str, lengths) -> LanguageBlocks | MaskedBlocks:
 
 def losses(model: PreTrainedModel, inputs: dict, labels: Tensor) -> Tensor:
     """Returns the loss of every labelled token, in the order of the batch."""
-    told = labels != IGNORED
-    return torch.nn.functional.cross_entropy(model(**inputs).logits[told], labels[told], reduction="none")
+    expected = labels != IGNORED
+    return torch.nn.functional.cross_entropy(model(**inputs).logits[expected], labels[expected], reduction="none")
 
 
 def losses_alone(model: PreTrainedModel, data: LanguageBlocks | MaskedBlocks, rows: PackedRows) -> Tensor:
@@ -148,15 +148,15 @@ def test_a_packing_depends_only_on_the_seed_and_matches_the_first_version():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "seed", "said"),
+    ("sizes", "seed", "message"),
     [
         ([3, 9], 0, "expected documents of 1 to 8 tokens, found 9 in document 1: it would not fit into a row"),
         ([3, 0], 0, "expected documents of 1 to 8 tokens, found 0 in document 1"),
         ([3], -1, "packing seed: expected 0 or more, found -1"),
     ],
 )
-def test_documents_that_fit_no_row_and_negative_seeds_are_refused(sizes, seed, said):
-    with pytest.raises(InputError, match=said):
+def test_documents_that_fit_no_row_and_negative_seeds_are_refused(sizes, seed, message):
+    with pytest.raises(InputError, match=message):
         best_fit(sizes, 8, seed)
 
 
@@ -276,7 +276,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_families_that_mix_documents_are_refused(name):
-    changes, said = REFUSED[name]
+    changes, message = REFUSED[name]
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**(COMMON | changes)))
     for call in (
@@ -286,7 +286,7 @@ def test_families_that_mix_documents_are_refused(name):
         with pytest.raises(InputError) as caught:
             call(model)
         assert str(caught.value).startswith(f"packing: {name}: expected ")
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert str(caught.value).endswith("train it unpacked")
 
 

@@ -110,5 +110,5 @@ def test_a_decoders_new_head_is_fitted_to_the_token_that_stock_decoders_classify
     assert torch.equal(labels, task.output_rows.labels(batch))
     probe_head(model, head, [batch], task.output_rows)
     with torch.no_grad():
-        said = model(input_ids=batch["input_ids"][:2], attention_mask=batch["attention_mask"][:2]).logits
-    assert said.argmax(1).tolist() == [0, 1]
+        message = model(input_ids=batch["input_ids"][:2], attention_mask=batch["attention_mask"][:2]).logits
+    assert message.argmax(1).tolist() == [0, 1]

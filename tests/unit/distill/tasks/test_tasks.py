@@ -104,8 +104,8 @@ def test_unlabelled_rows_are_marked_ignored_and_left_out_of_the_loss(tokenizer):
     numbers = Regression(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
     more = numbers.join(Regression(("number",)).encode(tokenizer, Examples(["so"], None), 16))
     assert more.labels.tolist() == [0.25, 3.5, IGNORED]
-    said = torch.tensor([[1.25], [3.5], [7.0]])
-    assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)
+    message = torch.tensor([[1.25], [3.5], [7.0]])
+    assert squared_error(message, torch.from_numpy(more.labels)) == pytest.approx(0.5)
 
 
 def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer):
@@ -114,8 +114,8 @@ def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer)
     labels = torch.from_numpy(rows.labels)
     assert rows.labels.dtype == np.float32
     assert labels.tolist() == pytest.approx([-100.0, 0.0, 100.0], abs=1e-4)
-    said = torch.tensor([[0.0], [0.0], [0.0]])
-    assert squared_error(said, labels) == pytest.approx(20000 / 3)
+    message = torch.tensor([[0.0], [0.0], [0.0]])
+    assert squared_error(message, labels) == pytest.approx(20000 / 3)
     metric = task.scorer()
     metric.update(torch.tensor([[3.0], [1.0], [2.0]]), labels)
     assert metric.compute() == pytest.approx(-0.5, abs=1e-5)
@@ -153,8 +153,8 @@ def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
     made = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": taught}, **one)
     terms = made.compute_terms(batch)
     torch.testing.assert_close(terms["ce"], made.student(**batch).loss)
-    said = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
-    torch.testing.assert_close(terms["kl"], (said - taught).square().mean())
+    message = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    torch.testing.assert_close(terms["kl"], (message - taught).square().mean())
 
 
 def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
@@ -164,8 +164,8 @@ def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
     batch = rows.collate(range(2), 0)
     taught = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
     made = module(task, LossConfig(kl=1, temperature=1), lambda _: {"logits": taught})
-    said = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
-    p, q = taught.sigmoid(), said.sigmoid()
+    message = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    p, q = taught.sigmoid(), message.sigmoid()
     wanted = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
     torch.testing.assert_close(made.compute_terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
 
@@ -454,12 +454,12 @@ def test_spans_are_scored_as_the_conll_script_does(tokenizer):
     task = TokenClassification(names)
     tags = [[1, 2, 0, 3], [0, 1, 0, 0]]
     rows = task.encode(tokenizer, Tagged([WORDS[:4], WORDS[4:8]], tags), 32)
-    said = [[1, 0, 0, 3], [0, 1, 0, 1]]
+    message = [[1, 0, 0, 3], [0, 1, 0, 1]]
     scorer = task.scorer(rows)
     logits = torch.zeros(2, rows.lengths.max(), 4)
     for row in range(2):
         places = np.flatnonzero(rows.firsts[row])
-        logits[row, places, said[row]] = 1
+        logits[row, places, message[row]] = 1
     scorer.record(np.array([1]), {}, logits[1:])
     scorer.record(np.array([0]), {}, logits[:1])
     found = scorer.scores()
@@ -496,9 +496,9 @@ def test_the_metric_of_tags_is_the_micro_f1_without_the_outside_tag(tokenizer):
 def test_cache_samples_request_only_the_pieces_that_start_a_word(tokenizer):
     rows = encode_tagged(tokenizer, Tagged([["baka", "xq"], ["deka"]], [[1, 0], [1]]), 16)
     samples = from_rows(rows.input_ids, rows.token_type_ids, rows.firsts, 0)
-    asked = samples.batch([0, 1])
+    requested = samples.batch([0, 1])
     batch = rows.collate([0, 1], 0)
-    assert torch.equal(asked["positions"], batch["positions"])
+    assert torch.equal(requested["positions"], batch["positions"])
     assert len(set(samples.keys)) == 2
 
 
@@ -514,8 +514,8 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
     made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), output_rows=SpanRows())
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=mask)
-        said = find_logits(out)
-        rows = SpanRows().logits(batch, said)
+        message = find_logits(out)
+        rows = SpanRows().logits(batch, message)
         assert rows.shape == (6, 8)
         assert torch.equal(rows[2, 6:], torch.full((2,), -math.inf))
         losses = [
@@ -525,6 +525,6 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
         torch.testing.assert_close(made.compute_terms(batch)["ce"], torch.stack(losses).mean())
     taught = DistillationModule(
         model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), output_rows=SpanRows(),
-        signals=lambda _: {"logits": said},
+        signals=lambda _: {"logits": message},
     )  # fmt: skip
     assert taught.compute_terms(batch)["kl"].abs() < 1e-6

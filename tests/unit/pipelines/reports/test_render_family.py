@@ -135,15 +135,15 @@ def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
 
 
 def test_missed_targets_and_scores_are_reported(family):
-    said = write_verdicts(family)
-    assert (True, "student-8x: requested 8×, measured 8.11×: met.") in said
-    assert (False, "student-15x: requested 15×, measured 14.21×: missed by 5.3 %.") in said
+    message = write_verdicts(family)
+    assert (True, "student-8x: requested 8×, measured 8.11×: met.") in message
+    assert (False, "student-15x: requested 15×, measured 14.21×: missed by 5.3 %.") in message
     required = "required 98.0 % of the teacher's validation accuracy"
-    assert (True, f"student-8x: {required}, kept 98.28 %: met.") in said
-    assert (False, f"student-15x: {required}, kept 95.93 %: missed.") in said
+    assert (True, f"student-8x: {required}, kept 98.28 %: met.") in message
+    assert (False, f"student-15x: {required}, kept 95.93 %: missed.") in message
     page = Page(render_html(family, {}))
     text = " ".join(page.text.split())
-    assert all(sentence in text for _, sentence in said)
+    assert all(sentence in text for _, sentence in message)
     assert page.attributes.count(("class", "missed")) == 3  # two sentences and a cell
 
 
@@ -187,11 +187,11 @@ def test_the_figures_at_the_top_are_those_of_the_fastest_student_that_keeps_the_
     assert (headline_entry(family)["name"], headline_entry(family)["precision"]) == ("student-8x", "int8")
     assert headline_entry(family_report(min_score=0.0))["name"] == "student-15x"
     assert headline_entry(family_report(min_score=0.999))["name"] == "student-2x"
-    for least, told in (
+    for least, expected in (
         (0.98, "student-8x, the fastest student that keeps at least 98.0 %"),
         (0.999, "No student keeps at least 99.9 %"),
     ):
-        assert told in explain_headline_entry(family_report(min_score=least))
+        assert expected in explain_headline_entry(family_report(min_score=least))
     fastest = "The figures below are those of student-15x, the fastest student."
     assert explain_headline_entry(family_report(min_score=0.0)) == fastest
     assert explain_headline_entry(family) in Page(render_html(family, {})).text
@@ -301,7 +301,7 @@ def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, caps
         write_target(Source(small, tokenizer), target_of(place), tmp_path)
         each["path"] = str(tmp_path / place)
         each["code"] = find_code(tmp_path / place)
-    monkeypatch.setattr("builtins.input", lambda *asked: pytest.fail(f"asked {asked}"))
+    monkeypatch.setattr("builtins.input", lambda *requested: pytest.fail(f"asked {requested}"))
     snippets = re.findall(r"```python\n(.*?)```", render_cards(family)["student-2x.md"], re.DOTALL)
     assert len(snippets) == 2
     for snippet in snippets:

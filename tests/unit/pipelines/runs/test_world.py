@@ -22,12 +22,12 @@ def world_in(folder: Path, rank: int, processes: int) -> World:
 
 def exchange_values(rank: int, folder: Path) -> tuple[list, list, float]:
     world = world_in(folder, rank, 3)
-    told = [world.broadcast({"step": n} if rank == 0 else None) for n in range(3)]
+    expected = [world.broadcast({"step": n} if rank == 0 else None) for n in range(3)]
     start = time.monotonic()
     if rank == 1:
         time.sleep(0.5)
     world.barrier()
-    return told, world.gather(rank * 10), time.monotonic() - start
+    return expected, world.gather(rank * 10), time.monotonic() - start
 
 
 def test_processes_share_values_and_wait_for_each_other(tmp_path):
@@ -49,8 +49,8 @@ def disagree(rank: int, folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", ["seed", "data", "settings"])
 def test_processes_that_disagree_fail_and_name_the_differing_fact(name, tmp_path):
-    for said in run_ranks(disagree, 2, tmp_path, name):
-        assert said.startswith(f"process 1 of 2: expected {name} to be ")
+    for message in run_ranks(disagree, 2, tmp_path, name):
+        assert message.startswith(f"process 1 of 2: expected {name} to be ")
 
 
 def check_shared_folder(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
@@ -73,7 +73,7 @@ def test_processes_with_different_folders_fail_the_check(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     found = run_ranks(check_shared_folder, 2, tmp_path, ("here", "there"))
-    assert all(said is not None and "process 1 doesn't see the folder" in said for said in found)
+    assert all(message is not None and "process 1 doesn't see the folder" in message for message in found)
 
 
 def wait_in_collective(rank: int, folder: Path) -> str | None:
@@ -89,10 +89,10 @@ def wait_in_collective(rank: int, folder: Path) -> str | None:
 
 
 def test_a_timed_out_process_reports_what_every_process_was_doing(tmp_path):
-    said, _ = run_ranks(wait_in_collective, 2, tmp_path)
-    assert said.startswith("process 0 of 2 waited too long for the others in all_reduce")
-    assert "process 1: validation after epoch 2, " in said
-    assert "process 0: epoch 3, batch 1, " in said
+    message, _ = run_ranks(wait_in_collective, 2, tmp_path)
+    assert message.startswith("process 0 of 2 waited too long for the others in all_reduce")
+    assert "process 1: validation after epoch 2, " in message
+    assert "process 0: epoch 3, batch 1, " in message
 
 
 def start(store: dist.Store, order: Sequence[int], size: int) -> list[str]:

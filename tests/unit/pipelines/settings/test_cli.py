@@ -69,9 +69,9 @@ def test_the_default_student_depends_on_the_budget():
     ],
 )
 def test_explicit_flags_win_over_the_defaults_of_quantize(words, scheme, teacher, student):
-    told = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
+    expected = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
     config = fill_defaults(
-        cli.parse(DistillConfig, told, prog="x", about="", examples="", short=quantize.QUANTIZE_SHORT)
+        cli.parse(DistillConfig, expected, prog="x", about="", examples="", short=quantize.QUANTIZE_SHORT)
     )
     assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
     assert config.quantize.min_score == (0.99 if "auto" in words else 0)
@@ -112,13 +112,13 @@ def test_a_config_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: str
 def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, monkeypatch, capsys):
     file = tmp_path / "a.yaml"
     file.write_text("epochs: abc\nlearning_rate: 1e-4\n")
-    told = refusal_of(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
-    assert 'key "train.epochs"' in told
-    assert "abc" in told
+    expected = refusal_of(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
+    assert 'key "train.epochs"' in expected
+    assert "abc" in expected
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ((*NEEDED, "--epochz", "3"), "the nearest is --train.epochs"),
         ((*NEEDED, "--epochs", "many"), "epochs"),
@@ -141,5 +141,5 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
         ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
     ],
 )
-def test_invalid_settings_end_with_a_one_line_error(words, told, monkeypatch, capsys):
-    assert told in refusal_of(distill, words, monkeypatch, capsys)
+def test_invalid_settings_end_with_a_one_line_error(words, expected, monkeypatch, capsys):
+    assert expected in refusal_of(distill, words, monkeypatch, capsys)

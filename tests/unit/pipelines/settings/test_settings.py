@@ -98,9 +98,9 @@ def billion_laughs() -> str:
     ],
 )
 def test_an_ambiguous_or_invalid_config_file_is_rejected(content, message, refuse_file):
-    told = refuse_file(content)
-    assert message in told
-    assert "a.yaml" in told or content in ("learning_rate: .nan\n", "machine: {timeout: .inf}\n", "seed: {a: 1}\n")
+    expected = refuse_file(content)
+    assert message in expected
+    assert "a.yaml" in expected or content in ("learning_rate: .nan\n", "machine: {timeout: .inf}\n", "seed: {a: 1}\n")
 
 
 def test_a_config_path_that_is_not_a_file_is_rejected_by_name(tmp_path: Path, refuse: Refuse):
@@ -122,8 +122,8 @@ def test_several_config_files_merge_in_order_and_flags_win_over_all(tmp_path: Pa
 def test_the_error_for_an_unknown_key_names_the_file_that_contains_it(tmp_path: Path, refuse: Refuse):
     (tmp_path / "one.yaml").write_text("seed: 1\n")
     (tmp_path / "two.yaml").write_text("sede: 1\n")
-    told = refuse("--config", str(tmp_path / "one.yaml"), "--config", str(tmp_path / "two.yaml"), *NEEDED)
-    assert "two.yaml', line 1: unknown key 'sede'; the nearest is 'seed'" in told
+    expected = refuse("--config", str(tmp_path / "one.yaml"), "--config", str(tmp_path / "two.yaml"), *NEEDED)
+    assert "two.yaml', line 1: unknown key 'sede'; the nearest is 'seed'" in expected
 
 
 def test_values_of_text_settings_keep_their_yaml_spelling(tmp_path: Path):
@@ -204,8 +204,8 @@ def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refus
 
 def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, capsys):
     words = ("--model", "m", "--data", "D", "--output", "O", "--student.given", "false")
-    told = refused_as_written(quantize, words, monkeypatch, capsys)
-    assert "--student.given: pipelines.quantize sets it itself" in told
+    expected = refused_as_written(quantize, words, monkeypatch, capsys)
+    assert "--student.given: pipelines.quantize sets it itself" in expected
 
 
 def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
@@ -416,12 +416,12 @@ def test_the_error_for_an_unreadable_input_mentions_reading_and_not_writing(unpr
     file.write_text("{}")
     (unprivileged / "report.json").write_text("{}")
     file.chmod(0)
-    told = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
-    assert f"{file}: no permission to read it; nothing was changed" in told
+    expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
+    assert f"{file}: no permission to read it; nothing was changed" in expected
     file.chmod(0o600)
     place.chmod(0)
-    told = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
-    assert "write" not in told
+    expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
+    assert "write" not in expected
     place.chmod(0o700)
 
 

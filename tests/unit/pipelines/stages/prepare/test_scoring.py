@@ -76,11 +76,11 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     torch.nn.init.normal_(student.classifier.weight)
     words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
     rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
-    said = compute_outputs(teacher, rows, 0, task)
-    assert Judge(task, rows, 0, said).divergence(teacher) == pytest.approx(0, abs=1e-6)
-    whole = Judge(task, rows, 0, said).divergence(student)
-    other = [{"logits": said.samples[0]["logits"][:-1] + 9}, *said.samples[1:]]
-    part = Judge(task, rows, 0, replace(said, samples=other)).divergence(student)
+    message = compute_outputs(teacher, rows, 0, task)
+    assert Judge(task, rows, 0, message).divergence(teacher) == pytest.approx(0, abs=1e-6)
+    whole = Judge(task, rows, 0, message).divergence(student)
+    other = [{"logits": message.samples[0]["logits"][:-1] + 9}, *message.samples[1:]]
+    part = Judge(task, rows, 0, replace(message, samples=other)).divergence(student)
     kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
     assert part == pytest.approx(
         Judge(task, kept, 0, compute_outputs(teacher, kept, 0, task)).divergence(student), rel=1e-5
@@ -105,9 +105,9 @@ def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     torch.nn.init.normal_(student.qa_outputs.weight)
     found = Judge(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
     alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
-    said = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
-    assert found == pytest.approx(Judge(task, alike, 0, said).divergence(student), rel=1e-5)
+    message = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
+    assert found == pytest.approx(Judge(task, alike, 0, message).divergence(student), rel=1e-5)
     lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
-    said = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
+    message = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
     with pytest.raises(InputError, match="found none of 4: students can't be compared"):
-        Judge(task, lost, 0, said).divergence(student)
+        Judge(task, lost, 0, message).divergence(student)
