@@ -39,7 +39,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 BATCH = 8
 
@@ -97,7 +97,7 @@ def main() -> None:
         ("writing", f"{forward_rate / writing_ratio:,.0f} tokens/s", f"{writing_ratio:.3f}x the time of the forward"),
     ]
     console.table(f"{signal}, vocabulary of {width:,} tokens", ("operation", "rate", "ratio"), rows)
-    console.say(f"{describe()}, torch {torch.__version__}, {options.threads} threads, commit {commit()}")
+    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads, commit {find_commit()}")
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:

@@ -33,7 +33,7 @@ from distill.losses.fused import fused_sampled_cross_entropy
 from distill.losses.logits import soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 Loss: TypeAlias = Callable[[], Tensor]
 MEGABYTE = 1e6
@@ -58,7 +58,7 @@ def main() -> None:
     console = Console()
     for positions in options.positions:
         compare(argparse.Namespace(**vars(options) | {"positions": [positions]}), console)
-    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {options.rounds} rounds")
+    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
 
 
 def compare(options: argparse.Namespace, console: Console) -> None:

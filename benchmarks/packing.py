@@ -33,7 +33,7 @@ from distill.data.sources.text_files import read_texts
 from distill.models.inputs import select_inputs
 from distill.models.packed_inputs import build_packed_inputs, check_family_packing
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 
 def main() -> None:
@@ -152,7 +152,7 @@ def print_table(
         rows,
     )
     model = f"{options.layers} layers of {options.hidden}, {options.threads} threads, fp32, {options.rounds} rounds"
-    console.say(f"{model}; {describe()}, torch {torch.__version__}, commit {commit()}")
+    console.say(f"{model}; {describe_machine()}, torch {torch.__version__}, commit {find_commit()}")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.placement import detect_device_type, load_in_layout
 from pipelines.runs.processes import count_processes, join_world, leave_world
 from pipelines.runs.strategies import choose_device
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 AUTO = AutoModelForSequenceClassification
 CLASSES, VOCABULARY = 64, 30522
@@ -87,7 +87,10 @@ def main() -> None:
         compare(options, folder, console)
         dist.barrier()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else NO_GPU
-    console.say(f"{describe()}, {device}, {count_processes()} processes, torch {torch.__version__}, commit {commit()}")
+    console.say(
+        f"{describe_machine()}, {device}, {count_processes()} processes, torch {torch.__version__}, "
+        f"commit {find_commit()}"
+    )
     leave_world()
 
 

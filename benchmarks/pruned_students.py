@@ -69,7 +69,7 @@ from pipelines.reports.schema import LatencyEntry
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import hash_json
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 from pipelines.stages.deliver.evaluate import to_arrays
 from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, target_for, time_together
 
@@ -220,7 +220,8 @@ class Benchmark:
         packages = ("torch", "transformers", "onnxruntime", *(PEERS[way] for way in self.options.ways if way in PEERS))
         return {
             "settings": shared_settings(self.first) | {"seeds": [setup.run.seed for setup in self.setups]},
-            "machine": describe() | {"commit": commit(), "versions": {name: version(name) for name in packages}},
+            "machine": describe_machine()
+            | {"commit": find_commit(), "versions": {name: version(name) for name in packages}},
             "teacher": self._describe_teacher(reference, latencies["teacher"]),
             "teacher_again": teacher_ms / latencies["again"].best_ms,
             "students": measured,

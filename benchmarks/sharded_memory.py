@@ -46,7 +46,7 @@ from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.runs.placement import detect_device_type, load_in_layout
-from pipelines.settings.this_machine import describe
+from pipelines.settings.this_machine import describe_machine
 
 AUTO = AutoModelForSequenceClassification
 BATCH, LENGTH = 4, 32
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
     console = Console()
-    console.say(f"{describe()}, torch {torch.__version__}")
+    console.say(f"{describe_machine()}, torch {torch.__version__}")
     with TemporaryDirectory() as place:
         model = save_model(Path(place) / "model", options.hidden, options.layers)
         weights = 4 * sum(parameter.numel() for parameter in model.parameters())

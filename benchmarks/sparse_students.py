@@ -43,7 +43,7 @@ from distill.teacher.fingerprint import freeze
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 PATTERNS = {
     "dense": SparsityConfig(),
@@ -81,7 +81,7 @@ def main() -> None:
     models[COPY] = copy.deepcopy(models["dense"])
     rows = [row for runtime in RUNTIMES for row in measure_runtime(runtime, experiment, models, console)]
     console.table(f"Latency, {options.threads} threads, medians; speedups are over the dense student", HEADER, rows)
-    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {options.rounds} rounds")
+    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
 
 
 class Experiment:

@@ -47,7 +47,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, set_dropout
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 TARGETS = ("labels", "cached", "online")
 STUDENTS = ["layers=2,ffn=768", "layers=2", "layers=1"]
@@ -75,7 +75,7 @@ def main() -> None:
     console = Console()
     for student in options.student:
         compare(argparse.Namespace(**vars(options) | {"student": [student]}), console)
-    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {options.rounds} rounds")
+    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
 
 
 def compare(options: argparse.Namespace, console: Console) -> None:

@@ -36,7 +36,7 @@ from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.labelled import load_splits
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 
 BATCH = 64
 HEADER = (
@@ -90,7 +90,9 @@ def main() -> None:
     console.table(f"{options.model} on {len(splits.test):,} test texts of {options.data}", HEADER, rows)
     packages = (torch, transformers, tokenizers)
     versions = ", ".join(f"{package.__name__} {package.__version__}" for package in packages)
-    console.say(f"{describe()}, {versions}, {options.threads} threads, batches of {BATCH}, commit {commit()}")
+    console.say(
+        f"{describe_machine()}, {versions}, {options.threads} threads, batches of {BATCH}, commit {find_commit()}"
+    )
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -5,7 +5,7 @@ class InputError(ValueError):
     """Invalid input; the message names the item, what was expected, what was found and the consequence."""
 
 
-def expect(config: object, name: str, good: bool, wanted: str) -> None:
+def check_setting(config: object, name: str, good: bool, wanted: str) -> None:
     """Checks a setting of `config`; `name` is its full name, such as `on_policy.share`.
 
     Raises:

@@ -27,7 +27,7 @@ def main() -> None:
     stops.watch_process()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
-        print(usage())
+        print(format_usage())
         return
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, 1)
@@ -38,7 +38,7 @@ def main() -> None:
     cli.run(import_module(f"pipelines.{name}").main)
 
 
-def usage() -> str:
+def format_usage() -> str:
     """Returns the text that `stillroom --help` prints."""
     lines = [f"  {name:<9} {about}" for name, about in COMMANDS.items()]
     head = "usage: stillroom COMMAND [OPTIONS]\n\nDistil and compress transformers. COMMAND is one of:\n"

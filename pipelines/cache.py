@@ -78,7 +78,7 @@ def write(argv: Sequence[str]) -> None:
     parse_layout(config.layout, config.devices if not is_distributed() else count_processes(), "layout")
 
     from pipelines.stages.cache.job import open_teacher, prepare_job
-    from pipelines.stages.cache.run import check_layout, fill_here, fill_together, forecast
+    from pipelines.stages.cache.run import check_layout, fill_here, fill_together, print_forecast
 
     opened = open_teacher(config)
     if config.devices > 1 and not is_distributed() and not config.dry_run:
@@ -100,7 +100,7 @@ def write(argv: Sequence[str]) -> None:
     print_reading_remarks(console, config.data)
     console.say(f"task: {job.task}{job.note}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
     if config.dry_run:
-        forecast(console, config, job)
+        print_forecast(console, config, job)
         return
     if world.size == 1:
         fill_here(console, config, job)

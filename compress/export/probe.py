@@ -83,12 +83,14 @@ def probe_checkpoint(source: Source, target: ExportTarget, folder: Path, inputs:
         model = load_pruned(folder / str(target))
         for name, rounded in source.rounding.items():
             if rounded.scheme is not None:
-                model.get_submodule(name).register_forward_hook(partial(note, found, name))
+                model.get_submodule(name).register_forward_hook(partial(record_product, found, name))
         model(**{name: torch.from_numpy(inputs[name]) for name in source.inputs})
     return found
 
 
-def note(found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+def record_product(
+    found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor
+) -> None:
     """Records the input and output of a layer, as a forward hook."""
     found[name] = Product(given[0].numpy(), out.numpy(), biased=True)
 

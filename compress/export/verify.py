@@ -107,13 +107,13 @@ def verify_export(
             raise ArtefactError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
         answers = np.load(out)
     found = answers["logits"]
-    parity = compare(target, found, expected, kind, answers["lengths"])
+    parity = compare_logits(target, found, expected, kind, answers["lengths"])
     parity = replace(parity, load_ms=float(answers["load_ms"]), peak_bytes=int(answers["peak_bytes"]))
     check_parity(parity, folder, rounds=rounds)
     return parity, found
 
 
-def compare(
+def compare_logits(
     target: str, found: np.ndarray, expected: np.ndarray, kind: DecisionKind = "class", lengths: np.ndarray = NONE
 ) -> Parity:
     """Returns the differences between found and expected logits.
@@ -164,7 +164,7 @@ def run_samples(target: ExportTarget, folder: Path, samples: dict[str, Any]) -> 
     for first in range(0, len(rows), BATCH):
         encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
         mask = np.asarray([each.attention_mask for each in encoded])
-        parts.append(flatten_tokens(model(arrays(encoded, model)), mask))
+        parts.append(flatten_tokens(model(pad_batch(encoded, model)), mask))
         lengths.append(mask.sum(1))
     most = read_peak_memory()
     result = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
@@ -181,7 +181,7 @@ def pad_id(folder: Path) -> int:
     return json.loads((folder / "config.json").read_text()).get("pad_token_id") or 0
 
 
-def arrays(encodings: list[Any], model: Any) -> dict[str, np.ndarray]:
+def pad_batch(encodings: list[Any], model: Any) -> dict[str, np.ndarray]:
     """Returns a padded batch as the arrays that the model reads."""
     fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     return {n: np.asarray([getattr(e, fields[n]) for e in encodings], np.int64) for n in model.names}

@@ -8,7 +8,7 @@ from compress.export.common.huggingface import export_huggingface
 from compress.export.common.parity import worst_layer
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget, by_scheme, with_sources
-from compress.export.onnx.fuse import fuse
+from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.onnx.rounded import round_fused, round_graph
@@ -114,7 +114,7 @@ def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> Non
     """Writes an ONNX graph that is optimised for ONNX Runtime."""
     place = folder / str(target) / ONNX_FILE
     if not target.rounded:
-        fuse(folder / "onnx" / ONNX_FILE, place)
+        fuse_operators(folder / "onnx" / ONNX_FILE, place)
     elif source.rounding is None:
         quantize_int8(folder / "onnxruntime" / ONNX_FILE, place, reduced=source.reduced)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):

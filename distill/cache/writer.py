@@ -11,7 +11,7 @@ import numpy as np
 from distill.cache.faults import ShardFault, find_faults, is_published, open_shard
 from distill.cache.format.identity import Identity
 from distill.cache.format.index import key_array
-from distill.cache.format.shard import DamagedError, claim, publish_shard, shard_bytes, shard_path
+from distill.cache.format.shard import DamagedError, claim_file, publish_shard, shard_bytes, shard_path
 from distill.cache.format.store import (
     CACHE_JSON,
     SPARE,
@@ -267,7 +267,7 @@ class _Writer:
                 if pending:
                     time.sleep(_POLL_SECONDS)
         for partial in self.store.folder.glob("shard-*.partial"):
-            with claim(partial):  # from a killed process: claiming and releasing the file removes it
+            with claim_file(partial):  # from a killed process: claiming and releasing the file removes it
                 pass
         return computed
 
@@ -277,7 +277,7 @@ class _Writer:
         Returns `computed` (here), `published` (by another writer) or `claimed` (by another writer).
         """
         path = shard_path(self.store.folder, fault.number)
-        with claim(path) as file:
+        with claim_file(path) as file:
             if is_published(self.store, fault):
                 on_progress(self.store.shard_rows[fault.number])
                 return "published"

@@ -37,11 +37,11 @@ def mask_model(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Pr
             weights[slot.parameter].index_fill_(slot.dim, places, 0.0)
     layers = list(copied.get_submodule(find_layer_stack(copied)).children())
     for i in set(range(len(layers))) - set(shape.layers):
-        bypass(layers[i])
+        bypass_layer(layers[i])
     return copied
 
 
-def bypass(layer: nn.Module) -> None:
+def bypass_layer(layer: nn.Module) -> None:
     """Makes a layer return its input hidden states, along with its other outputs."""
     inner = layer.forward
 

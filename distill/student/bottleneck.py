@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
 
 from distill.errors import InputError
-from distill.student.embeddings import narrowed
+from distill.student.embeddings import approximate_table
 from distill.student.family import ENCODERS, family_of
 from distill.student.spec import StudentSpec, resolve_sizes
 
@@ -86,7 +86,7 @@ def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBe
         vocab_size=teacher.vocab_size,
         max_position_embeddings=teacher.max_position_embeddings,
         type_vocab_size=max(1, getattr(teacher, "type_vocab_size", 1) or 1),
-        hidden_act=activation(teacher) if given.preset == "inverted-bottleneck" else "relu",
+        hidden_act=read_activation(teacher) if given.preset == "inverted-bottleneck" else "relu",
         use_bottleneck_attention=blocks.narrow_attention,
         key_query_shared_bottleneck=not blocks.narrow_attention,
         normalization_type=blocks.norm,
@@ -98,7 +98,7 @@ def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBe
     )
 
 
-def activation(teacher: PretrainedConfig) -> str:
+def read_activation(teacher: PretrainedConfig) -> str:
     """Returns the name of the teacher's activation function."""
     result: str = next(
         getattr(teacher, name) for name in ("hidden_act", "activation", "hidden_activation") if hasattr(teacher, name)
@@ -159,7 +159,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
     body: Any = student.base_model
     embeddings = body.embeddings
     table = wide_table(teacher)
-    narrow, directions = narrowed(table, min(own.embedding_size, table.shape[1]))
+    narrow, directions = approximate_table(table, min(own.embedding_size, table.shape[1]))
     rank = len(directions)
     embeddings.word_embeddings.weight[:, :rank] = narrow
     if own.pad_token_id is not None:
@@ -168,9 +168,9 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
     if given.preset == "inverted-bottleneck":
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
-        _, stream = narrowed(table, own.hidden_size)
+        _, stream = approximate_table(table, own.hidden_size)
         middle.copy_(stream @ directions.T)
-        invert(student, teacher, stream)
+        initialize_inverted_blocks(student, teacher, stream)
     elif own.hidden_size == width:
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
@@ -242,7 +242,7 @@ def take_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     body.classifier.load_state_dict(head.state_dict())
 
 
-def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -> None:
+def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -> None:
     """Copies the teacher's layers into the blocks of an inverted bottleneck.
 
     `stream` [narrow, wide] has orthonormal rows.
@@ -258,7 +258,7 @@ def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -
         own.config.intermediate_size != body.config.intermediate_size
     ):
         return  # the user requested other sizes
-    for block, layer in zip(own.encoder.layer, spread(body.encoder.layer, len(own.encoder.layer)), strict=True):
+    for block, layer in zip(own.encoder.layer, select_evenly(body.encoder.layer, len(own.encoder.layer)), strict=True):
         for name in ("query", "key", "value"):
             getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())
         block.attention.output.load_state_dict(layer.attention.output.state_dict())
@@ -269,6 +269,6 @@ def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -
         block.output.bottleneck.dense.weight.copy_(stream)
 
 
-def spread(layers: Any, count: int) -> list[Any]:
+def select_evenly(layers: Any, count: int) -> list[Any]:
     """Returns `count` layers at even distances, in order."""
     return [layers[i * len(layers) // count] for i in range(count)]

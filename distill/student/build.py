@@ -18,7 +18,7 @@ from distill.slicing.tracing.classify import OUTER, layer_of
 from distill.slicing.tracing.trace import Traced, trace
 from distill.slicing.weights import Weights, cut_weights, select_layers
 from distill.student.bottleneck import bottleneck_config, build_bottlenecks
-from distill.student.embeddings import factorised
+from distill.student.embeddings import factorise_all_tables
 from distill.student.family import FAMILIES, Family, family_of
 from distill.student.first_layer import without_first_norm
 from distill.student.selection import select_coordinates
@@ -88,7 +88,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
         cuts = select_coordinates(weights, traced, stack, old, new)
         weights = cut_weights(sharpen_queries(weights, traced, stack, factors), cuts)
     if new.embeddings:
-        weights = factorised(weights, family.projects, new.embeddings)
+        weights = factorise_all_tables(weights, family.projects, new.embeddings)
     check_shapes(list_weight_shapes(weights), list_weight_shapes(student.state_dict()), left_out, spec)
     return weights
 

@@ -10,7 +10,7 @@ from distill.slicing.weights import Weights
 _TABLES = r"(?:^|\.)embeddings\.\w+_embeddings\.weight$"
 
 
-def narrowed(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def approximate_table(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Returns the best rank-`rank` approximation of a table [words, width] as factors [words, rank] and [rank, width].
 
     The second factor has orthonormal rows: the table's principal directions.
@@ -25,12 +25,12 @@ def narrowed(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (wide @ directions.T).to(table), directions.to(table)
 
 
-def factorised(weights: Weights, projection: str, rank: int) -> Weights:
+def factorise_all_tables(weights: Weights, projection: str, rank: int) -> Weights:
     """Returns the weights with all embedding tables reduced to width `rank`, and `projection` back to full width."""
     tables = {name: weight for name, weight in weights.items() if re.search(_TABLES, name)}
     words = next(name for name in tables if name.endswith("word_embeddings.weight"))
     before = weights.get(projection)
     wide = {name: table if before is None else table @ before.T for name, table in tables.items()}
-    _, directions = narrowed(wide[words], rank)
+    _, directions = approximate_table(wide[words], rank)
     narrow = {name: table @ directions.T for name, table in wide.items()}
     return weights | narrow | {projection: directions.T.contiguous()}

@@ -84,7 +84,11 @@ class Shares:
     def of(self, teacher: Sizes) -> Sizes:
         """Returns the sizes that this name stands for, from those of the teacher."""
         total = len(teacher.layers)
-        layers = teacher.layers[::2] if self.layers is None else evenly(max(1, round(total * self.layers)), teacher)
+        layers = (
+            teacher.layers[::2]
+            if self.layers is None
+            else select_layers_evenly(max(1, round(total * self.layers)), teacher)
+        )
         heads = max(1, int(teacher.heads * self.heads))
         # Heads must divide the width that they fill.
         hidden = max(1, round(teacher.hidden * self.hidden / heads)) * heads
@@ -240,7 +244,7 @@ def with_layers(given: StudentSpec, sizes: Sizes, teacher: Sizes) -> Sizes:
     if len(numbers) > 1:
         return replace(sizes, layers=numbers)
     # Randomly initialised layers don't come from the teacher, so their number may exceed the teacher's.
-    return replace(sizes, layers=tuple(range(numbers[0])) if given.fresh else evenly(numbers[0], teacher))
+    return replace(sizes, layers=tuple(range(numbers[0])) if given.fresh else select_layers_evenly(numbers[0], teacher))
 
 
 def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
@@ -264,7 +268,7 @@ def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
     )
 
 
-def evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
+def select_layers_evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
     """Returns `count` evenly spaced layers of the teacher, including the first and, for more than one, the last."""
     total = len(teacher.layers)
     if not 1 <= count <= total:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from distill.errors import expect
+from distill.errors import check_setting
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class SequencesConfig:
     at_once: int = 16
 
     def __post_init__(self) -> None:
-        expect(self, "sequences.share", 0 <= self.share <= 1, "a share from 0 to 1")
-        expect(self, "sequences.new_tokens", self.new_tokens >= 1, "at least 1")
-        expect(self, "sequences.temperature", self.temperature >= 0, "at least 0")
-        expect(self, "sequences.top_p", 0 < self.top_p <= 1, "a share above 0, up to 1")
-        expect(self, "sequences.at_once", self.at_once >= 1, "at least 1")
+        check_setting(self, "sequences.share", 0 <= self.share <= 1, "a share from 0 to 1")
+        check_setting(self, "sequences.new_tokens", self.new_tokens >= 1, "at least 1")
+        check_setting(self, "sequences.temperature", self.temperature >= 0, "at least 0")
+        check_setting(self, "sequences.top_p", 0 < self.top_p <= 1, "a share above 0, up to 1")
+        check_setting(self, "sequences.at_once", self.at_once >= 1, "at least 1")

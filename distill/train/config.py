@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from distill.errors import expect
+from distill.errors import check_setting
 
 # Version of the training code: losses, module, optimizer, schedule, order of batches. It is part of the key of every
 # stage that trains; raise it when the same settings produce different weights, as after a fix in a loss
@@ -50,10 +50,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate", "checkpoint_every"):
-            expect(self, f"train.{name}", getattr(self, name) >= 1, "at least 1")
+            check_setting(self, f"train.{name}", getattr(self, name) >= 1, "at least 1")
         for name in ("learning_rate", "head_rate"):
-            expect(self, f"train.{name}", getattr(self, name) > 0, "more than 0")
+            check_setting(self, f"train.{name}", getattr(self, name) > 0, "more than 0")
         for name in ("weight_decay", "max_grad_norm", "patience"):
-            expect(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
-        expect(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
-        expect(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")
+            check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
+        check_setting(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
+        check_setting(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")

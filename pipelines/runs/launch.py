@@ -13,7 +13,7 @@ from uuid import uuid4
 from compress.subprocesses import signal_name
 from pipelines.runs import stops
 from pipelines.runs.console import print_error
-from pipelines.settings.this_machine import cores
+from pipelines.settings.this_machine import count_cores
 
 STOP_CODES = {128 + number for number in stops.SIGNALS}
 _POLL_SECONDS = 0.1
@@ -33,7 +33,7 @@ def launch_processes(module: str, argv: Sequence[str], processes: int, restarts:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ[stops.LAUNCHED] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # exit statuses are reported below
     stops.defer_stop(lambda number: threading.Thread(target=_stop_children, daemon=True).start())
     for remaining in range(restarts, -1, -1):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
-def examine(settings: DistillConfig, processes: int) -> Facts:
+def examine_settings(settings: DistillConfig, processes: int) -> Facts:
     """Returns what is known about a run without torch, which takes seconds to import, after applying all rules to it.
 
     Raises:
@@ -66,7 +66,7 @@ def resolve(settings: DistillConfig, processes: int, *, reads_weights: bool = Tr
         InputError: The models, the data and the settings can't be used together.
         CompressError: As above, from a check of the compress package.
     """
-    requested, facts = settings.task, examine(settings, processes)
+    requested, facts = settings.task, examine_settings(settings, processes)
 
     from distill.tasks.choose import TASKS, choose_task
     from pipelines.settings.machine_facts import check_accelerator
@@ -84,7 +84,7 @@ def resolve(settings: DistillConfig, processes: int, *, reads_weights: bool = Tr
     settings, own_tokenizer, note = check_models(facts, TASKS[task](()), reads_weights=reads_weights)
     facts = replace(facts, settings=settings, own_tokenizer=own_tokenizer)
     check_rules(facts)
-    return complete(facts, f"{reason}{note}")
+    return complete_plan(facts, f"{reason}{note}")
 
 
 def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[DistillConfig, bool, str]:
@@ -149,7 +149,7 @@ def check_unquantized_checkpoint(checkpoint: Checkpoint) -> None:
         )
 
 
-def complete(facts: Facts, task_reason: str) -> Plan:
+def complete_plan(facts: Facts, task_reason: str) -> Plan:
     """Returns the plan, after the checks that need the configs of both models.
 
     Raises:

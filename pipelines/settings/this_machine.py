@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 
-def describe() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Returns the processor, number of cores and platform."""
-    return {"processor": processor(), "cores": cores(), "platform": platform.platform()}
+    return {"processor": find_processor(), "cores": count_cores(), "platform": platform.platform()}
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processor() -> str:
+def find_processor() -> str:
     """Returns the processor's name with the instruction sets that affect inference speed."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -30,7 +30,7 @@ def processor() -> str:
     return f"{found.get('model name', platform.machine())} ({', '.join(sets)})"
 
 
-def commit() -> str | None:
+def find_commit() -> str | None:
     """Returns the short hash of this checkout's commit; None if there is no repository or no git."""
     if shutil.which("git") is None:
         return None

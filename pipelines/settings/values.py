@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast, overload
 
 from distill.errors import InputError
-from pipelines.settings.this_machine import cores
+from pipelines.settings.this_machine import count_cores
 
 # Settings that contain a path: `~` is expanded, because shells don't expand it in arguments such as --output=~/runs.
 _PATHS = frozenset(
@@ -62,7 +62,7 @@ def expand_home(name: str, path: object) -> object:
 def _check_count(name: str, count: int) -> None:
     if count < 0:
         raise InputError(f"{name}: expected at least 0, found {count}")
-    here = cores()
+    here = count_cores()
     most = max(_ALWAYS, PER_CORE * here)
     if count > most:
         raise InputError(

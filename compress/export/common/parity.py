@@ -52,7 +52,7 @@ def layer_differences(products: Mapping[str, Product], reference: nn.Module) -> 
         if not kept.any():
             found[name] = float("nan")
             continue
-        expected = torch.cat([product(layer, x[kept], seen.biased) for layer in layers], dim=-1)
+        expected = torch.cat([compute_product(layer, x[kept], seen.biased) for layer in layers], dim=-1)
         difference = (torch.from_numpy(seen.gave)[kept] - expected).abs().max()
         found[name] = float(difference / expected.abs().max().clamp(min=1))
     return found
@@ -64,7 +64,7 @@ def worst_layer(products: Mapping[str, Product], reference: nn.Module) -> tuple[
     return max(found.items(), key=lambda each: (np.isnan(each[1]), each[1]))
 
 
-def product(layer: nn.Module, x: torch.Tensor, biased: bool) -> torch.Tensor:
+def compute_product(layer: nn.Module, x: torch.Tensor, biased: bool) -> torch.Tensor:
     """Returns the layer's product with `x`, with its bias if `biased`."""
     assert isinstance(layer, QuantizedLinear)
     return F.linear(layer.round_input(x), layer.round_weight(), layer.bias if biased else None)

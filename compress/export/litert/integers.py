@@ -124,7 +124,7 @@ class Rewriter:
             return [operator]
         layer, names = found
         file, (after,) = self.file, operator.outputs
-        held = self.shared(graph, place, "integers", stored(layer))
+        held = self.shared(graph, place, "integers", pack_integers(layer))
         integers = file.tensor(graph, layer.weight.shape, TYPE.INT8, held, quantization_parameters(np.ones(1)))
         graph.tensors[integers].name = "+".join(names).encode()
         scales = file.tensor(graph, layer.scales.shape, TYPE.FLOAT32, self.shared(graph, place, "scales", layer.scales))
@@ -148,7 +148,7 @@ class Rewriter:
 
     def by_row(self, graph: Any, place: int, layer: Layer) -> int:
         """Returns an int8 tensor with per-row scales that replaces a float tensor."""
-        integers = self.shared(graph, place, "integers", stored(layer))
+        integers = self.shared(graph, place, "integers", pack_integers(layer))
         return self.file.tensor(graph, layer.weight.shape, TYPE.INT8, integers, quantization_parameters(layer.scales))
 
     def by_group(self, graph: Any, place: int, layer: Layer) -> int:
@@ -163,7 +163,7 @@ class Rewriter:
         detail.zeroPoints, detail.blockSize = -1, layer.weight.shape[1] // scales.shape[1]
         quantization = schema.QuantizationParametersT()
         quantization.details, quantization.detailsType = detail, schema.QuantizationDetails.BlockwiseQuantization
-        integers = self.shared(graph, place, "integers", stored(layer))
+        integers = self.shared(graph, place, "integers", pack_integers(layer))
         return self.file.tensor(graph, layer.weight.shape, TYPE.INT4, integers, quantization)
 
     def unfolded(self, graph: Any, place: int, layer: Layer) -> tuple[Any, int]:
@@ -198,7 +198,7 @@ def quantization_parameters(scales: np.ndarray) -> Any:
     return made
 
 
-def stored(layer: Layer) -> np.ndarray:
+def pack_integers(layer: Layer) -> np.ndarray:
     """Returns the integers as bytes; 4-bit integers are packed two per byte, the first in the lower half."""
     if layer.bits != 4:
         return layer.integers
@@ -223,12 +223,12 @@ def expose_litert_products(
         name = graph.tensors[operator.inputs[1]].name.decode() if file.kind(operator) == KIND.FULLY_CONNECTED else ""
         if name and set(name.split("+")) <= layers.keys():
             products[name] = ends = ProductOutputs(f"{name}:in", f"{name}:out", is_biased(operator))
-            own.outputs += [output(ends.read, operator.inputs[0]), output(ends.gave, operator.outputs[0])]
+            own.outputs += [build_output(ends.read, operator.inputs[0]), build_output(ends.gave, operator.outputs[0])]
     graph.outputs = list(dict.fromkeys(each.tensorIndex for each in own.outputs))
     return file.packed(), products
 
 
-def output(name: str, place: int) -> Any:
+def build_output(name: str, place: int) -> Any:
     """Returns the name and tensor index of an output as a signature stores them."""
     made = schema.TensorMapT()
     made.name, made.tensorIndex = name.encode(), int(place)

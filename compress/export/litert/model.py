@@ -31,7 +31,7 @@ def check_litert() -> None:
     check_installed(["litert"])
 
 
-def lengths(longest: int) -> list[int]:
+def list_signature_lengths(longest: int) -> list[int]:
     """Returns the signatures' lengths, doubling from SHORTEST: texts longer than that are at most half padding."""
     most = min(longest, LONGEST)
     found = [SHORTEST]
@@ -55,13 +55,13 @@ def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
     check_litert()
     from compress.export.litert.integers import write_integers
 
-    constants = {name: value.numpy() for name, value in vectors(source.model).items()}
+    constants = {name: value.numpy() for name, value in list_vectors(source.model).items()}
     program = write_integers(convert_model(source), source.layers if rounded else {}, constants)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LITERT_FILE).write_bytes(program)
 
 
-def vectors(model: "nn.Module") -> "dict[str, Tensor]":
+def list_vectors(model: "nn.Module") -> "dict[str, Tensor]":
     """Returns every parameter except the weights of linear layers and tables: biases and norm parameters."""
     from torch import nn
 
@@ -86,9 +86,9 @@ def convert_model(source: "Source") -> bytes:
             import litert_torch
 
             converter = litert_torch.Converter()
-            for length in lengths(source.longest):
+            for length in list_signature_lengths(source.longest):
                 example = {name: torch.ones(1, length, dtype=torch.int64) for name in source.inputs}
-                converter.signature(f"{SIGNATURE}{length}", model, sample_kwargs=example | vectors(source.model))
+                converter.signature(f"{SIGNATURE}{length}", model, sample_kwargs=example | list_vectors(source.model))
             return bytes(converter.convert().model_content())
     except Exception as error:  # noqa: BLE001 - the export passes raise errors of any class
         raise ArtefactError(f"litert: the model can't be exported: {error}") from error
@@ -166,10 +166,10 @@ class LitertModel:
         Raises:
             CompressError: A text is longer than the longest signature.
         """
-        return np.concatenate([self.program(text)["logits"] for text in texts(inputs, self.names)])
+        return np.concatenate([self.program(text)["logits"] for text in iterate_texts(inputs, self.names)])
 
 
-def texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[str, np.ndarray]]:
+def iterate_texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[str, np.ndarray]]:
     """Yields each text of a padded batch, without the padding after it."""
     for row, mask in enumerate(inputs["attention_mask"]):
         count = int(np.flatnonzero(mask).max(initial=0)) + 1
@@ -181,7 +181,7 @@ def run_litert_products(file: Path, source: "Source", inputs: Mapping[str, np.nd
     from compress.export.common.parity import Product
     from compress.export.litert.integers import expose_litert_products
 
-    batch = list(texts(inputs, source.inputs))
+    batch = list(iterate_texts(inputs, source.inputs))
     longest = max(len(text["attention_mask"]) for text in batch)
     length = next(length for length in LiteRTProgram(file, threads=1).lengths if length >= longest)
     content, products = expose_litert_products(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)

@@ -15,7 +15,7 @@ INT32 = 6  # onnx.TensorProto.INT32
 ROUNDING = 1e-3  # largest difference of logits from another order of float32 sums; beyond it a rewrite is rejected
 
 
-def fuse(source: Path, target: Path) -> dict[str, int]:
+def fuse_operators(source: Path, target: Path) -> dict[str, int]:
     """Rewrites a float32 ONNX file with ONNX Runtime's own operators where the graph allows it.
 
     Attention with its three projections becomes one operator that takes the padding mask directly, bias and GELU become
@@ -43,15 +43,15 @@ def fuse(source: Path, target: Path) -> dict[str, int]:
     split_skip_norms(model.graph)
     drop_equal_sizes(model.graph)
     remove_unused(model.graph)
-    chosen = next((m for m in (with_raw_mask(model), model) if agrees(source, m)), None)
+    chosen = next((m for m in (with_raw_mask(model), model) if matches_source(source, m)), None)
     if chosen is None:
         raise ArtefactError(f"onnx: {source} gives other logits once its operators are joined for ONNX Runtime")
     target.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(chosen, str(target))
-    return {name: count(chosen.graph, name) for name in ("Attention", "MultiHeadAttention", "BiasGelu", "Sum")}
+    return {name: count_nodes(chosen.graph, name) for name in ("Attention", "MultiHeadAttention", "BiasGelu", "Sum")}
 
 
-def count(graph: Any, operator: str) -> int:
+def count_nodes(graph: Any, operator: str) -> int:
     """Returns the number of nodes of an operator."""
     return sum(node.op_type == operator for node in graph.node)
 
@@ -67,7 +67,7 @@ def fold_constant_concats(graph: Any) -> None:
     for node in list(graph.node):
         if node.op_type == "Concat" and all(name in constants for name in node.input):
             parts = [numpy_helper.to_array(constants[name]) for name in node.input]
-            whole = np.concatenate(parts, axis=attribute(node, "axis").i)
+            whole = np.concatenate(parts, axis=read_attribute(node, "axis").i)
             graph.initializer.append(numpy_helper.from_array(whole, node.output[0]))
             graph.node.remove(node)
 
@@ -86,7 +86,7 @@ def split_skip_norms(graph: Any) -> None:
         added = (node.output[3] if len(node.output) > 3 and node.output[3] else "") or f"{node.output[0]}_sum"
         nodes.append(helper.make_node("Sum", [name for name in (x, residual, own_bias) if name], [added]))
         names = [added, weight, *([bias] if bias else [])]
-        epsilon = attribute(node, "epsilon").f
+        epsilon = read_attribute(node, "epsilon").f
         nodes.append(helper.make_node("LayerNormalization", names, [node.output[0]], epsilon=epsilon, axis=-1))
     replace_nodes(graph, nodes)
 
@@ -97,7 +97,7 @@ def drop_equal_sizes(graph: Any) -> None:
     They are the default, and Attention with explicit widths isn't quantized.
     """
     for node in graph.node:
-        sizes = attribute(node, "qkv_hidden_sizes") if node.op_type == "Attention" else None
+        sizes = read_attribute(node, "qkv_hidden_sizes") if node.op_type == "Attention" else None
         if sizes is not None and len(set(sizes.ints)) == 1:
             node.attribute.remove(sizes)
 
@@ -143,12 +143,12 @@ def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
     graph.node.extend(copies)
 
 
-def attribute(node: Any, name: str) -> Any:
+def read_attribute(node: Any, name: str) -> Any:
     """Returns the value of a node's attribute."""
     return next((each for each in node.attribute if each.name == name), None)
 
 
-def agrees(source: Path, model: Any) -> bool:
+def matches_source(source: Path, model: Any) -> bool:
     """Returns whether the rewritten graph computes the source's outputs on random ids with padding on the right."""
     import onnxruntime
 

@@ -92,7 +92,7 @@ class OnnxDecoder:
         rows, past = list(range(len(prompts))), self.empty(len(prompts))
         for _ in range(new_tokens):
             logits, past = self.step(ids, mask, past)
-            tokens = [draw(row, temperature, streams[i]) for i, row in zip(rows, logits[:, -1], strict=True)]
+            tokens = [draw_token(row, temperature, streams[i]) for i, row in zip(rows, logits[:, -1], strict=True)]
             for i, token in zip(rows, tokens, strict=True):
                 written[i].append(token)
             going = [i for i, token in enumerate(tokens) if token not in self.ends]
@@ -149,7 +149,7 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
     return ids, mask
 
 
-def draw(logits: np.ndarray, temperature: float, stream: np.random.Generator) -> int:
+def draw_token(logits: np.ndarray, temperature: float, stream: np.random.Generator) -> int:
     """Returns the most likely of [vocabulary] tokens, or a Gumbel sample from softmax(logits / temperature)."""
     if not temperature:
         return int(logits.argmax())

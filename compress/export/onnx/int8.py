@@ -69,7 +69,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
             )
         model = onnx.load(str(target))
         if operators == _TABLES:  # else the second pass would reuse the names of the table's integers
-            rename(model, {name: f"table/{name}" for name in tensor_names(model) - before})
+            rename_tensors(model, {name: f"table/{name}" for name in tensor_names(model) - before})
 
 
 def tensor_names(model: "ModelProto") -> set[str]:
@@ -78,7 +78,7 @@ def tensor_names(model: "ModelProto") -> set[str]:
     return {name for node in graph.node for name in (*node.input, *node.output)} | {w.name for w in graph.initializer}
 
 
-def rename(model: "ModelProto", names: dict[str, str]) -> None:
+def rename_tensors(model: "ModelProto", names: dict[str, str]) -> None:
     """Renames tensors in all nodes and constants."""
     for weight in model.graph.initializer:
         weight.name = names.get(weight.name, weight.name)

@@ -13,7 +13,7 @@ import numpy as np
 
 from compress.errors import ArtefactError
 from compress.export.common.rows import Layer, RowIndex
-from compress.export.onnx.fuse import attribute, remove_unused, replace_nodes
+from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
 from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE
 
@@ -41,9 +41,9 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     import onnx
 
     model = onnx.version_converter.convert_version(onnx.load(str(source)), _OPSET)
-    rewrite(model, layers, multiply)
+    rewrite_products(model, layers, write_product)
     onnx.checker.check_model(model)
-    save(model, target)
+    write_model(model, target)
 
 
 def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
@@ -63,11 +63,11 @@ def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     import onnx
 
     model = onnx.load(str(source))
-    rewrite(model, layers, multiply_fused)
-    save(model, target)
+    rewrite_products(model, layers, multiply_fused)
+    write_model(model, target)
 
 
-def rewrite(model: Any, layers: Mapping[str, Layer], write: _WriteProduct) -> None:
+def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProduct) -> None:
     """Rewrites every product and lookup of the graph that has a layer's weights with its integers, in place."""
     from onnx import numpy_helper
 
@@ -104,7 +104,7 @@ def rewrite(model: Any, layers: Mapping[str, Layer], write: _WriteProduct) -> No
     model.metadata_props.add(key=PRODUCTS, value=json.dumps(products))
 
 
-def save(model: Any, target: Path) -> None:
+def write_model(model: Any, target: Path) -> None:
     """Writes the model to a file."""
     import onnx
 
@@ -121,7 +121,7 @@ def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | No
     value = constants[node.input[1]]
     if value.ndim != 2 or value.dtype != np.float32:
         return None
-    turned = attribute(node, "transB")
+    turned = read_attribute(node, "transB")
     return value if turned is not None and turned.i else value.T
 
 
@@ -133,14 +133,14 @@ def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
     writer.node("Mul", [writer.node("Cast", [rows], f"{out}_float", to=1), scales], out)
 
 
-def multiply(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
+def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
     """Writes the product that replaces a MatMul or Gemm, and returns (its input, its output before a bias)."""
     x, product = node.input[0], before_bias(node)
     if layer.inputs == "token":
         by_token(writer, x, layer, name, product)
     else:
         given = by_tensor(writer, x, layer) if layer.grid is not None else x
-        writer.node("MatMul", [given, dequantized(writer, layer, name)], product)
+        writer.node("MatMul", [given, write_dequantized_weight(writer, layer, name)], product)
     add_bias(writer, node, product)
     return x, product
 
@@ -164,7 +164,7 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
     from onnx import helper
 
     x = node.input[0]
-    given, scale, zero = quantized(writer, x, layer)
+    given, scale, zero = write_quantized_input(writer, x, layer)
     weight = integers_of(writer, layer.integers.T, layer.bits, name)
     scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
     if node.op_type != "Attention":
@@ -182,7 +182,7 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
     return None
 
 
-def quantized(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
+def write_quantized_input(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
     """Writes the quantization of the input, and returns the names of the bytes, their scale and zero point."""
     assert layer.grid is not None
     scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
@@ -191,11 +191,11 @@ def quantized(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
 
 def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
     """Adds the quantization of `x` with one scale for the whole tensor, and returns the result's name."""
-    given = quantized(writer, x, layer)
+    given = write_quantized_input(writer, x, layer)
     return writer.once("DequantizeLinear", given, f"{given[0]}_float")
 
 
-def dequantized(writer: Writer, layer: Layer, name: str) -> str:
+def write_dequantized_weight(writer: Writer, layer: Layer, name: str) -> str:
     """Writes the weight [inputs, outputs], dequantized from its integers."""
     whole = integers_of(writer, layer.integers.T, layer.bits, name)
     groups = layer.scales.shape[1]
@@ -224,7 +224,7 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
     size, parts = len(whole) // groups, []
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
-        own = given if groups == 1 else part(writer, given, rows)
+        own = given if groups == 1 else write_slice(writer, given, rows)
         weight = integers_of(writer, whole[rows], layer.bits, f"{name}.{group}")
         if layer.bits == 4:  # cast once, when the file is loaded
             weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
@@ -266,7 +266,7 @@ def last_axis(writer: Writer) -> str:
     return writer.constant("last_axis", np.asarray([-1], np.int64))
 
 
-def part(writer: Writer, x: str, rows: slice) -> str:
+def write_slice(writer: Writer, x: str, rows: slice) -> str:
     """Adds a slice of the rows of `x` and returns its name."""
     ends = [writer.constant(f"place_{place}", np.asarray([place], np.int64)) for place in (rows.start, rows.stop)]
     return writer.once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 OPENVINO_FILE = "model.xml"
 
 
-def library() -> ModuleType:
+def import_openvino() -> ModuleType:
     """Returns the imported openvino module.
 
     Raises:
@@ -38,7 +38,7 @@ def export_openvino(source: Path, target: Path) -> None:
         CompressError: OpenVINO isn't installed.
         ArtefactError: OpenVINO can't convert the graph.
     """
-    openvino = library()
+    openvino = import_openvino()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         model = openvino.convert_model(str(source))
@@ -53,7 +53,7 @@ class OpenVinoModel:
     """Exported model on OpenVINO's CPU plugin, one call at a time."""
 
     def __init__(self, folder: Path, threads: int):
-        openvino = library()
+        openvino = import_openvino()
         # Explicit float32: OpenVINO would use bfloat16 on processors that support it.
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",

@@ -99,7 +99,7 @@ def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
         rounded.scales.clone(),
         [1, weight.shape[1] // rounded.scales.shape[1]],
         torch.float32,
-        zero_point=zeros(rounded),
+        zero_point=build_zero_points(rounded),
         act_quant_kwargs=inputs if scheme.inputs == "token" else None,
     )
     return result
@@ -133,7 +133,7 @@ def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any =
     result: Tensor = IntxUnpackedToInt8Tensor(
         rounded.quantize(weight),
         rounded.scales.clone(),
-        zeros(rounded),
+        build_zero_points(rounded),
         getattr(torch, f"int{bits}"),
         (1, weight.shape[1] // rounded.scales.shape[1]),
         torch.float32,
@@ -142,6 +142,6 @@ def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any =
     return result
 
 
-def zeros(rounded: LayerQuantization) -> Tensor:
+def build_zero_points(rounded: LayerQuantization) -> Tensor:
     """Returns the zero points of symmetric scales."""
     return torch.zeros_like(rounded.scales, dtype=torch.int8)

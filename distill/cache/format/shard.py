@@ -32,7 +32,7 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 @contextmanager
-def claim(path: Path) -> Iterator[IO[bytes] | None]:
+def claim_file(path: Path) -> Iterator[IO[bytes] | None]:
     """Yields the empty file that will become `path`, or None while another process works on it.
 
     The lock is released when the process that holds it ends, for whatever reason; the partial file of a killed process

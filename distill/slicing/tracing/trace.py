@@ -113,7 +113,7 @@ def trace(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -
     twin = build_twin(model, stack)
     if len(twin.layers) < len(model.get_submodule(stack)):  # type: ignore[arg-type]
         with suppress(InputError):  # a model whose code needs all of its layers
-            return expand(trace_whole(twin.model, example), model, stack, twin)
+            return expand_to_all_layers(trace_whole(twin.model, example), model, stack, twin)
     return trace_whole(model, example)
 
 
@@ -191,7 +191,7 @@ def collect_roles(model: nn.Module, aliases: Mapping[str, str], uses: Iterable[U
     return roles
 
 
-def expand(traced: Traced, model: PreTrainedModel, stack: str, twin: Twin) -> Traced:
+def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, twin: Twin) -> Traced:
     """Returns the result for all layers of the model, given the result for its twin."""
     order = {name: i for i, name in enumerate(n for group in group_aliases(model).values() for n in group)}
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from distill.errors import expect
+from distill.errors import check_setting
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class OnPolicyConfig:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        expect(self, "on_policy.share", 0 <= self.share <= 1, "a share from 0 to 1")
-        expect(self, "on_policy.new_tokens", self.new_tokens >= 1, "at least 1")
-        expect(self, "on_policy.prompt_tokens", self.prompt_tokens >= 1, "at least 1")
-        expect(self, "on_policy.temperature", self.temperature >= 0, "at least 0")
-        expect(self, "on_policy.top_p", 0 < self.top_p <= 1, "a share above 0, up to 1")
+        check_setting(self, "on_policy.share", 0 <= self.share <= 1, "a share from 0 to 1")
+        check_setting(self, "on_policy.new_tokens", self.new_tokens >= 1, "at least 1")
+        check_setting(self, "on_policy.prompt_tokens", self.prompt_tokens >= 1, "at least 1")
+        check_setting(self, "on_policy.temperature", self.temperature >= 0, "at least 0")
+        check_setting(self, "on_policy.top_p", 0 < self.top_p <= 1, "a share above 0, up to 1")

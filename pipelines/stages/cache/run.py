@@ -79,7 +79,7 @@ def fill_together(console: Console, config: WriteConfig, job: Job, world: World,
         print_cache(console, open_store(folder))
 
 
-def forecast(console: Console, config: WriteConfig, job: Job) -> None:
+def print_forecast(console: Console, config: WriteConfig, job: Job) -> None:
     """Measures a few batches and prints the disk space, time and memory that the missing samples would take."""
     folder, signals = Path(config.cache), job.identity.signals
     is_known = open_store(folder, job.identity).index.contains if (folder / CACHE_JSON).exists() else None

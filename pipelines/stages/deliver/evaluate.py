@@ -13,7 +13,7 @@ from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import MeasureConfig
-from pipelines.settings.this_machine import describe
+from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.baseline import BASELINE
 from pipelines.stages.deliver.export import HUGGINGFACE
 
@@ -69,7 +69,7 @@ def evaluate_stage(
     The baseline is the score reached without a model; it is omitted for tasks where it is meaningless.
     """
     # The result is a measurement on this machine, so the machine is part of the stage's key.
-    settings: JsonObject = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
+    settings: JsonObject = {"measure": asdict(measure), "max_length": max_length, "machine": describe_machine()}
     judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
     settings |= {"judged": judged} if judged else {}
     inputs = {"data": data} | {each.name: each.export for each in candidates}
@@ -98,7 +98,7 @@ def evaluate(
     for candidate in candidates:
         tests[candidate.name] = encode_part(candidate, splits.test, max_length, task)
         for target in candidate.targets:
-            entry, classes = score(run, candidate, target, task, tests[candidate.name])
+            entry, classes = score_model(run, candidate, target, task, tests[candidate.name])
             if target == candidate.judged:
                 entry["validation"] = validation_score(candidate, target, splits, max_length, task)
             predicted[key_of(entry)] = classes
@@ -155,7 +155,7 @@ def score_rows(
     return scorer
 
 
-def score(
+def score_model(
     run: Run, candidate: EvaluatedModel, target: ExportTarget, task: "Task", encoded: tuple["EncodedRows", int]
 ) -> tuple[JsonObject, "np.ndarray"]:
     """Returns an entry without latencies, and the model's decisions on the test split."""
@@ -277,5 +277,7 @@ def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["EncodedRows"
     if baseline is None:
         return None
     scorer = score_rows(lambda inputs: baseline.logits(*inputs["input_ids"].shape), task, encoded, task.eval_batch_size)
-    scores = {name: score if math.isfinite(score) else None for name, score in scorer.scores().items()}
+    scores = {
+        name: score_model if math.isfinite(score_model) else None for name, score_model in scorer.scores().items()
+    }
     return {"name": baseline.name, "answer": baseline.answer, "scores": scores}

@@ -157,7 +157,7 @@ class ExportVerifier:
     def batch(self) -> dict[str, np.ndarray]:
         """A padded batch of the drawn texts."""
         texts, pairs = self.drawn
-        return tokenize(self.source.tokenizer, texts[:_BATCH], pairs[:_BATCH] if pairs else None, self.max_length)
+        return tokenize_texts(self.source.tokenizer, texts[:_BATCH], pairs[:_BATCH] if pairs else None, self.max_length)
 
 
 def describe_proof(proof: JsonObject) -> str:
@@ -187,12 +187,12 @@ def reference_logits(
     parts = []
     for start in range(0, len(texts), _BATCH):
         rows = slice(start, start + _BATCH)
-        batch = tokenize(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
+        batch = tokenize_texts(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
         parts.append(flatten_tokens(model(batch), batch["attention_mask"]))
     return np.concatenate(parts)
 
 
-def tokenize(
+def tokenize_texts(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str] | Sequence[list[str]],
     pairs: Sequence[str] | None,

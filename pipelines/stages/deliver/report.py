@@ -18,7 +18,7 @@ from pipelines.runs.manifest import LOGS
 from pipelines.runs.output import check_not_removed
 from pipelines.runs.publication import link_tree, republish_folder
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.this_machine import commit, describe
+from pipelines.settings.this_machine import describe_machine, find_commit
 from pipelines.stages.deliver.baseline import read_baseline
 from pipelines.stages.deliver.export import HUGGINGFACE
 
@@ -42,7 +42,7 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
         (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
-        own = cast(Report, {**report, "models": published(run, report["models"])})
+        own = cast(Report, {**report, "models": list_published_models(run, report["models"])})
         for name, card in render_cards(own).items():
             (folder / name).write_text(card)
         return {}
@@ -67,16 +67,16 @@ def build_report(
         "models": [entry | ({"code": code} if code else {}) for entry, code in zip(models, codes, strict=True)],
         "stages": [stage_row(stage) for stage in stages],
         "config": config,
-        "machine": describe(),
+        "machine": describe_machine(),
         "versions": evaluation.manifest["versions"],
-        "commit": commit(),
+        "commit": find_commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
     return cast(Report, report | ({"pruning": pruning} if pruning else {}) | ({"refused": refused} if refused else {}))
 
 
-def published(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:
+def list_published_models(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:
     """Returns the entries with the students' paths as published, because the model card is copied with that folder."""
 
     def placed(entry: ModelEntry) -> ModelEntry:

@@ -73,7 +73,7 @@ def teacher_stage(
             offload=config.teacher.offload,
             prefetch=config.machine.prefetch,
         )
-        metrics = finetune(run, config, model, task, texts, folder, precision, layout, mesh)
+        metrics = finetune_teacher(run, config, model, task, texts, folder, precision, layout, mesh)
         save_model(model, tokenizer, folder / MODEL)
         return {"trained": True} | metrics
 
@@ -138,7 +138,7 @@ def find_usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, ta
     return rows
 
 
-def finetune(
+def finetune_teacher(
     run: Run,
     config: DistillConfig,
     model: PreTrainedModel,

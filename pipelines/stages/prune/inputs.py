@@ -28,7 +28,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.schemes import is_dynamic_reduced, quantization_by
-from pipelines.settings.this_machine import describe
+from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, tokenizer_of
@@ -112,7 +112,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     settings = {
         "budget": conditions,
         "max_length": config.data.max_length,
-        "machine": describe(),
+        "machine": describe_machine(),
         "scheme": rounding_key(config),
     }
 

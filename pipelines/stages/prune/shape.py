@@ -49,7 +49,7 @@ from pipelines.stages.prune.budget_timing import (
 )
 from pipelines.stages.prune.importance import SCORES
 from pipelines.stages.prune.inputs import axes_of, fit_size_model, rounding_key, timing_quantization
-from pipelines.stages.prune.trials import Trial, eliminate
+from pipelines.stages.prune.trials import Trial, eliminate_trials
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
@@ -191,7 +191,7 @@ class ShapeSearch:
             self.teacher_outputs,
             self.config.loss.resolved_temperature,
         )
-        winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
+        winner, divergences = eliminate_trials(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
             f"(KL {divergences[winner][-1]:.3f})"

@@ -63,7 +63,9 @@ def repeat_batches(data: TextDataModule) -> Iterator[Batch]:
         yield from batches
 
 
-def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
+def eliminate_trials(
+    trials: Sequence[Trial], judge: Judge, steps: int, console: Console
+) -> tuple[int, list[list[float]]]:
     """Returns the index of the trial that learns best, and each trial's divergence after each of its rounds.
 
     In each round all remaining trials are trained and the better third continues. The last round takes `steps` steps,

@@ -25,7 +25,7 @@ from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
-from pipelines.settings.this_machine import describe
+from pipelines.settings.this_machine import describe_machine
 from pipelines.settings.tokenizers import is_across, rows_across
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.train.distill import make_student
@@ -50,7 +50,7 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
         return machine.precision
 
     def work(place: Path) -> dict[str, Any]:
-        with threads(machine.threads), torch.random.fork_rng(devices=[]):
+        with set_threads_within(machine.threads), torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             model, batches = student_and_batches(run, plan, data)
             found = time_precisions(model, batches, machine)
@@ -84,7 +84,7 @@ def measured_text(found: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def set_threads_within(count: int) -> Iterator[None]:
     """Sets the number of CPU threads inside the block to that of the training; 0 leaves it unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
@@ -172,7 +172,7 @@ def time_precisions(
         "measured": {
             "student": f"{type(model).__name__}, {model.num_parameters():,} parameters",
             "batches": [list(batch["input_ids"].shape) for batch in batches],
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else describe()["processor"],
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else describe_machine()["processor"],
             "threads": torch.get_num_threads(),
         },
     }

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from compress.errors import CompressError
 from compress.export.common.huggingface import input_names
-from compress.export.onnx.fuse import fuse
+from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.processors import resolve_reduced
@@ -191,7 +191,7 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
     model = build_model("bert")
     whole, joined, small = (tmp_path / name / ONNX_FILE for name in ("whole", "joined", "small"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
-    fuse(whole, joined)
+    fuse_operators(whole, joined)
     quantize_int8(joined, small, reduced=True)
     assert largest_weight(small) <= 64
     graph = onnx.load(small).graph
@@ -238,7 +238,7 @@ READ += "np.save(sys.argv[3], OnnxModel(Path(sys.argv[1]), 1)(dict(np.load(sys.a
 def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, tokenizer: PreTrainedTokenizerBase):
     model = build_model("bert")
     export_onnx(model, tokenizer, tmp_path / "whole", input_names(model.config))
-    fuse(tmp_path / "whole" / ONNX_FILE, tmp_path / "joined" / ONNX_FILE)
+    fuse_operators(tmp_path / "whole" / ONNX_FILE, tmp_path / "joined" / ONNX_FILE)
     quantize_int8(tmp_path / "joined" / ONNX_FILE, tmp_path / "small" / ONNX_FILE, reduced=True)
     ids = np.random.default_rng(0).integers(5, 60, (8, 12))
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from compress.errors import CompressError
 from compress.export.onnx import graph as exporting
 from compress.export.onnx.decoder import export_decoder, verify_decoder
-from compress.export.onnx.generate import OnnxDecoder, draw, perplexity
+from compress.export.onnx.generate import OnnxDecoder, draw_token, perplexity
 from compress.export.onnx.graph import ONNX_FILE, OPSET
 from distill.checkpoint.pruned import is_pruned
 from distill.slicing import Shape, find_axes, prune
@@ -224,10 +224,10 @@ def test_end_tokens_come_from_the_generation_config_before_the_model_config(qwen
 
 def test_drawn_tokens_follow_the_softmax_at_the_given_temperature():
     scores, stream = np.float32([2.0, 1.0, 0.0, -4.0]), np.random.default_rng(0)
-    found = np.bincount([draw(scores, 0.7, stream) for _ in range(20000)], minlength=4) / 20000
+    found = np.bincount([draw_token(scores, 0.7, stream) for _ in range(20000)], minlength=4) / 20000
     chances = np.exp(scores.astype(np.float64) / 0.7)
     np.testing.assert_allclose(found, chances / chances.sum(), atol=0.01)
-    assert draw(scores, 0.0, stream) == 0
+    assert draw_token(scores, 0.0, stream) == 0
 
 
 def test_sampling_depends_on_the_seed_and_not_on_the_batch(qwen2):

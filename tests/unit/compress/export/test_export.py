@@ -26,13 +26,13 @@ from transformers.utils import ModelOutput
 
 from compress.errors import ArtefactError
 from compress.export.common.huggingface import WEIGHTS, export_huggingface, input_names
-from compress.export.onnx import fuse as fusing
-from compress.export.onnx.fuse import fuse
+from compress.export.onnx import fuse_operators as fusing
+from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, OPSET, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.openvino import ir
 from compress.export.openvino.ir import export_openvino
-from compress.export.verify import BATCH, Parity, check_parity, compare, verify_export
+from compress.export.verify import BATCH, Parity, check_parity, compare_logits, verify_export
 from support.commands import fork_verifications
 from support.tiny_models import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
@@ -73,7 +73,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
         made = Exported(model, tokenizer, {target: folder / target for target in (*TARGETS, "onnxruntime-int8")})
         export_huggingface(model, tokenizer, folder / "huggingface")
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
-        write_target(fuse, made, "onnx", "onnxruntime")
+        write_target(fuse_operators, made, "onnx", "onnxruntime")
         write_target(
             functools.partial(quantize_int8, reduced=products_saturate()), made, "onnxruntime", "onnxruntime-int8"
         )
@@ -223,18 +223,18 @@ def test_operators_are_fused_and_padding_is_ignored(exported):
 
 
 def test_a_fused_graph_with_other_logits_is_rejected_and_not_written(bert, tmp_path, monkeypatch):
-    monkeypatch.setattr(fusing, "agrees", lambda source, model: False)
+    monkeypatch.setattr(fusing, "matches_source", lambda source, model: False)
     with pytest.raises(ArtefactError, match="gives other logits once its operators are joined"):
-        fuse(bert.folders["onnx"] / ONNX_FILE, tmp_path / ONNX_FILE)
+        fuse_operators(bert.folders["onnx"] / ONNX_FILE, tmp_path / ONNX_FILE)
     assert not (tmp_path / ONNX_FILE).exists()
 
 
 def test_a_graph_with_a_changed_bias_does_not_agree(bert, tmp_path):
     graph = onnx.load(bert.folders["onnxruntime"] / ONNX_FILE)
-    assert fusing.agrees(bert.folders["onnx"] / ONNX_FILE, graph)
+    assert fusing.matches_source(bert.folders["onnx"] / ONNX_FILE, graph)
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
     bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 0, 0, 0.1, 0]), bias.name))
-    assert not fusing.agrees(bert.folders["onnx"] / ONNX_FILE, graph)
+    assert not fusing.matches_source(bert.folders["onnx"] / ONNX_FILE, graph)
 
 
 def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exported):
@@ -343,7 +343,7 @@ def test_a_model_with_data_dependent_control_flow_is_rejected_and_nothing_is_wri
 def test_the_comparison_computes_differences_and_class_agreement():
     expected = np.array([[0.0, 1.0], [2.0, 1.5], [0.0, 3.0], [1.0, 0.0]], np.float32)
     found = expected + np.array([[0, 0], [0, 1], [0, -0.5], [0, 0]], np.float32)
-    assert compare("onnx", found, expected) == Parity("onnx", 4, 1.0, 1.5 / 8, 0.75)
+    assert compare_logits("onnx", found, expected) == Parity("onnx", 4, 1.0, 1.5 / 8, 0.75)
 
 
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])

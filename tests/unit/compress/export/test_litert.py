@@ -14,8 +14,8 @@ from compress.export.common.huggingface import TorchModel
 from compress.export.common.rows import Layer
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
-from compress.export.litert.integers import stored, write_integers
-from compress.export.litert.model import LITERT_FILE, LitertModel, lengths
+from compress.export.litert.integers import pack_integers, write_integers
+from compress.export.litert.model import LITERT_FILE, LitertModel, list_signature_lengths
 from compress.export.litert.tflite import ALIGNED, File, schema
 from compress.export.onnx.nodes import Writer
 from compress.export.write import check_layers, write_targets
@@ -128,14 +128,14 @@ def test_packing_of_4_bit_integers_matches_onnx_at_odd_sizes():
         integers = np.arange(-7, -7 + shape[0] * shape[1], dtype=np.int8).reshape(shape)
         layer = Layer(integers.astype(np.float32), integers, np.ones((shape[0], 1), np.float32), 4, "token", None)
         writer = Writer()
-        assert stored(layer).tobytes() == writer.constants[writer.nibbles("w", integers)].raw_data
+        assert pack_integers(layer).tobytes() == writer.constants[writer.nibbles("w", integers)].raw_data
 
 
 def test_signature_lengths_double_from_16_up_to_the_model_length_or_512():
-    assert lengths(64) == [16, 32, 64]
-    assert lengths(100) == [16, 32, 64, 100]
-    assert lengths(8) == [8]
-    assert lengths(8192) == [16, 32, 64, 128, 256, 512]
+    assert list_signature_lengths(64) == [16, 32, 64]
+    assert list_signature_lengths(100) == [16, 32, 64, 100]
+    assert list_signature_lengths(8) == [8]
+    assert list_signature_lengths(8192) == [16, 32, 64, 128, 256, 512]
 
 
 def test_a_missing_library_is_reported_with_its_install_command(made, tmp_path, monkeypatch):

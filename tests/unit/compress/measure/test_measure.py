@@ -289,13 +289,13 @@ flags\t\t: fpu sse2 avx2 avx512f avx512_bf16
 
 
 def test_the_machine_description_is_stable_and_names_the_processor(monkeypatch):
-    described = this_machine.describe()
+    described = this_machine.describe_machine()
     assert described["cores"] == len(os.sched_getaffinity(0)) <= (os.cpu_count() or 1)
     assert described["platform"] == platform.platform()
     assert described["processor"]
-    assert described == this_machine.describe(), "a key of stages has to stay the same"
+    assert described == this_machine.describe_machine(), "a key of stages has to stay the same"
     monkeypatch.setattr(Path, "read_text", lambda self: CPUINFO)
-    assert this_machine.processor() == "Some Processor: 2.10GHz (avx2, avx512f, avx512_bf16)"
+    assert this_machine.find_processor() == "Some Processor: 2.10GHz (avx2, avx512f, avx512_bf16)"
 
 
 def test_a_machine_without_cpuinfo_falls_back_to_platform_names(monkeypatch):
@@ -303,14 +303,14 @@ def test_a_machine_without_cpuinfo_falls_back_to_platform_names(monkeypatch):
         raise FileNotFoundError(self)
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert this_machine.processor() == (platform.processor() or platform.machine())
+    assert this_machine.find_processor() == (platform.processor() or platform.machine())
     monkeypatch.setattr(Path, "read_text", lambda self: "processor\t: 0\nBogoMIPS\t: 50.00\n")
-    assert this_machine.processor().startswith(platform.machine())
+    assert this_machine.find_processor().startswith(platform.machine())
 
 
 def test_the_commit_is_that_of_the_packages_own_checkout_or_none(monkeypatch, tmp_path):
-    head = this_machine.commit()
+    head = this_machine.find_commit()
     assert head is None or (len(head) >= 7 and set(head) <= set("0123456789abcdef"))
     monkeypatch.setattr(this_machine, "__file__", str(tmp_path / "pipelines" / "settings" / "this_machine.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    assert this_machine.commit() is None
+    assert this_machine.find_commit() is None

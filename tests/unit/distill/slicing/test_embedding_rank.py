@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.export.common.huggingface import input_names
-from compress.export.onnx.fuse import fuse
+from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.prune.budget import Budget
@@ -263,7 +263,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> tuple[PreTr
     model = factorise_embeddings(build_model("bert", num_hidden_layers=2), RANK, count_tokens(tokenizer, TEXTS))
     whole, joined = (tmp_path_factory.mktemp(name) / ONNX_FILE for name in ("whole", "joined"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
-    assert fuse(whole, joined)["Attention"] == 2
+    assert fuse_operators(whole, joined)["Attention"] == 2
     return model, whole, joined
 
 
