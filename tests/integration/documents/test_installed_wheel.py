@@ -1,0 +1,75 @@
+"""A wheel of this checkout, installed in a virtual environment, works from an empty folder with its recipes."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from support.commands import ROOT, small_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, and with the libraries of the running one."""
+    place = tmp_path_factory.mktemp("installed")
+    source = place / "source"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(source)], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", place, source], check=True)
+    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
+    (packages,) = (place / "venv").glob("lib/python*/site-packages")
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (wheel,) = place.glob("*.whl")
+    subprocess.run([place / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    return place / "venv"
+
+
+def run(environment: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [environment / "bin" / arguments[0], *arguments[1:]],
+        cwd=folder,
+        env=own | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+def test_the_installed_packages_are_used_and_not_the_checkout(environment, empty_folder):
+    done = run(environment, empty_folder, "python", "-c", "import pipelines; print(pipelines.__file__)")
+    assert Path(done.stdout.strip()).is_relative_to(environment)
+
+
+@pytest.mark.parametrize("command", ["cache", "distill", "evaluate", "export", "prune", "quantize", "report"])
+def test_every_command_prints_its_help(command, environment, empty_folder):
+    done = run(environment, empty_folder, "stillroom", command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"pipelines.{command}" in done.stdout
+
+
+def test_a_recipe_is_run_by_its_name(environment, empty_folder, body_folder, data_folder):
+    recipe = ("--config", "recipe:demo", "--teacher_train.epochs", "1", "--epochs", "1", "--student", "layers=1")
+    arguments = small_run(body_folder, data_folder, Path("run"), *recipe)
+    done = run(environment, empty_folder, "stillroom", "distill", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (empty_folder / "run/student/config.json").is_file()
+    assert (empty_folder / "run/report.html").is_file()
+    again = run(environment, empty_folder, "stillroom", "report", "--run", "run")
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_name(environment, empty_folder):
+    done = run(environment, empty_folder, "stillroom", "distill", "--config", "recipe:prund")
+    assert done.returncode == 2
+    assert "did you mean recipe:pruned?" in done.stderr
