@@ -36,7 +36,8 @@ class FullRun:
 
     def folder(self, name: str) -> Path:
         """Returns the checkpoint that `from_pretrained` loads: the teacher's, or a published student's."""
-        return self.output.parent.parent / self.entry(name, "pytorch")["path"]
+        published = self.output / name
+        return published if published.is_dir() else self.output.parent.parent / self.entry(name, "pytorch")["path"]
 
 
 class FullRuns:
