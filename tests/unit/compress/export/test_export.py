@@ -26,7 +26,7 @@ from transformers.utils import ModelOutput
 
 from compress.errors import ArtefactError
 from compress.export.common.huggingface import WEIGHTS, export_huggingface, input_names
-from compress.export.onnx import fuse_operators as fusing
+from compress.export.onnx import fuse as fusing
 from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, OPSET, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
