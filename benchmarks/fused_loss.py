@@ -152,9 +152,9 @@ class Problem:
 
 def measure_alone(options: argparse.Namespace, name: str) -> int:
     """Returns the peak bytes of a process that computes only this loss."""
-    words = [f"--{key}={getattr(options, key)}" for key in ("vocabulary", "width", "ids", "threads", "device")]
-    words += ["--positions", str(options.positions[0]), "--memory-of", name]
-    command = [sys.executable, "-m", "benchmarks.fused_loss", *words]
+    arguments = [f"--{key}={getattr(options, key)}" for key in ("vocabulary", "width", "ids", "threads", "device")]
+    arguments += ["--positions", str(options.positions[0]), "--memory-of", name]
+    command = [sys.executable, "-m", "benchmarks.fused_loss", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - own command
     return int(done.stdout.split()[-1])
 

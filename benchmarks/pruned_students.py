@@ -80,9 +80,9 @@ RESULT, TOKENIZER = "result.json", "tokenizer"
 Inputs: TypeAlias = dict[str, np.ndarray]
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the students that are missing, measures the best ones and prints the table."""
-    options = build_parser().parse_args(words)
+    options = build_parser().parse_args(arguments)
     missing = [way for way in options.ways if way in PEERS and find_spec(PEERS[way]) is None]
     if missing:
         raise SystemExit(

@@ -162,8 +162,13 @@ def count_megabytes(folder: Path) -> float:
 
 def measure_reloaded(options: argparse.Namespace, folder: Path) -> float:
     """Returns the nats per token of a checkpoint in a fresh process."""
-    words = [f"--lm={options.lm}", f"--blocks={options.blocks}", f"--threads={options.threads}", f"--reload={folder}"]
-    command = [sys.executable, "-m", "benchmarks.quantized_lm", *words]
+    arguments = [
+        f"--lm={options.lm}",
+        f"--blocks={options.blocks}",
+        f"--threads={options.threads}",
+        f"--reload={folder}",
+    ]
+    command = [sys.executable, "-m", "benchmarks.quantized_lm", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - own command
     return float(json.loads(done.stdout.splitlines()[-1])["nats"])
 

@@ -68,8 +68,8 @@ def train_float_student(options: argparse.Namespace, seed: int) -> Path:
     """Returns the run of the student in float."""
     output = Path(options.output) / f"seed-{seed}" / "float"
     teacher = ["--teacher", options.teacher] if options.teacher else []
-    words = ["--config", options.config, *teacher, "--data", options.data, "--seed", str(seed)]
-    run_command("distill", *words, "--measure.rounds", str(options.rounds), "--output", str(output))
+    arguments = ["--config", options.config, *teacher, "--data", options.data, "--seed", str(seed)]
+    run_command("distill", *arguments, "--measure.rounds", str(options.rounds), "--output", str(output))
     return output
 
 
@@ -78,11 +78,11 @@ def quantize_student(options: argparse.Namespace, seed: int, scheme: str, method
     output = Path(options.output) / f"seed-{seed}" / f"{scheme}-{method}"
     formats = [name for name in options.formats if scheme not in FORMATS[name].refuses]
     student, teacher = find_checkpoint(float_run, "distill"), find_checkpoint(float_run, "teacher")
-    words = ["--config", options.config, "--model", str(student), "--teacher", str(teacher), "--data", options.data]
-    words += ["--scheme", scheme, "--method", method, "--export", ",".join(formats), "--seed", str(seed)]
-    words += ["--measure.rounds", str(options.rounds)]
+    arguments = ["--config", options.config, "--model", str(student), "--teacher", str(teacher), "--data", options.data]
+    arguments += ["--scheme", scheme, "--method", method, "--export", ",".join(formats), "--seed", str(seed)]
+    arguments += ["--measure.rounds", str(options.rounds)]
     copy_stages([float_run], output, SHARED_STAGES)
-    run_command("quantize", *words, *options.more, "--output", str(output))
+    run_command("quantize", *arguments, *options.more, "--output", str(output))
     return read_report(output)
 
 

@@ -100,8 +100,16 @@ def output_folder(options: argparse.Namespace, data: str, student: RecipeStudent
 
 def train_student(options: argparse.Namespace, student: RecipeStudent, data: str, output: Path) -> None:
     """Runs `pipelines.distill` for a student on a data set."""
-    words = [*student.words, "--data", data, "--general.data", options.general, "--general.blocks", str(options.blocks)]
-    run_command("distill", *words, "--seed", str(options.seed), *options.more, "--output", str(output))
+    arguments = [
+        *student.words,
+        "--data",
+        data,
+        "--general.data",
+        options.general,
+        "--general.blocks",
+        str(options.blocks),
+    ]
+    run_command("distill", *arguments, "--seed", str(options.seed), *options.more, "--output", str(output))
 
 
 def print_table(console: Console, options: argparse.Namespace, data: str) -> None:

@@ -156,8 +156,8 @@ def add_token_head(teacher: str, folder: Path) -> str:
 
 def train_token_head(checkpoint: str, data: str, output: Path, more: Sequence[str]) -> str:
     """Returns a checkpoint with a new head after it was trained on the text."""
-    words = ["--task", MaskedLM.name, "--teacher", checkpoint, "--teacher.finetune", "always", "--until", "teacher"]
-    run_command("distill", "--output", str(output), "--data", data, *words, *more)
+    arguments = ["--task", MaskedLM.name, "--teacher", checkpoint, "--teacher.finetune", "always", "--until", "teacher"]
+    run_command("distill", "--output", str(output), "--data", data, *arguments, *more)
     return str(find_only_checkpoint(output, "teacher"))
 
 
@@ -177,18 +177,18 @@ def build_start(task: str, teacher: str, spec: str, folder: Path) -> Path:
     return folder
 
 
-def run_distill(output: Path, words: Sequence[str]) -> Report:
+def run_distill(output: Path, arguments: Sequence[str]) -> Report:
     """Returns the report of a run, which is run if it isn't finished."""
     if not (output / "report.json").exists():
-        run_command("distill", "--output", str(output), *words)
+        run_command("distill", "--output", str(output), *arguments)
     return read_report(output)
 
 
 def run_report(output: Path, starts: Starts, task: str) -> Report:
     """Returns the report on the untrained student, which is written if it doesn't exist."""
     if not (output / "report.json").exists():
-        words = ["--model", str(starts.student), "--data", starts.data, "--task", task]
-        run_command("report", *words, "--output", str(output))
+        arguments = ["--model", str(starts.student), "--data", starts.data, "--task", task]
+        run_command("report", *arguments, "--output", str(output))
     return read_report(output)
 
 

@@ -185,8 +185,8 @@ def count_layer_weights(model: PreTrainedModel) -> int:
 def measure_alone(options: argparse.Namespace, target: str) -> int:
     """Returns the peak bytes of a process that trains only on these targets."""
     shared = {name: value for name, value in vars(options).items() if name not in ("memory_of", "student")}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
-    command = [sys.executable, "-m", "benchmarks.training_step", *words, "--student", *options.student]
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
+    command = [sys.executable, "-m", "benchmarks.training_step", *arguments, "--student", *options.student]
     command.append(f"--memory-of={target}")
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - own command
     return int(done.stdout.split()[-1])

@@ -65,9 +65,9 @@ def main() -> None:
     console.say(f"both teachers compared with the {better}, per seed: {differences} points")
 
 
-def run_distill(options: argparse.Namespace, output: Path, *words: str) -> None:
+def run_distill(options: argparse.Namespace, output: Path, *arguments: str) -> None:
     """Runs `pipelines.distill` with the recipe and the data of the benchmark."""
-    run_command("distill", "--config", options.config, "--data", options.data, "--output", str(output), *words)
+    run_command("distill", "--config", options.config, "--data", options.data, "--output", str(output), *arguments)
 
 
 def train_teacher(options: argparse.Namespace, seed: int) -> Path:

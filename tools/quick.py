@@ -56,16 +56,16 @@ def find_tests(room: Path) -> list[Path]:
     return []
 
 
-def run_git(*words: str) -> list[str]:
+def run_git(*arguments: str) -> list[str]:
     """Returns the lines that a git command prints."""
-    command = ["git", *words]
+    command = ["git", *arguments]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)  # noqa: S603 - own words
     return done.stdout.splitlines()
 
 
-def run_tool(tool: str, *words: str) -> None:
+def run_tool(tool: str, *arguments: str) -> None:
     """Runs a tool of this environment; exits with its exit code if it fails."""
-    command = [sys.executable, "-m", tool, *words]
+    command = [sys.executable, "-m", tool, *arguments]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode  # noqa: S603 - own words
     if code:
         sys.exit(code)

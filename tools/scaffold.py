@@ -165,9 +165,9 @@ def finish(files: Sequence[Path]) -> None:
         run_python(f"tools/{script}")
 
 
-def run_python(*words: str) -> None:
+def run_python(*arguments: str) -> None:
     """Runs Python with these arguments at the root of the project."""
-    subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def all_commands() -> list[Command]:
     return found
 
 
-def called_parser(name: str, main: Any, words: Sequence[str]) -> Command:
+def called_parser(name: str, main: Any, arguments: Sequence[str]) -> Command:
     """Returns a command with the parser that its `main` builds."""
 
     def parse(config: type, argv: Sequence[str], **about: Any) -> NoReturn:
@@ -93,7 +93,7 @@ def called_parser(name: str, main: Any, words: Sequence[str]) -> Command:
 
     with patch.object(cli, "parse", parse):
         try:
-            main(words)
+            main(arguments)
         except ParserCalledError as call:
             return Command(name, *call.args)
     raise AssertionError(f"stillroom {name}: its settings were not parsed by pipelines.runs.cli.parse")

@@ -80,10 +80,10 @@ def stock_answer(
     request |= {"onnx": {name: str(checkpoint / name) for name in onnx}, "trust_remote_code": remote}
     requested, answer = (checkpoint.parent / f"{checkpoint.name}-{name}.json" for name in ("request", "answer"))
     requested.write_text(json.dumps(request))
-    words = [sys.executable, "-P", str(SCRIPT), str(requested), str(answer)]
+    arguments = [sys.executable, "-P", str(SCRIPT), str(requested), str(answer)]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     own |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(checkpoint.parent / ".cache")}
-    done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(arguments, env=own, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     return StockAnswer(**json.loads(answer.read_text()))
 

@@ -23,9 +23,9 @@ class Verifying(ForkedProcess):
     modules = (VERIFICATION,)
 
 
-def command(module: str, *words: str) -> list[str]:
+def command(module: str, *arguments: str) -> list[str]:
     """Returns the command line of a process; if a flag is repeated, to override one of `small_run`, the last counts."""
-    return [sys.executable, "-m", f"pipelines.{module}", *with_last_flags(module, words)]
+    return [sys.executable, "-m", f"pipelines.{module}", *with_last_flags(module, arguments)]
 
 
 def with_last_flags(module: str, words: Sequence[str]) -> list[str]:
@@ -34,23 +34,23 @@ def with_last_flags(module: str, words: Sequence[str]) -> list[str]:
 
 def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
     """Returns the arguments of a distillation that takes seconds: a tiny teacher, few texts, two of four layers."""
-    words = [
+    arguments = [
         *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
         *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
         *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--batch-size", "8"),
         *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
     ]
-    return override_flags(words, more, SHORT_OPTIONS)
+    return override_flags(arguments, more, SHORT_OPTIONS)
 
 
-def start(module: str, words: Sequence[str], *, fresh: bool = False) -> subprocess.Popen:
+def start(module: str, arguments: Sequence[str], *, fresh: bool = False) -> subprocess.Popen:
     """Starts a command; a `fresh` one imports the libraries itself, as a user's does."""
     env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     start_process: type[subprocess.Popen] = subprocess.Popen
     if not fresh and sys.platform == "linux":
         start_process, ForkedProcess.requests = ForkedProcess, start_server()
     return start_process(
-        command(module, *words), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command(module, *arguments), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
@@ -61,25 +61,27 @@ def fork_verifications(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(subprocess, "Popen", Verifying)
 
 
-def run_to_success(module: str, words: Sequence[str], *, fresh: bool = False) -> str:
+def run_to_success(module: str, arguments: Sequence[str], *, fresh: bool = False) -> str:
     """Runs a command that must succeed and returns its output."""
-    process = start(module, words, fresh=fresh)
+    process = start(module, arguments, fresh=fresh)
     message, _ = process.communicate(timeout=300)
     assert process.returncode == 0, message
     return message
 
 
 def refusal_of(
-    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: ModuleType, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     """Runs a command that must exit with code 2 and no traceback and returns its message; flags as in `command`."""
-    return refused_as_written(module, with_last_flags(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
+    return refused_as_written(
+        module, with_last_flags(module.__name__.rpartition(".")[2], arguments), monkeypatch, capsys
+    )
 
 
 def refused_as_written(
-    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: ModuleType, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
-    monkeypatch.setattr(sys, "argv", [module.__name__, *words])
+    monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.run(module.main)
     message = capsys.readouterr().err

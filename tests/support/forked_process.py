@@ -87,7 +87,7 @@ def serve(requests: socket.socket) -> NoReturn:
 
 
 def run(
-    words: list[str], folder: str, environment: dict[str, str], parent: int, output: int, errors: int, report: int
+    options: list[str], folder: str, environment: dict[str, str], parent: int, output: int, errors: int, report: int
 ) -> NoReturn:
     """Does what a new interpreter does for `python -m words` in the folder, as a child of `parent`."""
     until = time.monotonic() + WAIT_SECONDS
@@ -105,7 +105,7 @@ def run(
     os.environ.update(environment)
     sys.stdout, sys.stderr = stream(1), stream(2)
     sys.path[0] = folder
-    module, *arguments = words
+    module, *arguments = options
     sys.argv = ["-m", *arguments]
     ctypes.CDLL(None).prctl(PR_SET_NAME, module[-15:].encode())
     fork_verifications()

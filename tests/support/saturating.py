@@ -23,7 +23,7 @@ def without_vnni() -> list[str]:
     return [emulator, "-cpu", "max"]  # everything that qemu supports: AVX2, but no AVX-512 or VNNI
 
 
-def python_without_vnni(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def python_without_vnni(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [*without_vnni(), sys.executable, *words]
+    command = [*without_vnni(), sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=600)

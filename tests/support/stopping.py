@@ -22,8 +22,8 @@ class Running:
         self.reader.start()
 
     @classmethod
-    def of(cls, module: str, words: Sequence[str], *, fresh: bool = False) -> "Running":
-        return cls(start(module, words, fresh=fresh))
+    def of(cls, module: str, arguments: Sequence[str], *, fresh: bool = False) -> "Running":
+        return cls(start(module, arguments, fresh=fresh))
 
     def read(self) -> None:
         assert self.process.stdout is not None

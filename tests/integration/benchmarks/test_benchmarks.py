@@ -113,10 +113,10 @@ def language_model(tmp_path: Path) -> Path:
 
 
 def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp_path: Path, monkeypatch):
-    words = ["cached_students", "--lm", str(language_model), "--output", str(tmp_path / "out"), "--ways", "labels"]
+    arguments = ["cached_students", "--lm", str(language_model), "--output", str(tmp_path / "out"), "--ways", "labels"]
 
     def run(*more: str) -> list[tuple[int, int]]:
-        monkeypatch.setattr(sys, "argv", [*words, *more])
+        monkeypatch.setattr(sys, "argv", [*arguments, *more])
         cached_students.main()
         return [(seed, steps) for _, seed, steps in cached_students.read_results(tmp_path / "out")]
 
@@ -143,18 +143,18 @@ def test_sparse_students_of_another_teacher_or_data_set_are_refused(
 
 
 def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path, monkeypatch):
-    def run(given: argparse.Namespace, output: Path, *words: str) -> None:
-        stage, key = words[words.index("--until") + 1], "-".join(given.more) or "key"
-        for name in (stage, *(["ensemble"] if "--teacher.also" in words else [])):
+    def run(given: argparse.Namespace, output: Path, *arguments: str) -> None:
+        stage, key = arguments[arguments.index("--until") + 1], "-".join(given.more) or "key"
+        for name in (stage, *(["ensemble"] if "--teacher.also" in arguments else [])):
             (output / name / key / "model").mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(two_teachers, "run_distill", run)
     monkeypatch.setattr(two_teachers, "measure_accuracy", lambda given, folder: 0.5)
-    words = ["two_teachers", "--output", str(tmp_path), "--seeds"]
+    arguments = ["two_teachers", "--output", str(tmp_path), "--seeds"]
     for seeds in (["0"], ["0", "1"]):
-        monkeypatch.setattr(sys, "argv", [*words, *seeds])
+        monkeypatch.setattr(sys, "argv", [*arguments, *seeds])
         two_teachers.main()
     for changed, named in ((["--mix", "confidence"], "mix"), (["--epochs", "3"], "more")):
-        monkeypatch.setattr(sys, "argv", [*words, "0", *changed])
+        monkeypatch.setattr(sys, "argv", [*arguments, "0", *changed])
         with pytest.raises(SystemExit, match=f"was made with {named}"):
             two_teachers.main()

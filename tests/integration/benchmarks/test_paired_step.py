@@ -26,11 +26,11 @@ def test_common_returns_the_overlap_of_two_interval_lists(sending, working, expe
 @pytest.mark.slow
 def test_all_layout_pairs_are_timed_on_two_processes():
     sizes = ["--teacher", "2x128", "--student", "1x128", "--batch", "4", "--length", "16", "--rounds", "2"]
-    words = [*sizes, "--precision", "32", "bf16", "fp8"]
+    arguments = [*sizes, "--precision", "32", "bf16", "fp8"]
     pairs = ["replicated/replicated", "fsdp=2/tp=2", "pp=2/zero2"]
     message = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "benchmarks.paired_step"]
-        + [*words, "--pairs", *pairs],
+        + [*arguments, "--pairs", *pairs],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     for pair in pairs:

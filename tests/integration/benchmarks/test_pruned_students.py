@@ -141,12 +141,12 @@ def bench(
 
     place = tmp_path_factory.mktemp("bench")
     folder, data = saved(teacher, tokenizer, place / "teacher"), write_data(place / "data")
-    words = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --rates 1e-3 --trials 0 --rounds 2"
-    words += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {place / 'out'}"
+    arguments = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --rates 1e-3 --trials 0 --rounds 2"
+    arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {place / 'out'}"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("benchmarks.pruning_peers.HALVINGS", 3)
-        main(words.split())
-    return words.split(), place / "out"
+        main(arguments.split())
+    return arguments.split(), place / "out"
 
 
 @pytest.mark.slow
@@ -158,9 +158,9 @@ def test_trained_students_are_measured_and_listed_in_the_table(
     from benchmarks.pruned_students import main
 
     folder, data = saved(teacher, tokenizer, tmp_path / "teacher"), write_data(tmp_path / "data")
-    words = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
-    words += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {tmp_path / 'out'}"
-    main([*words.split(), "--ways", "ours", "layers"])
+    arguments = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
+    arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {tmp_path / 'out'}"
+    main([*arguments.split(), "--ways", "ours", "layers"])
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [student["way"] for student in found["students"]] == ["ours", "layers"]
     for student in found["students"]:
@@ -254,8 +254,8 @@ def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], 
 
     monkeypatch.delattr("benchmarks.pruning_peers.fit_module")
     before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
-    words = ["--ours", run, "--speedup", "1.4", "--ways", "ours", "layers", "--epochs", "7"]
-    main([*words, "--rounds", "1", "--output", str(bench[1])])
+    arguments = ["--ours", run, "--speedup", "1.4", "--ways", "ours", "layers", "--epochs", "7"]
+    main([*arguments, "--rounds", "1", "--output", str(bench[1])])
     after = found_in(bench)
     assert after["settings"] == before["settings"]
     assert after["tried"] == [student for student in before["tried"] if student["way"] in ("ours", "layers")]

@@ -50,8 +50,8 @@ def decoder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     return saved(LlamaForCausalLM(config), tokenizer, tmp_path / "decoder")
 
 
-def run(*words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["pipelines.cache", *words])
+def run(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["pipelines.cache", *arguments])
     code = 0
     try:
         cli.run(command.main)
@@ -238,7 +238,7 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ((), None),
         (("wirte",), "expected a command among write, inspect, verify, rebuild, found 'wirte'"),
@@ -250,12 +250,12 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
         (("write", "--cache", "c", "--teacher", "t", "--data", "d", "--rank", "2"), "rank below ranks"),
     ],
 )
-def test_invalid_arguments_end_with_one_message(words, message, monkeypatch, capsys, tmp_path):
+def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     if message is None:
         assert "usage: python -m pipelines.cache" in run_to_success("cache", [])
     else:
-        assert message in refusal_of(command, words, monkeypatch, capsys)
+        assert message in refusal_of(command, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +303,8 @@ def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
 @pytest.mark.parametrize("layout", ["replicated", "fsdp=2"])
 def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decoder, texts, tmp_path):
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
-    words = words_for(decoder, texts, tmp_path / "two")
-    message = run_to_success("cache", ["write", *words, "--devices", "2", "--layout", layout])
+    arguments = words_for(decoder, texts, tmp_path / "two")
+    message = run_to_success("cache", ["write", *arguments, "--devices", "2", "--layout", layout])
     assert message.count("bytes per token") == 1
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 

@@ -34,8 +34,8 @@ def report_of(output: Path) -> dict:
 def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
     output = place / "run"
     epochs = ("--teacher_train.epochs", "12", "--epochs", "20", "--learning-rate", "3e-3")
-    words = small_run(body, KINDS[kind](place / "data"), output, *epochs, *STILL, *more)
-    return output, run_to_success("distill", words)
+    arguments = small_run(body, KINDS[kind](place / "data"), output, *epochs, *STILL, *more)
+    return output, run_to_success("distill", arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,8 +82,8 @@ def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tok
     trained = ("--teacher.finetune", "always", "--teacher_train.epochs", "8", "--epochs", "6", "--temperature", "1")
     rates = ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3", *STILL)
     more = ("--speedup", "1.2", *SEARCH) if how == "pruned" else ("--quantize", "int8", "--quantize.samples", "16")
-    words = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
-    run_to_success("distill", [*words, "--student", "teacher"])
+    arguments = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
+    run_to_success("distill", [*arguments, "--student", "teacher"])
     report = report_of(tmp_path / "run")
     found = {(e["name"], e["runtime"], e["precision"]): e for e in report["models"]}
     whole = found["teacher", "pytorch", "fp32"]
@@ -103,8 +103,8 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
     teacher.save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
     more = ("--speedup", "1.2", *SEARCH) if how == "pruned" else ("--quantize", "int8", "--quantize.samples", "32")
-    words = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
-    run_to_success("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
+    arguments = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
+    run_to_success("distill", [*arguments, "--learning-rate", "3e-3", "--student", "teacher"])
     student = PooledModel.from_pretrained(output / "student")
     given = tokenizer(FILLERS[:20], return_tensors="pt")
     with torch.no_grad():

@@ -34,10 +34,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     """(output folder, printed output, arguments) of an undisturbed run with wandb offline."""
     place = tmp_path_factory.mktemp("finished")
     teacher, data = make_inputs(place)
-    words = small_run(
+    arguments = small_run(
         teacher, data, place / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline"
     )
-    return place / "run", run_to_success("distill", words, fresh=True), words
+    return place / "run", run_to_success("distill", arguments, fresh=True), arguments
 
 
 def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished):
@@ -121,19 +121,19 @@ def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
 
 
 def test_repeating_the_command_skips_every_stage(finished):
-    output, _, words = finished
+    output, _, arguments = finished
     before = {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")}
-    message = run_to_success("distill", words)
+    message = run_to_success("distill", arguments)
     for name in ("data", "teacher", "cache", "distill", "export-teacher", "export", "evaluate", "report"):
         assert f"{name}: already complete, skipped" in message
     assert {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")} == before
 
 
 def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path):
-    output, _, words = finished
+    output, _, arguments = finished
     copy = shutil.copytree(output, tmp_path / "copy")
     old = hash_file(stage_folder(copy, "distill") / "model/model.safetensors")
-    changed = [str(copy) if word == str(output) else word for word in words]
+    changed = [str(copy) if word == str(output) else word for word in arguments]
     message = run_to_success("distill", [*changed, "--temperature", "5", "--until", "distill"])
     assert "cache: already complete, skipped" in message
     assert "distill: started" in message
@@ -174,10 +174,10 @@ def test_requested_cache_formats_are_used_for_a_classifier():
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
-    output, _, words = finished
-    message = run_to_success("distill", [*words, "--dry-run"])
+    output, _, arguments = finished
+    message = run_to_success("distill", [*arguments, "--dry-run"])
     assert message.count("complete, will be skipped") >= 7
-    fresh = [str(tmp_path / "none") if word == str(output) else word for word in words]
+    fresh = [str(tmp_path / "none") if word == str(output) else word for word in arguments]
     message = run_to_success("distill", [*fresh, "--dry-run"])
     assert message.count("will run") == 8
     assert "120" not in message or "108 / 12 / 40 texts" in message
@@ -185,13 +185,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
 
 
 def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
-    output, _, words = finished
-    words = [str(tmp_path / "shared") if word == str(output) else word for word in words]
-    first = start("distill", words)
+    output, _, arguments = finished
+    arguments = [str(tmp_path / "shared") if word == str(output) else word for word in arguments]
+    first = start("distill", arguments)
     for line in first.stdout:
         if "started" in line:
             break
-    second = start("distill", words)
+    second = start("distill", arguments)
     message, _ = second.communicate(timeout=120)
     first.kill()
     first.wait()
@@ -211,13 +211,13 @@ def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
 
 
 def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):
-    output, _, words = finished
+    output, _, arguments = finished
     copy = shutil.copytree(output, tmp_path / "copy")
     weights = stage_folder(copy, "teacher") / "model/model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-7] ^= 1
     weights.write_bytes(content)
-    process = start("distill", [str(copy) if word == str(output) else word for word in words])
+    process = start("distill", [str(copy) if word == str(output) else word for word in arguments])
     message, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "model/model.safetensors was changed" in message
@@ -265,10 +265,10 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_ends_with_one_message(case, body_folder, data_folder, tmp_path, tokenizer, monkeypatch, capsys):
     change, expected = BAD[case]
-    words = small_run(body_folder, data_folder, tmp_path / "run")
+    arguments = small_run(body_folder, data_folder, tmp_path / "run")
     for flag, value in change(body_folder, data_folder, tmp_path, tokenizer).items():
-        words += [flag, value]
-    assert expected in refusal_of(distill, words, monkeypatch, capsys)
+        arguments += [flag, value]
+    assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json")) or case == "no head, never trained"
 
 
@@ -311,6 +311,6 @@ def test_bad_data_ends_with_one_message(case, body_folder, data_folder, tmp_path
     if "json" in case or "parquet" in case:
         (data_folder / "train.csv").unlink()
     write(data_folder)
-    words = small_run(body_folder, data_folder, tmp_path / "run")
-    assert expected in refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(body_folder, data_folder, tmp_path / "run")
+    assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json"))

@@ -186,11 +186,11 @@ GENERAL = ("--general.length", "16", "--general.train.batch_size", "8", "--gener
 def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data_folder, prose, tmp_path):
     """Runs progressive transfer into bottlenecks, then trains a new head on the task and saves a stock checkpoint."""
     output = tmp_path / "run"
-    words = small_run(body_folder, data_folder, output, *GENERAL, "--general.data", str(prose))
-    words[words.index("layers=2")] = "mobilebert"
-    words += ["--general.progressive", "0.7", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
-    words += ["--general.train.checkpoint_every", "3"]
-    message = run_to_success("distill", [*words, "--until", "general"])
+    arguments = small_run(body_folder, data_folder, output, *GENERAL, "--general.data", str(prose))
+    arguments[arguments.index("layers=2")] = "mobilebert"
+    arguments += ["--general.progressive", "0.7", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
+    arguments += ["--general.train.checkpoint_every", "3"]
+    message = run_to_success("distill", [*arguments, "--until", "general"])
     (folder,) = (output / "general").glob("*/model")
     body = AutoModel.from_pretrained(folder)
     assert type(body).__name__ == "MobileBertModel"
@@ -198,7 +198,7 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     assert metrics["val/loss"] > 0
     assert metrics["blocks"] > 20
     assert "general: already complete, skipped" in run_to_success(
-        "distill", [*words, "--until", "distill", "--epochs", "1"]
+        "distill", [*arguments, "--until", "distill", "--epochs", "1"]
     )
     (start,) = (output / "distill").glob("*/manifest.json")
     assert "general" in json.loads(start.read_text())["inputs"]
@@ -215,10 +215,10 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
 
 def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer, data_folder, prose, tmp_path):
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
-    words = small_run(teacher, data_folder, tmp_path / "run", *GENERAL, "--general.data", str(prose))
-    words += ["--general.loss.kl", "1", "--general.loss.ce", "0.5", "--general.loss.hidden_kind", "cosine"]
-    words += ["--general.train.epochs", "4", "--until", "general"]
-    run_to_success("distill", words)
+    arguments = small_run(teacher, data_folder, tmp_path / "run", *GENERAL, "--general.data", str(prose))
+    arguments += ["--general.loss.kl", "1", "--general.loss.ce", "0.5", "--general.loss.hidden_kind", "cosine"]
+    arguments += ["--general.train.epochs", "4", "--until", "general"]
+    run_to_success("distill", arguments)
     (folder,) = (tmp_path / "run" / "general").glob("*/model")
     model = AutoModelForMaskedLM.from_pretrained(folder)
     assert type(model).__name__ == "BertForMaskedLM"
@@ -283,7 +283,7 @@ def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
 def test_invalid_general_settings_are_refused_before_the_run(
     more, named, body_folder, data_folder, prose, tmp_path, monkeypatch, capsys
 ):
-    words = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert named in message
     assert not (tmp_path / "run").exists()

@@ -47,8 +47,8 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
     (tasks / "endings.yaml").write_text(TASK.format(file=file))
     output = tmp_path / "out"
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    words = ["--model", str(folder), "--tasks", "endings", "--include", str(tasks), "--output", str(output)]
-    process = start("harness", words, fresh=True)  # libraries read that variable on import
+    arguments = ["--model", str(folder), "--tasks", "endings", "--include", str(tasks), "--output", str(output)]
+    process = start("harness", arguments, fresh=True)  # libraries read that variable on import
     message, _ = process.communicate(timeout=300)
     assert process.returncode == 0, message
     found = json.loads((output / "harness.json").read_text())["model"]["endings"]["acc"]
@@ -67,11 +67,11 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
 
 def test_unknown_tasks_and_models_without_a_causal_head_are_refused(decoder, tokenizer, tmp_path, monkeypatch, capsys):
     folder, _ = decoder
-    words = ["--model", str(folder), "--output", str(tmp_path / "out")]
-    assert "found no-such-task" in refusal_of(harness, [*words, "--tasks", "no-such-task"], monkeypatch, capsys)
+    arguments = ["--model", str(folder), "--output", str(tmp_path / "out")]
+    assert "found no-such-task" in refusal_of(harness, [*arguments, "--tasks", "no-such-task"], monkeypatch, capsys)
     classifier = saved(build_model("bert"), tokenizer, tmp_path / "bert")
-    words = ["--model", str(classifier), "--output", str(tmp_path / "out"), "--tasks", "hellaswag"]
-    assert "expected a head for causal-lm" in refusal_of(harness, words, monkeypatch, capsys)
+    arguments = ["--model", str(classifier), "--output", str(tmp_path / "out"), "--tasks", "hellaswag"]
+    assert "expected a head for causal-lm" in refusal_of(harness, arguments, monkeypatch, capsys)
 
 
 def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):
@@ -80,8 +80,8 @@ def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):
     local = TASK.format(file="x.jsonl").splitlines()
     hub = [line for line in local if not line.startswith("dataset")]
     (tasks / "endings.yaml").write_text("\n".join([*hub, "dataset_path: nobody/nothing-of-this-name", ""]))
-    words = ["--model", str(decoder[0]), "--tasks", "endings", "--include", str(tasks), "--output", str(missing)]
-    process = start("harness", words)
+    arguments = ["--model", str(decoder[0]), "--tasks", "endings", "--include", str(tasks), "--output", str(missing)]
+    process = start("harness", arguments)
     message, _ = process.communicate(timeout=300)
     assert process.returncode == 2, message
     assert "error: --tasks endings: expected their data, but it is unavailable" in message

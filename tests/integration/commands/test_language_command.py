@@ -165,14 +165,14 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     )
 
 
-def assert_made_again_after_a_kill_within_an_answer(file: Path, words: list[str]) -> None:
+def assert_made_again_after_a_kill_within_an_answer(file: Path, arguments: list[str]) -> None:
     """Checks that the stage is rebuilt identically after a kill while `say "]…` was written, right after its `"]`."""
     before, stage = file.read_bytes(), file.parent
     scratch = stage.with_name(f"{stage.name}.partial") / "scratch"
     scratch.mkdir(parents=True)
     (scratch / "answers.jsonl").write_text('[0, "say \\"]')
     shutil.rmtree(stage)
-    run_to_success("distill", words)
+    run_to_success("distill", arguments)
     assert file.read_bytes() == before
 
 
@@ -233,8 +233,8 @@ def teacher_and_student_with_other_vocabularies(tmp_path) -> tuple[Path, Path, P
 def test_a_decoder_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = teacher_and_student_with_other_vocabularies(tmp_path)
     output = tmp_path / "run"
-    words = ("--student", str(student), "--teacher.signals", "online", "--loss.ce", "0.2", "--temperature", "1")
-    run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    arguments = ("--student", str(student), "--teacher.signals", "online", "--loss.ce", "0.2", "--temperature", "1")
+    run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *arguments))
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.3
     models = {(each["name"], each["runtime"]): each for each in report_of(output)["models"]}
@@ -261,8 +261,11 @@ def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
 @pytest.mark.slow
 def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = other_masked_words(tmp_path)
-    output, words = tmp_path / "run", ("--student", str(student), "--teacher.signals", "online", "--temperature", "1")
-    message = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    output, arguments = (
+        tmp_path / "run",
+        ("--student", str(student), "--teacher.signals", "online", "--temperature", "1"),
+    )
+    message = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *arguments))
     assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in message
     found = scores_of(output)
     # Without labels, the student learns the frequent word only from the teacher, where its id is a different one.
@@ -286,8 +289,8 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
             "across.kind sorted: expected loss.ce above 0, found 0",
         ),
     ):
-        words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
-        assert message in refusal_of(distill, words, monkeypatch, capsys)
+        arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
+        assert message in refusal_of(distill, arguments, monkeypatch, capsys)
         assert not (tmp_path / "run" / "data").exists()
 
 
@@ -296,13 +299,13 @@ def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_pat
     own = byte_level(size=300)
     vocabulary = {"vocab_size": len(own), "pad_token_id": own.pad_token_id}
     student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), own, tmp_path / "unmasked")
-    words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
-    assert "expected a mask token, found none" in refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
+    assert "expected a mask token, found none" in refusal_of(distill, arguments, monkeypatch, capsys)
     assert not (tmp_path / "run" / "data").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--data.label", "category"), "expected none for a language model"),
         (("--sequences.share", "0.5"), "expected chat, found masked-lm"),
@@ -317,10 +320,10 @@ def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_pat
     ],
 )
 def test_invalid_language_model_settings_are_refused_before_the_teacher_stage(
-    words, message, masked_teacher, books, tmp_path, monkeypatch, capsys
+    arguments, message, masked_teacher, books, tmp_path, monkeypatch, capsys
 ):
     output = tmp_path / "run"
-    assert message in refusal_of(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
+    assert message in refusal_of(distill, small_run(masked_teacher, books, output, *arguments), monkeypatch, capsys)
     assert not (output / "teacher").exists()
 
 
@@ -331,8 +334,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     longer = deepcopy(tokenizer)
     longer.add_tokens([f"added{i}" for i in range(20)])
     teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
-    words = small_run(teacher, books, tmp_path / "run", "--dry-run", "--masking.random", random)
-    expected = refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(teacher, books, tmp_path / "run", "--dry-run", "--masking.random", random)
+    expected = refusal_of(distill, arguments, monkeypatch, capsys)
     assert f"found 20 beyond ('added0' is {len(tokenizer)})" in expected
 
 
@@ -340,8 +343,8 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
     tokenizer, books, tmp_path, monkeypatch, capsys
 ):
     own = ("--on_policy.share", "0.5", "--teacher.signals", "online", "--on_policy.new_tokens", "60", "--dry-run")
-    words = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in message
 
 
@@ -363,13 +366,17 @@ def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, 
     "more", [("--keep.signals", "logits"), ("--teacher.signals", "online"), ("--loss.kl", "0", "--loss.hidden", "1")]
 )
 def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books, tmp_path):
-    words = small_run(masked_teacher, books, tmp_path / "run", "--loss.ramps", '{"temperature": [4, 1]}', "--dry-run")
-    distill.main([*words, "--loss.divergence", "reverse_kl", *more])
+    arguments = small_run(
+        masked_teacher, books, tmp_path / "run", "--loss.ramps", '{"temperature": [4, 1]}', "--dry-run"
+    )
+    distill.main([*arguments, "--loss.divergence", "reverse_kl", *more])
 
 
 def test_a_body_without_a_language_modelling_head_is_refused(body_folder, books, tmp_path, monkeypatch, capsys):
-    words = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
-    assert "a new head would have to learn every token from scratch" in refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
+    assert "a new head would have to learn every token from scratch" in refusal_of(
+        distill, arguments, monkeypatch, capsys
+    )
 
 
 def test_held_out_documents_are_disjoint_and_depend_on_the_seed_alone(books, tmp_path):
@@ -413,9 +420,9 @@ def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, words, 
 def test_the_recipe_for_sampled_logits_runs_with_the_requested_draws(tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "teacher"), tmp_path / "run"
     recipe = ROOT / "configs" / "recipes" / "sampled.yaml"
-    words = ["--data", str(books), "--data.max_length", "24", "--keep.draws", "3", "--until", "distill"]
+    arguments = ["--data", str(books), "--data.max_length", "24", "--keep.draws", "3", "--until", "distill"]
     more = ["--teacher", str(teacher), "--output", str(output), "--epochs", "1"]
-    distill.main(["--config", str(recipe), *words, *more])
+    distill.main(["--config", str(recipe), *arguments, *more])
     (expected,) = (output / "cache").glob("*/cache/cache.json")
     (signal,) = json.loads(expected.read_text())["signals"].values()
     assert (signal["kind"], signal["draws"]) == ("sampled", 3)

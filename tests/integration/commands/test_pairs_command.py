@@ -39,8 +39,8 @@ def test_a_checkpoint_student_is_distilled_on_pairs_with_unlabelled_text(tmp_pat
     write(more, header[:2], [row[:2] for row in pairs(40, 4)])
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
     student = saved(build_model("bert", "Model", num_hidden_layers=1), tokenizer, tmp_path / "small")
-    words = small_run(teacher, data, tmp_path / "run", "--data.unlabelled", str(more), "--student", str(student))
-    run_to_success("distill", [*words, "--epochs", "2", "--teacher_train.epochs", "2"])
+    arguments = small_run(teacher, data, tmp_path / "run", "--data.unlabelled", str(more), "--student", str(student))
+    run_to_success("distill", [*arguments, "--epochs", "2", "--teacher_train.epochs", "2"])
 
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     counts = {name: report["data"][name] for name in ("train", "validation", "test", "unlabelled", "classes")}

@@ -151,8 +151,8 @@ def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
 
 def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
-    words = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
-    message = run_to_success("quantize", [*words, "--quantize.processor", "avx2"])
+    arguments = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
+    message = run_to_success("quantize", [*arguments, "--quantize.processor", "avx2"])
     assert "with 7-bit weights" in message
     made = stage_folder(output, "quantize")
     kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
@@ -160,9 +160,9 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     assert "processor" not in kept, "it says nothing more than reduced, and would make the stage again"
     assert {each.scheme.bits for each in load_quantization(made / "model").values() if each.scheme is not None} == {7}
     # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
-    plan = run_to_success("quantize", [*words, "--quantize.reduced", "--dry-run"])
+    plan = run_to_success("quantize", [*arguments, "--quantize.reduced", "--dry-run"])
     assert "complete, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
-    plan = run_to_success("quantize", [*words, "--dry-run"])
+    plan = run_to_success("quantize", [*arguments, "--dry-run"])
     expected = "complete, will be skipped" if products_saturate() else "will run"
     assert expected in next(line for line in plan.splitlines() if " quantize " in line)
 
@@ -170,8 +170,8 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
 @pytest.mark.slow
 def test_onnxruntimes_own_int8_has_7_bits_for_a_named_processor(inputs, tmp_path):
     teacher, data = inputs
-    words = ["--model", str(teacher), "--data", str(data), "--export", "onnxruntime", "--dynamic", "--parity", "8"]
-    run_to_success("export", [*words, "--processor", "avx512", "--output", str(tmp_path / "x")])
+    arguments = ["--model", str(teacher), "--data", str(data), "--export", "onnxruntime", "--dynamic", "--parity", "8"]
+    run_to_success("export", [*arguments, "--processor", "avx512", "--output", str(tmp_path / "x")])
     (file,) = (tmp_path / "x").rglob(f"onnxruntime-int8/{ONNX_FILE}")
     assert largest_weight(file) <= 64
     entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
@@ -213,17 +213,17 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "words", "message"),
+    ("command", "arguments", "message"),
     [
         ("quantize", ["--quantize.reduced", "false"], "quantize.reduced false: expected a processor here"),
         ("quantize", ["--quantize.processor", "vnni"], "quantize.processor vnni: expected a processor here"),
         ("distill", ["--speedup", "2", "--quantize.reduced", "false"], "--quantize.reduced true gives weights 7 bits"),
     ],
 )
-def test_unverifiable_8_bit_weights_are_refused_before_training(command, words, message, inputs, tmp_path):
+def test_unverifiable_8_bit_weights_are_refused_before_training(command, arguments, message, inputs, tmp_path):
     output = tmp_path / "run"
     own = words_of(inputs, output) if command == "quantize" else small_run(*inputs, output)
-    done = python_without_vnni(["-m", f"pipelines.{command}", *own, *words])
+    done = python_without_vnni(["-m", f"pipelines.{command}", *own, *arguments])
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -26,8 +26,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(output folder, printed output) of a run whose student was trained in 8 bits with static ranges."""
     place = tmp_path_factory.mktemp("quantize")
     teacher, data = make_inputs(place)
-    words = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
-    return place / "run", run_to_success("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
+    arguments = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    return place / "run", run_to_success("distill", [*arguments, "--quantize", "int8", "--quantize.samples", "32"])
 
 
 def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
@@ -73,10 +73,10 @@ def test_the_report_contains_the_int8_student_with_its_parity(finished):
 
 def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refused(tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
-    words = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
-    message = refusal_of(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
+    arguments = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
+    message = refusal_of(distill, [*arguments, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
     assert "on the teacher's cached logits" in message
-    message = refusal_of(distill, [*words[:-1], "int3"], monkeypatch, capsys)
+    message = refusal_of(distill, [*arguments[:-1], "int3"], monkeypatch, capsys)
     assert "quantize.scheme: expected one of int8-static" in message
 
 
@@ -99,8 +99,8 @@ def own_words(trained: Path, data: Path, output: Path) -> list[str]:
 def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_path):
     data = tmp_path / "data"
     make_inputs(tmp_path)
-    words = own_words(trained, data, tmp_path / "run")
-    message = run_to_success("quantize", [*words, "--method", "ptq", "--scheme", "auto"])
+    arguments = own_words(trained, data, tmp_path / "run")
+    message = run_to_success("quantize", [*arguments, "--method", "ptq", "--scheme", "auto"])
     assert "student: distilling" not in message
     assert "layers have more bits" in message
     manifest = json.loads(next((tmp_path / "run" / "quantize").glob("*/manifest.json")).read_text())
@@ -112,8 +112,8 @@ def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_pa
 @pytest.mark.slow
 def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tmp_path):
     make_inputs(tmp_path)
-    words = own_words(trained, tmp_path / "data", tmp_path / "run")
-    run_to_success("quantize", [*words, "--method", "ptq", "--export", "onnx,executorch"])
+    arguments = own_words(trained, tmp_path / "data", tmp_path / "run")
+    run_to_success("quantize", [*arguments, "--method", "ptq", "--export", "onnx,executorch"])
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     found = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
     assert ("student-int8-dynamic", "executorch", "int8") in found
@@ -127,12 +127,12 @@ def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tm
 @pytest.mark.slow
 def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     teacher, data = make_inputs(tmp_path)
-    words = small_run(
+    arguments = small_run(
         teacher, data, tmp_path / "run", "--epochs", "2", "--quantize", "int8", "--quantize.samples", "32"
     )
-    words += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trials", "16"]
-    words += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
-    run_to_success("distill", words)
+    arguments += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trials", "16"]
+    arguments += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
+    run_to_success("distill", arguments)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     (student,) = report["pruning"]["students"]
     assert student["quantized"]["precision"] == "int8"
@@ -156,14 +156,14 @@ def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained
 
 def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
-    words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
-    message = refusal_of(quantize, words, monkeypatch, capsys)
+    arguments = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
+    message = refusal_of(quantize, arguments, monkeypatch, capsys)
     assert "already quantized (quantization.safetensors)" in message
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
         (["--export", "tflite"], "export: expected one or several of"),
@@ -172,19 +172,19 @@ def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )
-def test_invalid_settings_are_refused_before_the_run(words, message, trained, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_are_refused_before_the_run(arguments, message, trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     given = own_words(trained, tmp_path / "data", tmp_path / "run")
-    if "--student.spec" in words:
+    if "--student.spec" in arguments:
         given = ["--teacher", *given[1:]]
-    assert message in refusal_of(quantize, [*given, *words], monkeypatch, capsys)
+    assert message in refusal_of(quantize, [*given, *arguments], monkeypatch, capsys)
 
 
 def test_a_missing_runtime_is_refused_with_the_package_to_install(trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
-    words = [*own_words(trained, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
-    assert "pip install -e '.[openvino]'" in refusal_of(quantize, words, monkeypatch, capsys)
+    arguments = [*own_words(trained, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
+    assert "pip install -e '.[openvino]'" in refusal_of(quantize, arguments, monkeypatch, capsys)
 
 
 def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch, capsys):

@@ -60,10 +60,10 @@ def test_the_general_stages_body_gets_a_new_question_answering_head(questions, t
 def test_question_answering_follows_a_general_stage_on_plain_text(body_folder, questions, tmp_path):
     output, prose = tmp_path / "run", tmp_path / "prose.txt"
     prose.write_text(" ".join(text for text, _ in make_rows(60, 3)))
-    words = small_run(body_folder, questions, output, "--general.data", str(prose), "--general.length", "16")
-    words[words.index("layers=2")] = "mobilebert"
-    words += ["--general.loss.relations", "1", "--general.loss.relation_heads", "4", "--general.progressive", "0.5"]
-    run_to_success("distill", [*words, "--epochs", "1", "--teacher_train.epochs", "1", "--until", "distill"])
+    arguments = small_run(body_folder, questions, output, "--general.data", str(prose), "--general.length", "16")
+    arguments[arguments.index("layers=2")] = "mobilebert"
+    arguments += ["--general.loss.relations", "1", "--general.loss.relation_heads", "4", "--general.progressive", "0.5"]
+    run_to_success("distill", [*arguments, "--epochs", "1", "--teacher_train.epochs", "1", "--until", "distill"])
     (made,) = (output / "distill").glob("*/manifest.json")
     assert "general" in json.loads(made.read_text())["inputs"]
     student = AutoModelForQuestionAnswering.from_pretrained(made.parent / "model")

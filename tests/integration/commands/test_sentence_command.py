@@ -46,9 +46,9 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
     assert is_sentence_folder(output / "student")
     student, teacher = (PooledModel.from_pretrained(folder) for folder in (output / "student", encoder))
     assert student.form == teacher.form
-    words = tokenizer(FILLERS[:20], return_tensors="pt")
+    arguments = tokenizer(FILLERS[:20], return_tensors="pt")
     with torch.no_grad():
-        near = torch.cosine_similarity(student(**words).logits, teacher(**words).logits)
+        near = torch.cosine_similarity(student(**arguments).logits, teacher(**arguments).logits)
     assert near.mean() > 0.8
     sentence_transformers = pytest.importorskip("sentence_transformers")
     vectors = sentence_transformers.SentenceTransformer(str(output / "student"), device="cpu").encode(FILLERS[:4])
@@ -63,7 +63,7 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--loss.ce", "1"), "expected loss.embedding or loss.similarity"),
         (("--teacher.finetune", "always"), "which has no labels"),
@@ -71,10 +71,10 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
     ],
 )
 def test_invalid_settings_for_sentence_embedding_are_refused(
-    words, message, encoder, pairs, tmp_path, monkeypatch, capsys
+    arguments, message, encoder, pairs, tmp_path, monkeypatch, capsys
 ):
-    words = small_run(encoder, pairs, tmp_path / "run", *words)
-    assert message in refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(encoder, pairs, tmp_path / "run", *arguments)
+    assert message in refusal_of(distill, arguments, monkeypatch, capsys)
 
 
 def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(tokenizer, encoder, pairs, tmp_path):
@@ -82,11 +82,11 @@ def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(token
     model.form = SentenceForm(normalize=True, max_length=4)
     model.save_pretrained(tmp_path / "short")
     tokenizer.save_pretrained(tmp_path / "short")
-    words = small_run(encoder, pairs, tmp_path / "run", "--epochs", "1", "--until", "distill")
-    run_to_success("distill", [*words, "--student", str(tmp_path / "short")])
+    arguments = small_run(encoder, pairs, tmp_path / "run", "--epochs", "1", "--until", "distill")
+    run_to_success("distill", [*arguments, "--student", str(tmp_path / "short")])
 
 
 def test_a_length_beyond_the_positions_is_accepted_if_the_encoder_truncates_earlier(encoder, pairs, tmp_path, capsys):
-    words = small_run(encoder, pairs, tmp_path / "run", "--data.max_length", "300", "--dry-run")
-    distill.main(words)  # the model has 64 positions, and its folder limits texts to 6 tokens
+    arguments = small_run(encoder, pairs, tmp_path / "run", "--data.max_length", "300", "--dry-run")
+    distill.main(arguments)  # the model has 64 positions, and its folder limits texts to 6 tokens
     assert "nothing was written" in capsys.readouterr().out

@@ -22,7 +22,7 @@ BATCH = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 
 
 @pytest.fixture
-def words() -> BertTokenizerFast:
+def word_tokenizer() -> BertTokenizerFast:
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
@@ -57,9 +57,9 @@ def test_a_reloaded_ensemble_outputs_the_mixture_of_its_members(mix, tmp_path):
     torch.testing.assert_close((found / 2).softmax(-1), wanted)
 
 
-def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
-    first = saved(build_model("bert"), words, tmp_path / "first")
-    second = saved(other(), words, tmp_path / "second")
+def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_folder):
+    first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
+    second = saved(other(), word_tokenizer, tmp_path / "second")
     run = tmp_path / "run"
     requested = (
         "--teacher.also",
@@ -80,7 +80,7 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     with (data_folder / "train.csv").open() as file:
         texts = [row["text"] for row in csv.DictReader(file)]
     reader = CacheReader(written)
-    batches = [dict(words(text, return_tensors="pt")) for text in texts]
+    batches = [dict(word_tokenizer(text, return_tensors="pt")) for text in texts]
     held = [batch for batch in batches if reader.contains(sample_keys(batch)).all()]
     assert len(held) > 80, "all but the texts of the validation split"
     for batch in held[:8]:
@@ -101,18 +101,20 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     ],
 )
 def test_ensemble_settings_that_cannot_be_combined_are_refused(
-    more, expected, tmp_path, words, data_folder, monkeypatch, capsys
+    more, expected, tmp_path, word_tokenizer, data_folder, monkeypatch, capsys
 ):
-    first = saved(build_model("bert"), words, tmp_path / "first")
-    second = saved(other(), words, tmp_path / "second")
+    first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
+    second = saved(other(), word_tokenizer, tmp_path / "second")
     requested = ("--teacher.also", f'["{second}"]', *more)
     assert expected in refusal_of(
         distill, small_run(first, data_folder, tmp_path / "run", *requested), monkeypatch, capsys
     )
 
 
-def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, words, data_folder, monkeypatch, capsys):
-    first = saved(build_model("bert"), words, tmp_path / "first")
+def test_teachers_with_different_tokenizers_are_refused(
+    tmp_path: Path, word_tokenizer, data_folder, monkeypatch, capsys
+):
+    first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
     turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
     second = saved(other(), turned, tmp_path / "second")
     requested = small_run(first, data_folder, tmp_path / "run", "--teacher.also", f'["{second}"]')

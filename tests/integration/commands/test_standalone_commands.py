@@ -39,8 +39,17 @@ def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
 def test_texts_without_labels_are_not_scored(headed_folder: Path, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(8, 0)))
-    words = ["--model", str(headed_folder), "--data", str(texts), "--export", "onnx", "--output", str(tmp_path / "x")]
-    assert "nothing was scored" in run_to_success("export", words)
+    arguments = [
+        "--model",
+        str(headed_folder),
+        "--data",
+        str(texts),
+        "--export",
+        "onnx",
+        "--output",
+        str(tmp_path / "x"),
+    ]
+    assert "nothing was scored" in run_to_success("export", arguments)
     assert not list((tmp_path / "x").rglob("evaluation.json"))
 
 

@@ -10,9 +10,14 @@ from pipelines.__main__ import COMMANDS
 from support.commands import ROOT
 
 
-def stillroom(*words: str) -> subprocess.CompletedProcess[str]:
+def stillroom(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipelines", *words], cwd=ROOT, text=True, capture_output=True, timeout=120, check=False
+        [sys.executable, "-m", "pipelines", *arguments],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
 
 

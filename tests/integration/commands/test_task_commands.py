@@ -58,12 +58,12 @@ def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged,
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: i for i, name in enumerate(TAGS)}}
     model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
     quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
-    words = ("--model", str(model), "--data", str(tagged))
+    arguments = ("--model", str(model), "--data", str(tagged))
     message = run_to_success(
-        "evaluate", [*words, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")]
+        "evaluate", [*arguments, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")]
     )
     assert "task: token-classification (the teacher's head)" in message
-    message = run_to_success("export", [*words, "--parity", "8", "--output", str(tmp_path / "exported")])
+    message = run_to_success("export", [*arguments, "--parity", "8", "--output", str(tmp_path / "exported")])
     assert "onnxruntime: reloaded in a fresh process" in message
 
 

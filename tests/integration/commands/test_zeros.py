@@ -60,8 +60,8 @@ def test_holding_zeros_changes_nothing_in_a_dense_student(tiny_model, tokenizer,
 @pytest.mark.slow
 def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
     teacher, data = make_inputs(tmp_path)
-    words = small_run(teacher, data, tmp_path / "run", "--epochs", "3", "--sparsity.pattern", "2:4")
-    run_to_success("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
+    arguments = small_run(teacher, data, tmp_path / "run", "--epochs", "3", "--sparsity.pattern", "2:4")
+    run_to_success("distill", [*arguments, "--quantize", "int8", "--quantize.samples", "32"])
     shares = zeros_of(load_file(tmp_path / "run" / "student" / "model.safetensors"), "")
     assert shares
     assert all(share >= 0.5 for share in shares.values())
@@ -70,16 +70,16 @@ def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--sparsity.pattern", "2:4", "--patience", "1"], "train.patience 1: expected 0 with sparsity.pattern"),
         (["--sparsity.amount", "0.8"], "sparsity.amount 0.8: expected a pattern as well"),
         (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
     ],
 )
-def test_invalid_sparsity_settings_are_refused(words, expected, tmp_path, monkeypatch, capsys):
+def test_invalid_sparsity_settings_are_refused(arguments, expected, tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
-    assert expected in refusal_of(distill, small_run(teacher, data, tmp_path / "run", *words), monkeypatch, capsys)
+    assert expected in refusal_of(distill, small_run(teacher, data, tmp_path / "run", *arguments), monkeypatch, capsys)
 
 
 def test_a_schedule_that_ends_before_it_begins_is_refused():

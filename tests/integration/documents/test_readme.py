@@ -88,8 +88,8 @@ def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
 
 def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tmp_path):
     flags = next(line for line in WRITTEN if "--loss.ce 0.2 --loss.hidden" in line)
-    words = shlex.split(flags)
-    own = words[words.index("--loss.ce") : words.index("--output")]
+    arguments = shlex.split(flags)
+    own = arguments[arguments.index("--loss.ce") : arguments.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
     message = run_to_success("distill", [*run, "--until", "distill"])
     about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
@@ -104,8 +104,8 @@ def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tm
 @pytest.mark.slow
 def test_two_processes_and_early_stopping_run_as_documented(body_folder, data_folder, tmp_path):
     flags = next(line for line in WRITTEN if "--patience 2 --devices" in line)
-    words = shlex.split(flags)
-    own = words[words.index("--epochs") : words.index("--output")]
+    arguments = shlex.split(flags)
+    own = arguments[arguments.index("--epochs") : arguments.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
     run_to_success("distill", [*run, "--until", "distill"])
     assert list(tmp_path.glob("run/distill/*/model/model.safetensors"))

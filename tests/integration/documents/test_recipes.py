@@ -51,11 +51,11 @@ def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
         assert str(found.student) == config.student.layout
 
 
-def distil(rank: int, processes: int, words: list[str], port: int, place: Path) -> None:
+def distil(rank: int, processes: int, arguments: list[str], port: int, place: Path) -> None:
     """Runs the command as one of its launched processes."""
     dist.destroy_process_group()
     set_torchrun_environment(rank, processes, port)
-    distill.main(words)
+    distill.main(arguments)
     dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
 
 
@@ -66,10 +66,10 @@ FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # launche
 @pytest.mark.parametrize("recipe", FORKED, ids=[recipe.stem for recipe in FORKED])
 def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body_folder, data_folder):
     """Uses the recipe's layouts, frozen embeddings and no early stopping with a tiny teacher and few texts."""
-    words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
-    words += ["--epochs", "1", "--teacher_train.epochs", "1", "--teacher_train.dropout", "0"]
+    arguments = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
+    arguments += ["--epochs", "1", "--teacher_train.epochs", "1", "--teacher_train.dropout", "0"]
     processes = config_of(recipe).machine.devices
-    run_ranks(distil, processes, processes, words, free_port(), tmp_path, limit=90)
+    run_ranks(distil, processes, processes, arguments, free_port(), tmp_path, limit=90)
     body, teacher, student = (
         AutoModelForSequenceClassification.from_pretrained(next(tmp_path.glob(pattern)))
         for pattern in ("body", "run/teacher/*/model", "run/distill/*/model")
@@ -133,18 +133,18 @@ BY_NAME = sorted(each for each in (ROOT / "configs" / "recipes").glob("*.yaml") 
 @pytest.mark.parametrize("recipe", BY_NAME, ids=lambda recipe: recipe.stem)
 def test_a_named_recipe_trains_with_exactly_its_loss_terms(recipe, tmp_path, body_folder, data_folder, monkeypatch):
     """Uses the recipe's objectives and preset with a tiny teacher and few texts."""
-    words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
-    at = words.index("--student")
-    del words[at : at + 2]  # the recipe's student is used
-    words += ["--epochs", "2", "--teacher_train.epochs", "1"]
+    arguments = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
+    at = arguments.index("--student")
+    del arguments[at : at + 2]  # the recipe's student is used
+    arguments += ["--epochs", "2", "--teacher_train.epochs", "1"]
     if "ffn" in config_of(recipe).student.spec:
-        words += ["--student", "layers=2,ffn=32"]  # the recipe's sizes are meant for the real teacher
+        arguments += ["--student", "layers=2,ffn=32"]  # the recipe's sizes are meant for the real teacher
     if config_of(recipe).general.data:
         prose = tmp_path / "prose.txt"
         prose.write_text(" ".join(WORDS * 20))
-        words += ["--general.data", str(prose), "--general.length", "16", "--general.train.batch_size", "8"]
-        words += ["--general.loss.relation_heads", "4", "--general.train.epochs", "1"]
-    distill.main(words)
+        arguments += ["--general.data", str(prose), "--general.length", "16", "--general.train.batch_size", "8"]
+        arguments += ["--general.loss.relation_heads", "4", "--general.train.epochs", "1"]
+    distill.main(arguments)
     config = config_of(recipe)
     wanted = {"general": config.general.loss} if config.general.data else {}
     for stage, loss in (wanted | {"distill": config.loss}).items():

@@ -43,8 +43,8 @@ def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str
         "runpy.run_path(sys.argv[0], run_name='__main__'); "
         f"assert {form == 'executorch'} or 'torch' not in sys.modules, 'torch was imported'"
     )
-    words = [sys.executable, "-c", code, script, str(tmp_path / form), *TEXTS]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    arguments = [sys.executable, "-c", code, script, str(tmp_path / form), *TEXTS]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     assert [row[2] for row in rows] == TEXTS
     for (label, chance, _), (own, most) in zip(rows, score_classes(source), strict=True):
@@ -62,9 +62,9 @@ def test_a_serving_example_refuses_token_and_multi_label_classifiers(changes: di
     assert "expected a single-label text classifier" in refused("serve_onnxruntime", str(file.parent), *TEXTS)
 
 
-def refused(example: str, *words: str) -> str:
+def refused(example: str, *arguments: str) -> str:
     """Runs an example that must end with exit code 2 and returns its single error line."""
-    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *words]
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

@@ -54,9 +54,9 @@ def words_of(place: Place, more: Words) -> list[str]:
     return [f"{flag}={value}" for flag, value in listed]
 
 
-def run(words: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Runs the command in this process and returns its exit code; an uncaught exception is a traceback for the user."""
-    before, sys.argv = sys.argv, ["pipelines.distill", *words]
+    before, sys.argv = sys.argv, ["pipelines.distill", *arguments]
     try:
         cli.run(distill.main)
     except SystemExit as ended:

@@ -148,10 +148,10 @@ def test_a_broken_student_checkpoint_is_refused_before_any_stage(
     name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     change, message = CASES[name]
-    words = small_run(
+    arguments = small_run(
         checkpoints / "headed", checkpoints / "data", tmp_path / "run", "--student", str(changed_copy("headed", change))
     )
-    expected = refusal_of(distill, words, monkeypatch, capsys)
+    expected = refusal_of(distill, arguments, monkeypatch, capsys)
     assert re.search(message, expected), expected
     assert "student" in expected
     assert not (tmp_path / "run").exists()
@@ -159,20 +159,20 @@ def test_a_broken_student_checkpoint_is_refused_before_any_stage(
 
 def test_a_dry_run_refuses_a_broken_teacher(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = WEIGHTS["renamed"]
-    words = small_run(changed_copy("headed", change), checkpoints / "data", tmp_path / "run", "--dry-run", "true")
-    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
+    arguments = small_run(changed_copy("headed", change), checkpoints / "data", tmp_path / "run", "--dry-run", "true")
+    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
 
 
 def test_a_broken_further_teacher_is_refused_before_any_stage(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = WEIGHTS["some-missing"]
-    words = small_run(
+    arguments = small_run(
         checkpoints / "headed",
         checkpoints / "data",
         tmp_path / "run",
         "--teacher.also",
         f"[{changed_copy('headed', change)}]",
     )
-    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
     assert not (tmp_path / "run").exists()
 
 
@@ -184,7 +184,7 @@ def test_every_command_refuses_a_broken_checkpoint(
     change, message = CASES[name]
     folder, data, output = changed_copy("headed", change), checkpoints / "data", tmp_path / "run"
     given = ["--data", str(data), "--output", str(output)]
-    module, words = {
+    module, arguments = {
         "cache": (cache, ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(output)]),
         "prune": (prune, ["--model", str(folder), *given, "--speedup", "2"]),
         "quantize": (quantize, ["--model", str(folder), *given]),
@@ -192,5 +192,5 @@ def test_every_command_refuses_a_broken_checkpoint(
         "evaluate": (evaluate, ["--model", str(folder), *given]),
         "report": (report, ["--teacher", str(checkpoints / "headed"), "--model", str(folder), *given]),
     }[command]
-    assert re.search(message, refusal_of(module, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(module, arguments, monkeypatch, capsys))
     assert not list(output.rglob("manifest.json"))

@@ -51,16 +51,16 @@ def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
 
 def test_an_incomplete_head_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", without("classifier.bias"))
-    words = small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)
-    assert re.search(r"1 missing \(classifier\.bias\)", refusal_of(distill, words, monkeypatch, capsys))
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)
+    assert re.search(r"1 missing \(classifier\.bias\)", refusal_of(distill, arguments, monkeypatch, capsys))
 
 
 def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
     checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder = changed_copy("headed", without("classifier"))
-    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
-    expected = refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
+    expected = refusal_of(distill, arguments, monkeypatch, capsys)
     assert (
         "the files have no weights of its head (classifier.bias, classifier.weight); and --teacher.finetune" in expected
     )
@@ -71,15 +71,15 @@ def test_commands_that_train_nothing_refuse_a_missing_head(
     command, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder, data = str(changed_copy("headed", without("classifier"))), str(checkpoints / "data")
-    module, words = {
+    module, arguments = {
         "cache": (cache, ["write", "--teacher", folder, "--data", data, "--cache", str(tmp_path / "c")]),
         "evaluate": (evaluate, ["--model", folder, "--data", data, "--output", str(tmp_path / "e")]),
     }[command]
-    assert re.search(r"2 missing \(classifier\.bias", refusal_of(module, words, monkeypatch, capsys))
+    assert re.search(r"2 missing \(classifier\.bias", refusal_of(module, arguments, monkeypatch, capsys))
 
 
 def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch, capsys):
-    words = [
+    arguments = [
         "write",
         "--teacher",
         str(checkpoints / "body"),
@@ -88,7 +88,7 @@ def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, 
         "--cache",
         str(tmp_path / "c"),
     ]
-    expected = refusal_of(cache, [*words, "--task", "text-classification"], monkeypatch, capsys)
+    expected = refusal_of(cache, [*arguments, "--task", "text-classification"], monkeypatch, capsys)
     assert re.search(r"2 missing \(classifier\.bias", expected)
 
 
@@ -96,8 +96,8 @@ def test_a_masked_language_model_without_head_weights_is_refused(
     checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder = changed_copy("masked", without("cls."))
-    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "masked-lm")
-    assert re.search(r"missing \(cls\.predictions\.", refusal_of(distill, words, monkeypatch, capsys))
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "masked-lm")
+    assert re.search(r"missing \(cls\.predictions\.", refusal_of(distill, arguments, monkeypatch, capsys))
 
 
 def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monkeypatch, capsys):
@@ -105,8 +105,8 @@ def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monke
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     folder = saved(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, tmp_path / "decoder")
     broken.renamed("mlp.up_proj", "mlp.upper")(folder)
-    words = ["--model", str(folder), "--tasks", "hellaswag", "--output", str(tmp_path / "run")]
-    expected = refusal_of(harness, words, monkeypatch, capsys)
+    arguments = ["--model", str(folder), "--tasks", "hellaswag", "--output", str(tmp_path / "run")]
+    expected = refusal_of(harness, arguments, monkeypatch, capsys)
     assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", expected)
 
 
@@ -114,8 +114,8 @@ def test_a_multi_label_head_is_refused_for_single_label_classification(
     checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = saved(build_model("bert", problem_type="multi_label_classification"), tokenizer, tmp_path / "several")
-    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
-    expected = refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
+    expected = refusal_of(distill, arguments, monkeypatch, capsys)
     assert "trained for multi-label (problem_type multi_label_classification in config.json)" in expected
     assert not (tmp_path / "run").exists()
 
@@ -152,8 +152,8 @@ def test_a_requested_length_beyond_the_positions_is_refused(checkpoints, changed
 
 def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
-    words = ["--model", str(folder), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
-    expected = refusal_of(evaluate, [*words, "--data.max_length", "32"], monkeypatch, capsys)
+    arguments = ["--model", str(folder), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
+    expected = refusal_of(evaluate, [*arguments, "--data.max_length", "32"], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the model, found 32" in expected
 
 
@@ -165,9 +165,9 @@ def test_files_without_read_permission_are_named(what, checkpoints, changed_copy
     (folder / what).chmod(0)
     (tmp_path / "out").mkdir()
     (tmp_path / "out").chmod(0o777)
-    words = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
     with broken.as_nobody():
-        expected = refusal_of(distill, words, monkeypatch, capsys)
+        expected = refusal_of(distill, arguments, monkeypatch, capsys)
     (folder / what).chmod(0o755)
     assert str(folder) in expected
     assert "denied" in expected
@@ -205,8 +205,8 @@ def test_a_sentence_encoder_with_broken_projections_is_refused(
     change, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = sentence_folder(tmp_path / "encoder", tokenizer, change)
-    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
-    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
+    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
 
 
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
@@ -234,16 +234,23 @@ def test_a_sentence_encoder_with_settings_of_another_shape_is_refused(
 ):
     folder = sentence_folder(tmp_path / "encoder", tokenizer, lambda dense: None)
     (folder / file).write_text(json.dumps(content))
-    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
-    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
+    arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
+    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
 
 
 def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
     save_pruned(shipped("bert"), tmp_path / "pruned")
     tokenizer.save_pretrained(tmp_path / "pruned")
     broken.without("layer.1.output.dense")(tmp_path / "pruned")
-    words = ["--model", str(tmp_path / "pruned"), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
-    assert re.search(r"2 missing \(", refusal_of(evaluate, words, monkeypatch, capsys))
+    arguments = [
+        "--model",
+        str(tmp_path / "pruned"),
+        "--data",
+        str(checkpoints / "data"),
+        "--output",
+        str(tmp_path / "e"),
+    ]
+    assert re.search(r"2 missing \(", refusal_of(evaluate, arguments, monkeypatch, capsys))
 
 
 def test_a_broken_config_is_refused_without_importing_torch(checkpoints, changed_copy):

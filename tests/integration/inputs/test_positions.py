@@ -64,17 +64,17 @@ def test_rows_longer_than_the_teachers_positions_are_refused(
     long = ("--data.max_length", "100")
     wanted = "data.max_length: expected at most 64 tokens, the positions of the teacher, found 100"
     assert wanted in refusal_of(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
-    words = ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(tmp_path / "cache"), *long]
-    assert wanted in refusal_of(pipelines.cache, words, monkeypatch, capsys)
+    arguments = ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(tmp_path / "cache"), *long]
+    assert wanted in refusal_of(pipelines.cache, arguments, monkeypatch, capsys)
 
 
 def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused(
     body_folder, boundless, data_folder, tmp_path, monkeypatch, capsys
 ):
     short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless, tmp_path / "short")
-    words = small_run(body_folder, data_folder, tmp_path / "run")
-    message = refusal_of(distill, [*words, "--student", str(short)], monkeypatch, capsys)
+    arguments = small_run(body_folder, data_folder, tmp_path / "run")
+    message = refusal_of(distill, [*arguments, "--student", str(short)], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in message
     plain = ("--general.data", str(data_folder / "train.csv"), "--general.length", "65")
-    message = refusal_of(distill, [*words, *plain], monkeypatch, capsys)
+    message = refusal_of(distill, [*arguments, *plain], monkeypatch, capsys)
     assert "general.length: expected at most 64 tokens, the positions of the teacher, found 65" in message

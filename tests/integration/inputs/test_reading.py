@@ -66,8 +66,8 @@ def read(
     *more: str,
 ) -> tuple[str, dict[str, list[tuple[Any, ...]]]]:
     """Returns the command's output and each split's rows (text, second text, name of the class or number)."""
-    words = small_run(body, data, output, "--until", "general", *more)
-    monkeypatch.setattr(sys, "argv", ["distill", *words])
+    arguments = small_run(body, data, output, "--until", "general", *more)
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
     cli.run(distill.main)
     folder = next(file.parent for file in output.glob("data/*/data.json"))
     labels = json.loads((folder / "data.json").read_text())["labels"]
@@ -92,8 +92,8 @@ def refusal(
     capsys: pytest.CaptureFixture[str],
     *more: str,
 ) -> str:
-    words = small_run(body, write_files(place / "data", files), place / "run", "--until", "general", *more)
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    arguments = small_run(body, write_files(place / "data", files), place / "run", "--until", "general", *more)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert not list(place.rglob("manifest.json"))
     return message
 
@@ -192,8 +192,8 @@ def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkey
     files: Files = {f"{i}.txt.gz": gzip.compress(text.encode()) for i, text in enumerate(texts[:3])}
     files |= {f"{i}.txt": text for i, text in enumerate(texts[3:], 3)}
     data = write_files(tmp_path / "data", {**files, "notes.md": "not the text", "config.json": "{}"})
-    words = small_run(speaker, data, tmp_path / "run", "--until", "general")
-    monkeypatch.setattr(sys, "argv", ["distill", *words])
+    arguments = small_run(speaker, data, tmp_path / "run", "--until", "general")
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
     cli.run(distill.main)
     found = [
         text
@@ -495,8 +495,8 @@ def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, mo
     names = sorted({label for _, label in ROWS})
     splits = {split: hub_columns(ROWS[:9], names) for split in ("train", "dev", "validation")}
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
-    words = small_run(body, Path("somebody/texts"), tmp_path / "run", "--until", "general")
-    monkeypatch.setattr(sys, "argv", ["distill", *words])
+    arguments = small_run(body, Path("somebody/texts"), tmp_path / "run", "--until", "general")
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.run(distill.main)
     message = capsys.readouterr().err.splitlines()[-1]  # after the library's warnings about reading from its cache

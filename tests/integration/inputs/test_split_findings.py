@@ -87,9 +87,9 @@ def reads(tmp_path, tokenizer, capsys) -> Callable[..., tuple[str, dict]]:
 def refuses(body, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
     def run(data: Path, *more: str) -> str:
         output = tmp_path / f"refused{len(list(tmp_path.glob('refused*')))}"
-        words = small_run(body, data, output, "--teacher.finetune", "never", "--until", "teacher", *more)
+        arguments = small_run(body, data, output, "--teacher.finetune", "never", "--until", "teacher", *more)
         capsys.readouterr()
-        return refusal_of(distill, words, monkeypatch, capsys)
+        return refusal_of(distill, arguments, monkeypatch, capsys)
 
     return run
 
@@ -451,8 +451,8 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     model = saved(build_model("bert", **names), tokenizer, tmp_path / "model")
     output = tmp_path / "run"
     quick = ("--measure.texts", "2", "--measure.rounds", "1", "--measure.batch", "2", "--measure.parity", "2")
-    words = ("--model", str(model), "--data", str(tmp_path / "data"), "--output", str(output), *quick)
-    report.main([*words, "--data.unknown_labels", "drop", "--data.max_length", "16"])
+    arguments = ("--model", str(model), "--data", str(tmp_path / "data"), "--output", str(output), *quick)
+    report.main([*arguments, "--data.unknown_labels", "drop", "--data.max_length", "16"])
     printed = capsys.readouterr().out
     made = json.loads((output / "report.json").read_text())
     assert made["baseline"] == {

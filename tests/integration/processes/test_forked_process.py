@@ -61,11 +61,11 @@ def test_threads_and_exit_functions_finish_before_the_process_ends(tmp_path):
     assert run_code(tmp_path, code) == (0, "first\nthread\nlast\n", "")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--epochz", "3"]])
-def test_a_forked_command_prints_what_a_new_process_prints(words):
+@pytest.mark.parametrize("arguments", [["--help"], ["--epochz", "3"]])
+def test_a_forked_command_prints_what_a_new_process_prints(arguments):
     ended = []
     for fresh in (False, True):
-        process = start("distill", words, fresh=fresh)
+        process = start("distill", arguments, fresh=fresh)
         ended.append((process.communicate(timeout=60)[0], process.returncode))
     assert ended[0] == ended[1]
 

@@ -77,8 +77,8 @@ def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
 
 @pytest.mark.slow
 def test_deepspeed_saves_a_student(inputs, tmp_path):
-    words = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
-    assert run_to_success("distill", small_run(*inputs, tmp_path, *words)).count("Result") == 1
+    arguments = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
+    assert run_to_success("distill", small_run(*inputs, tmp_path, *arguments)).count("Result") == 1
     assert weights(tmp_path)
 
 
@@ -89,8 +89,8 @@ def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, un
     rng, done, theirs = random.Random(0), 0, weights(undisturbed)
     for number in range(kills):
         output = tmp_path / f"run-{number}"
-        words = small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2")
-        process = start("distill", words, fresh=True)
+        arguments = small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2")
+        process = start("distill", arguments, fresh=True)
         done += kill_now_and_then(process, rng, kills - done)
         message, _ = process.communicate(timeout=300)
         assert process.returncode == 0, message
@@ -114,7 +114,7 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("--devices", "2", "--student.layout", "fsdp=3"), "expected 3 processes, found 2"),
         (("--devices", "2", "--student.layout", "hsdp=2x2"), "expected 2 x 2 = 4 processes, found 2"),
@@ -132,7 +132,9 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
         (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
     ],
 )
-def test_an_invalid_layout_is_refused_before_processes_start(words, expected, inputs, tmp_path, monkeypatch, capsys):
-    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
+def test_an_invalid_layout_is_refused_before_processes_start(
+    arguments, expected, inputs, tmp_path, monkeypatch, capsys
+):
+    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *arguments), monkeypatch, capsys)
     assert expected in message
     assert not (tmp_path / "run").exists()

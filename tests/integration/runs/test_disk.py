@@ -36,15 +36,15 @@ def test_a_full_disk_ends_with_one_message_and_the_run_resumes_with_more_space(
     kilobytes, until, mounted, body_folder, data_folder
 ):
     disk = mounted(f"size={kilobytes}k")
-    words = small_run(body_folder, data_folder, disk / "run", *QUICK, "--until", until)
-    process = start("distill", words)
+    arguments = small_run(body_folder, data_folder, disk / "run", *QUICK, "--until", until)
+    process = start("distill", arguments)
     message, _ = process.communicate(timeout=300)
     assert process.returncode == 2, message
     assert "the disk is full" in message
     assert "Traceback" not in message
     before = {file: file.read_bytes() for file in disk.glob("run/*/*/manifest.json")}
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    run_to_success("distill", words)
+    run_to_success("distill", arguments)
     assert {file: file.read_bytes() for file in before} == before
     assert list(disk.glob("run/distill/*/model/model.safetensors"))
 

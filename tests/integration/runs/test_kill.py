@@ -16,12 +16,12 @@ LONG = ("--epochs", "24", "--teacher_train.epochs", "12", "--train.checkpoint_ev
 LONG = (*LONG, "--teacher_train.checkpoint_every", "7", "--train.dropout", "0.1", "--until", "distill")
 
 
-def kill_after(lines: int, delay: float, words: list[str]) -> bool:
+def kill_after(lines: int, delay: float, arguments: list[str]) -> bool:
     """Starts the command and kills it `delay` seconds after so many lines of output; returns whether it still ran.
 
     Lines and not seconds: a time means another moment under another load.
     """
-    process = start("distill", words, fresh=True)
+    process = start("distill", arguments, fresh=True)
     assert process.stdout is not None
     for _ in zip(range(lines), process.stdout, strict=False):
         pass
@@ -49,10 +49,10 @@ def undisturbed(tmp_path, tokenizer, data_folder, monkeypatch):
 def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
     teacher, data, expected, lines = undisturbed
     output = tmp_path / "killed"
-    words = small_run(teacher, data, output, *LONG)
+    arguments = small_run(teacher, data, output, *LONG)
     for part in (0.3, 0.4):  # of what is left: a resumed run has fewer lines
-        assert kill_after(int(part * lines), 0.1, words)
-    message = run_to_success("distill", words, fresh=True)
+        assert kill_after(int(part * lines), 0.1, arguments)
+    message = run_to_success("distill", arguments, fresh=True)
     assert "skipped" in message
     assert "resuming" in message
     assert student_hash(output) == expected
@@ -65,7 +65,7 @@ def test_twenty_runs_killed_at_random_moments_end_bit_identically(undisturbed, t
     chance = random.Random(11)
     for number in range(20):
         output = tmp_path / f"killed-{number}"
-        words = small_run(teacher, data, output, *LONG)
-        assert kill_after(chance.randrange(lines - 4), chance.uniform(0, 0.3), words)
-        run_to_success("distill", words, fresh=True)
+        arguments = small_run(teacher, data, output, *LONG)
+        assert kill_after(chance.randrange(lines - 4), chance.uniform(0, 0.3), arguments)
+        run_to_success("distill", arguments, fresh=True)
         assert student_hash(output) == expected, f"kill {number}"

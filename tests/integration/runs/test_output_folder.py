@@ -55,11 +55,11 @@ def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, 
         pytest.skip("a dry run makes no folder")
     output, message = PLACES[case](tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    words = small_run(tmp_path / "teacher", tmp_path / "data", output, *dry)
+    arguments = small_run(tmp_path / "teacher", tmp_path / "data", output, *dry)
     if case.startswith("where"):
-        words = small_run(*inputs(tmp_path), output)
+        arguments = small_run(*inputs(tmp_path), output)
         before = sorted(tmp_path.rglob("*"))
-    found = refusal_of(distill, words, monkeypatch, capsys)
+    found = refusal_of(distill, arguments, monkeypatch, capsys)
     assert message in found
     assert f"output '{output}': " in found
     assert sorted(tmp_path.rglob("*")) == before
@@ -72,12 +72,12 @@ def test_an_output_path_with_a_null_character_is_refused(tmp_path, monkeypatch, 
 
 
 def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_path, monkeypatch, capsys):
-    words = small_run(*inputs(tmp_path), tmp_path / "run")
+    arguments = small_run(*inputs(tmp_path), tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "stillroom.json").write_text("{}")
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / "student").symlink_to(tmp_path / "outside")
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert (
         f"output '{tmp_path / 'run' / 'student'}': expected a folder to publish in, or none yet, found a link"
         in message
@@ -94,8 +94,8 @@ def inputs(place: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("what", ["output", pytest.param("stage", marks=pytest.mark.slow)])
 def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, body_folder, data_folder, tmp_path):
     output = tmp_path / "run"
-    words = small_run(body_folder, data_folder, output, "--teacher_train.epochs", "200", "--until", "teacher")
-    process = start("distill", words)
+    arguments = small_run(body_folder, data_folder, output, "--teacher_train.epochs", "200", "--until", "teacher")
+    process = start("distill", arguments)
     for line in process.stdout:
         if "teacher: started" in line:
             break
@@ -125,13 +125,13 @@ def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path,
     for split in ("train", "test"):
         (place / f"{split}.csv").rename(place / "data" / f"{split}.csv")
     output = place / "[bold]run"
-    words = small_run(teacher, place / "data", output, "--until", "distill", "--epochs", "1")
-    distill.main([*words, "--teacher_train.epochs", "1"])
+    arguments = small_run(teacher, place / "data", output, "--until", "distill", "--epochs", "1")
+    distill.main([*arguments, "--teacher_train.epochs", "1"])
     expected = capsys.readouterr().out
     table = expected[expected.index("Stages") :]
     assert str(output / "distill") in table.replace("\n", "")
     gc.collect()
-    distill.main([*words, "--teacher_train.epochs", "1", "--dry-run"])
+    distill.main([*arguments, "--teacher_train.epochs", "1", "--dry-run"])
     assert str(output / "distill") in capsys.readouterr().out.replace("\n", "")
 
 

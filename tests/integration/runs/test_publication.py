@@ -25,10 +25,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     _, data = make_inputs(place)
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     model = saved(build_model("bert", num_hidden_layers=1), tokenizer, place / "model")
-    words = ["--model", str(model), "--data", str(data), "--output", str(place / "run"), *QUICK]
-    report.main(words)
+    arguments = ["--model", str(model), "--data", str(data), "--output", str(place / "run"), *QUICK]
+    report.main(arguments)
     gc.collect()
-    return place / "run", words
+    return place / "run", arguments
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys):
-    output, words = copied
+    output, arguments = copied
     student = output / "student"
     published = names(student)
     (student / "notes.txt").write_text("years of work")
@@ -53,7 +53,7 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys
     shutil.copy(student / "model.safetensors", student / "before.safetensors")
     weights = (student / "model.safetensors").read_bytes()
     for again in range(2):
-        report.main(words)
+        report.main(arguments)
         gc.collect()
         expected = capsys.readouterr().out
         assert (student / "notes.txt").read_text() == "years of work"
@@ -68,31 +68,31 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys
 
 
 def test_files_that_are_no_longer_published_are_removed(copied, capsys):
-    output, words = copied
+    output, arguments = copied
     stale = output / "student" / "old-format" / "model.bin"
     stale.parent.mkdir()
     stale.write_bytes(b"an older run's")
     record = json.loads((output / "published.json").read_text())
     record["student/old-format/model.bin"] = [hash_file(stale)]
     (output / "published.json").write_text(json.dumps(record))
-    report.main(words)
+    report.main(arguments)
     assert not stale.parent.exists()
     assert "files of your own" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["gone", "no JSON", "another shape"])
 def test_the_users_files_stay_without_a_publication_record(damage, copied):
-    output, words = copied
+    output, arguments = copied
     record = output / "published.json"
     content = {"no JSON": "{", "another shape": '[{"student": 1}]'}
     record.unlink() if damage == "gone" else record.write_text(content[damage])
     (output / "student" / "notes.txt").write_text("mine")
-    report.main(words)
+    report.main(arguments)
     assert (output / "student" / "notes.txt").read_text() == "mine"
 
 
 def test_links_in_the_student_folder_stay_and_are_not_followed(copied, tmp_path):
-    output, words = copied
+    output, arguments = copied
     student, outside = output / "student", tmp_path / "outside"
     outside.mkdir()
     (outside / "thesis.txt").write_text("years of work")
@@ -102,7 +102,7 @@ def test_links_in_the_student_folder_stay_and_are_not_followed(copied, tmp_path)
     (student / "config.json").symlink_to(outside / "thesis.txt")
     shutil.rmtree(student / "onnx")
     (student / "onnx").symlink_to(outside)
-    report.main(words)
+    report.main(arguments)
     assert {file.name: file.read_text() for file in outside.iterdir()} == {"thesis.txt": "years of work"}
     for name, target in (("linked", ""), ("onnx.yours", ""), ("link.txt", "thesis.txt")):
         assert (student / name).readlink() == outside / target
@@ -114,7 +114,7 @@ def test_links_in_the_student_folder_stay_and_are_not_followed(copied, tmp_path)
 
 @pytest.mark.parametrize("what", ["a link", "a broken link", "a file"])
 def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
-    output, words = copied
+    output, arguments = copied
     student, outside = output / "student", tmp_path / "outside"
     moved = student.rename(tmp_path / "moved")
     if what == "a file":
@@ -123,7 +123,7 @@ def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, 
         student.symlink_to(moved if what == "a link" else outside)
     before = names(moved)
     gc.collect()
-    message = refusal_of(report, words, monkeypatch, capsys)
+    message = refusal_of(report, arguments, monkeypatch, capsys)
     assert f"output '{student}': expected a folder to publish in, or none yet, found {what.split()[0]} " in message
     assert names(moved) == before
     assert not outside.exists()
@@ -131,25 +131,25 @@ def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, 
 
 
 def test_a_kill_between_the_two_renames_loses_no_files(copied):
-    output, words = copied
+    output, arguments = copied
     (output / "student" / "notes.txt").write_text("mine")
     (output / "student").rename(output / ".student.old")
     (output / ".student.new").mkdir()
-    report.main(words)
+    report.main(arguments)
     assert (output / "student" / "notes.txt").read_text() == "mine"
     assert (output / "student" / "model.safetensors").is_file()
     assert not (output / ".student.old").exists()
 
 
 def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied, capsys):
-    output, words = copied
-    report.main(words)
+    output, arguments = copied
+    report.main(arguments)
     gc.collect()
     first = (output / "report.json").read_bytes()
-    report.main(override_flags((), [*words, "--measure.rounds", "2"], {}))
+    report.main(override_flags((), [*arguments, "--measure.rounds", "2"], {}))
     assert len(list((output / "report").glob("*/report.json"))) == 3, "one of the run that was copied"
     gc.collect()
-    report.main(words)
+    report.main(arguments)
     assert (output / "report.json").read_bytes() == first
     page = (output / "report.html").read_text()
     capsys.readouterr()

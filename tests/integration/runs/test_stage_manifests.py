@@ -27,9 +27,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     (place / "data").mkdir()
     for split, count in (("train", 60), ("test", 20)):
         write_csv(place / "data" / f"{split}.csv", make_rows(count, count))
-    words = small_run(teacher, place / "data", place / "run", "--until", "teacher")
-    distill.main(words)
-    return place / "run", words
+    arguments = small_run(teacher, place / "data", place / "run", "--until", "teacher")
+    distill.main(arguments)
+    return place / "run", arguments
 
 
 @pytest.fixture
@@ -96,14 +96,14 @@ DAMAGE = {
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, capsys):
-    output, words = copied
+    output, arguments = copied
     folder = stage_folder(output, "data")
     whole = contents(folder)
     digest = json.loads(whole["manifest.json"])["digest"]
     damage, message = DAMAGE[case]
     damage(folder / "manifest.json")
     damaged = contents(folder)
-    distill.main(words)
+    distill.main(arguments)
     expected = capsys.readouterr().out
     assert f"data: '{folder}' " in expected
     assert message in expected
@@ -116,82 +116,84 @@ def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, 
 
 
 def test_a_stage_damaged_a_second_time_is_set_aside_beside_the_first(copied, capsys):
-    output, words = copied
+    output, arguments = copied
     folder = stage_folder(output, "data")
     for _ in range(2):
         (folder / "manifest.json").write_text("")
-        distill.main(words)
+        distill.main(arguments)
     assert sorted(each.name for each in folder.parent.iterdir()) == [
         *(folder.name, f"{folder.name}.damaged-1", f"{folder.name}.damaged-2")
     ]
 
 
 def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
-    output, words = copied
+    output, arguments = copied
     folder = stage_folder(output, "data")
     (folder / "manifest.json").write_text("")
     before = contents(output)
-    distill.main([*words, "--dry-run"])
+    distill.main([*arguments, "--dry-run"])
     assert "will be rebuilt: it has a manifest.json that is empty" in capsys.readouterr().out
     assert contents(output) == before
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model/more.txt", "logs/mine.csv", "model/linked"])
 def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, capsys):
-    output, words = copied
+    output, arguments = copied
     folder = stage_folder(output, "teacher")
     (folder / name).parent.mkdir(exist_ok=True)
     if name.endswith("linked"):
         (folder / name).symlink_to(folder.parent)
     else:
         (folder / name).write_text("mine")
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert f"stage '{folder}': {name} was added since the stage ended" in message
     (folder / name).unlink()
     gc.collect()  # the raised exception still holds the lock of the folder
-    distill.main(words)
+    distill.main(arguments)
     assert "teacher: already complete, skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder"])
 def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
-    output, words = copied
+    output, arguments = copied
     inside = stage_folder(output, "teacher") / ("model/config.json" if what == "a file" else "model")
     outside = tmp_path / "outside"
     inside.rename(outside)
     inside.symlink_to(outside)
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert f"links to '{tmp_path / 'outside'}" in message
 
 
 def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
-    output, words = copied
+    output, arguments = copied
     folder = stage_folder(output, "data")
     partial = folder.rename(folder.with_name(f"{folder.name}.partial"))
     (partial / "manifest.json").write_text("{")
     (partial / "manifest.json.partial").write_text("{")
-    distill.main(words)
+    distill.main(arguments)
     expected = capsys.readouterr().out
     assert "data: resuming" in expected
     assert "teacher: already complete, skipped" in expected
-    distill.main(words)
+    distill.main(arguments)
     assert "data: already complete, skipped" in capsys.readouterr().out
 
 
 def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch, capsys):
-    output, words = copied
+    output, arguments = copied
     shutil.rmtree(output / "teacher")
     (output / "teacher").write_text("mine")
-    assert f"found a file or a broken link at '{output / 'teacher'}" in refusal_of(distill, words, monkeypatch, capsys)
+    assert f"found a file or a broken link at '{output / 'teacher'}" in refusal_of(
+        distill, arguments, monkeypatch, capsys
+    )
     assert (output / "teacher").read_text() == "mine"
 
 
 def test_a_stage_with_a_raised_version_is_rebuilt_beside_the_old_one(copied, monkeypatch, capsys):
-    output, words = copied
+    output, arguments = copied
     old = stage_folder(output, "data")
     before = contents(old)
     monkeypatch.setattr(data, "VERSION", data.VERSION + 1)
-    distill.main(words)
+    distill.main(arguments)
     assert "data: started" in capsys.readouterr().out
     assert contents(old) == before
     versions = [json.loads(file.read_text())["version"] for file in (output / "data").glob("*/manifest.json")]
@@ -227,7 +229,7 @@ def test_a_manifest_contains_the_versions_of_stillroom_and_of_its_stage(made):
 
 
 def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, capsys):
-    output, words = copied
+    output, arguments = copied
     folder = stage_folder(output, "data")
     old = folder.rename(folder.with_name("0123456789ab"))  # like older releases' keys, which exclude the version
     manifest = json.loads((old / "manifest.json").read_text())
@@ -235,10 +237,10 @@ def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, c
     (old / "manifest.json").write_text(json.dumps(kept))
     (output / "stillroom.json").write_text('{"stillroom": "0.1.0"}')
     before = contents(old)
-    distill.main(words)
+    distill.main(arguments)
     expected = capsys.readouterr().out
     assert f"output '{output}': an older Stillroom built its stages" in expected
     assert "data: started" in expected
     assert contents(old) == before
-    distill.main(words)
+    distill.main(arguments)
     assert "older Stillroom" not in capsys.readouterr().out

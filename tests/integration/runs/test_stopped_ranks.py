@@ -45,15 +45,15 @@ def checkpoints(output: Path) -> list[str]:
 
 
 def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identically(inputs, tmp_path):
-    words, output = small_run(*inputs, tmp_path / "stopped", *TWO, *RESTARTS), tmp_path / "stopped"
+    arguments, output = small_run(*inputs, tmp_path / "stopped", *TWO, *RESTARTS), tmp_path / "stopped"
     run_to_success("distill", small_run(*inputs, tmp_path / "undisturbed", *TWO))
-    first = Running.of("distill", words)
+    first = Running.of("distill", arguments)
     first.wait_for_line(EPOCH)
     assert first.stop(signal.SIGINT) == 130
     assert_stopped(first, "Ctrl-C (SIGINT)")
     (kept,) = checkpoints(output)
     assert kept.endswith(".ckpt")
-    second = Running.of("distill", words)
+    second = Running.of("distill", arguments)
     second.wait_for_line("distill: resuming")
     second.wait_for_line("student: distilling: epoch")
     started = ranks(second)
@@ -64,7 +64,7 @@ def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identica
     assert not [pid for pid in started if is_running(pid)]
     (later,) = checkpoints(output)
     assert later > kept
-    run_to_success("distill", words)
+    run_to_success("distill", arguments)
     ours, theirs = weights(output), weights(tmp_path / "undisturbed")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 

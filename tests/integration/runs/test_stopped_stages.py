@@ -23,11 +23,11 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def stop_in_each_stage(module: str, words: list[str], passed: tuple[str, ...] = ()) -> list[str]:
+def stop_in_each_stage(module: str, arguments: list[str], passed: tuple[str, ...] = ()) -> list[str]:
     """Runs the command until it completes, stopping it once in each stage not in `passed`; returns the stages."""
     stopped = list(passed)
     for number, name, code in cycle(SIGNALS):
-        running = Running.of(module, words)
+        running = Running.of(module, arguments)
         stage = next_stage(running, stopped)
         if stage is None:
             assert running.end() == 0, running.output
@@ -65,10 +65,10 @@ def test_every_stage_of_a_quantized_run_resumes_bit_identically_after_a_stop(inp
 
 
 def test_every_stage_of_a_pruned_run_resumes_after_a_stop(inputs, tmp_path):
-    words = small_run(*inputs, tmp_path / "run", "--epochs", "1", "--teacher_train.epochs", "1", *SMALLER)
-    words[words.index("--student") : words.index("--student") + 2] = ["--speedup", "1.2"]
+    arguments = small_run(*inputs, tmp_path / "run", "--epochs", "1", "--teacher_train.epochs", "1", *SMALLER)
+    arguments[arguments.index("--student") : arguments.index("--student") + 2] = ["--speedup", "1.2"]
     others = ("data", "teacher", "cache", "distill-1.2x", "export-teacher", "export-1.2x", "evaluate", "report")
-    stopped = stop_in_each_stage("distill", words, others)
+    stopped = stop_in_each_stage("distill", arguments, others)
     assert {"start", "costs", "scores", "shape-1.2x"} <= set(stopped)
 
 
@@ -77,12 +77,12 @@ def test_a_command_on_a_finished_run_resumes_after_a_stop(module, inputs, tmp_pa
     run = tmp_path / "run"
     run_to_success("distill", small_run(*inputs, run, "--epochs", "1", "--teacher_train.epochs", "1"))
     measured = ["--measure.rounds", "1", "--measure.texts", "4", "--measure.batch", "4"]
-    words = {
+    arguments = {
         "evaluate": ["--model", f"{run}/student", "--data", str(inputs[1]), "--output", f"{tmp_path}/e", *measured],
         "report": ["--run", str(run)],
     }[module]
-    running = Running.of(module, words, fresh=True)
+    running = Running.of(module, arguments, fresh=True)
     running.wait_until_watched()
     assert running.stop(signal.SIGTERM) == 143
     assert_stopped(running, "SIGTERM")
-    stop_in_each_stage(module, words)
+    stop_in_each_stage(module, arguments)

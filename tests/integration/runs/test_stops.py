@@ -49,20 +49,20 @@ def checkpoints(output: Path, stage: str) -> list[str]:
 
 def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(inputs, undisturbed, tmp_path):
     output = tmp_path / "run"
-    words = small_run(*inputs, output, *EPOCHS, *SELDOM)
-    tuning = Running.of("distill", words)
+    arguments = small_run(*inputs, output, *EPOCHS, *SELDOM)
+    tuning = Running.of("distill", arguments)
     tuning.wait_for_line("teacher: fine-tuning: epoch 2/8")
     assert tuning.stop(signal.SIGINT) == 130
     assert_stopped(tuning, "Ctrl-C (SIGINT)")
     (kept,) = checkpoints(output, "teacher")
-    distilling = Running.of("distill", words)
+    distilling = Running.of("distill", arguments)
     distilling.wait_for_line("student: distilling: epoch 2/8")
     assert distilling.stop(signal.SIGTERM) == 143
     assert_stopped(distilling, "SIGTERM")
     assert "teacher: resuming" in distilling.output
     assert "teacher: fine-tuning: epoch 2/8" not in distilling.output, f"it didn't go on from {kept}"
     (kept,) = checkpoints(output, "distill")
-    run_to_success("distill", words)
+    run_to_success("distill", arguments)
     assert student_hash(output) == undisturbed, f"not the same bits after {kept}"
 
 
@@ -92,8 +92,8 @@ def exported(tmp_path_factory) -> tuple[Path, list[str]]:
 
 @pytest.mark.parametrize(("number", "name", "code"), STOPS)
 def test_stopping_a_command_during_verification_ends_the_verifying_process(number, name, code, exported):
-    place, words = exported
-    running = Running.of("export", [*words, "--output", str(place / f"stopped-{code}")])
+    place, arguments = exported
+    running = Running.of("export", [*arguments, "--output", str(place / f"stopped-{code}")])
     child = running.wait_for_child("export.verify")
     assert running.stop(number) == code
     assert_stopped(running, name)
@@ -101,9 +101,9 @@ def test_stopping_a_command_during_verification_ends_the_verifying_process(numbe
 
 
 def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exported, capsys):
-    place, words = exported
+    place, arguments = exported
     output = place / "killed"
-    running = Running.of("export", [*words, "--output", str(output)])
+    running = Running.of("export", [*arguments, "--output", str(output)])
     os.kill(running.wait_for_child("export.verify"), signal.SIGKILL)
     assert running.end() == 2
     assert "Traceback" not in running.output
@@ -111,7 +111,7 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
     assert "was ended by SIGKILL before it had compared anything" in running.lines[-1]
     assert not list(output.glob("export/*/manifest.json"))
     assert not list(output.glob("export/*/refused"))
-    export.main([*words, "--output", str(output)])
+    export.main([*arguments, "--output", str(output)])
     (manifest,) = output.glob("export/*/manifest.json")
     metrics = json.loads(manifest.read_text())["metrics"]
     assert [each["target"] for each in metrics["parity"]] == ["huggingface", "onnx", "onnxruntime"]
@@ -119,8 +119,8 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
 
 
 def test_a_verification_does_not_outlive_a_killed_command(exported):
-    place, words = exported
-    running = Running.of("export", [*words, "--output", str(place / "orphan")])
+    place, arguments = exported
+    running = Running.of("export", [*arguments, "--output", str(place / "orphan")])
     child = running.wait_for_child("export.verify")
     running.process.kill()
     running.process.wait()

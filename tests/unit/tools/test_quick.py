@@ -40,9 +40,9 @@ def test_a_changed_test_is_run_itself(quick):
 
 @pytest.fixture
 def repository(tmp_path, quick, monkeypatch):
-    def git(*words: str) -> None:
+    def git(*arguments: str) -> None:
         own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        subprocess.run(["git", *own, *words], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(["git", *own, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     git("init")
     (tmp_path / "old.py").write_text("x = 1\n")

@@ -300,8 +300,8 @@ def test_the_example_script_generates_the_models_tokens_without_torch(qwen2):
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     prompt = word_tokenizer().decode(PROMPTS[0])
-    words = [sys.executable, "-c", code, script, str(qwen2.folder), prompt, "--tokens", "40"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    arguments = [sys.executable, "-c", code, script, str(qwen2.folder), prompt, "--tokens", "40"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     expected, _ = greedy_tokens(qwen2.model, PROMPTS[0])
     assert done.stdout.split() == word_tokenizer().decode(expected[:40]).split()
 

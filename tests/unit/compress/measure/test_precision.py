@@ -92,9 +92,9 @@ def read_measurements(output: Path) -> dict:
 def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
     headed_folder, data_folder, tmp_path, capsys
 ):
-    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
+    arguments = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
     before = torch.get_num_threads()
-    distill.main(words)
+    distill.main(arguments)
     expected, found = capsys.readouterr().out, read_measurements(tmp_path / "run")
     assert torch.get_num_threads() == before
     assert f"precision: {found['chosen']} is chosen here (a step of the student on 8x" in expected
@@ -148,8 +148,8 @@ def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
 
 
 def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_folder, data_folder, tmp_path, capsys):
-    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO)
-    distill.main(words)
+    arguments = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO)
+    distill.main(arguments)
     first = read_measurements(tmp_path / "run")
     gc.collect()
     others = ("--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2")
@@ -163,15 +163,15 @@ def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_f
 def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_name(
     headed_folder, data_folder, tmp_path, monkeypatch, capsys
 ):
-    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--accelerator", "cpu")
-    distill.main(words)
+    arguments = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--accelerator", "cpu")
+    distill.main(arguments)
     (file,) = (tmp_path / "run" / "precision").glob("*/manifest.json")
     content = json.loads(file.read_text())
     del content["checksum"]
     content["metrics"]["chosen"] = "fp8"  # as on a machine that supports it
     file.write_text(json.dumps(seal_manifest(content)))
     gc.collect()
-    message = refusal_of(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
 
 
@@ -218,9 +218,9 @@ def test_products_of_quantized_modes_differ_slightly_from_float(name: str, token
 @pytest.mark.parametrize("name", ["int8-mixed", "bf16-stochastic"])
 def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tmp_path):
     teacher, data = make_inputs(tmp_path)
-    words = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
-    words[words.index("--precision") + 1] = name
-    run_to_success("distill", words)
+    arguments = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    arguments[arguments.index("--precision") + 1] = name
+    run_to_success("distill", arguments)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     report = json.loads((tmp_path / "run" / "report.json").read_text())

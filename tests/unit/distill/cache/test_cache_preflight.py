@@ -95,8 +95,8 @@ def small_disk(tmp_path) -> Iterator[Path]:
     """Yields the mount point of a separate file system of 100 kB."""
     place = tmp_path / "disk"
     place.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"a file system of its own needs the right to mount: {done.stderr.strip()}")
     yield place

@@ -46,7 +46,7 @@ SIZE = LayerSizes(SIZES["layers"], SIZES["hidden"], SIZES["heads"])
 
 
 @pytest.fixture
-def words() -> BertTokenizerFast:
+def word_tokenizer() -> BertTokenizerFast:
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
@@ -177,8 +177,8 @@ def test_meaningless_settings_are_refused(settings, message):
         LossConfig(**settings)
 
 
-def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path: Path, words, data_folder):
-    teacher_folder = saved(build_model("bert"), words, tmp_path / "taught")
+def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path: Path, word_tokenizer, data_folder):
+    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "taught")
     flags = ("--loss.relations", "1", "--loss.relation_heads", "4", "--loss.attention", "1", "--epochs", "1")
     distill.main(
         small_run(teacher_folder, data_folder, tmp_path / "run", *flags, "--student", "layers=2", "--until", "distill")
@@ -188,8 +188,8 @@ def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path:
     assert "train/relations_gradient_share" in log.read_text()
 
 
-def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
-    teacher_folder = saved(build_model("bert"), words, tmp_path / "taught")
+def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, word_tokenizer, data_folder, monkeypatch, capsys):
+    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "taught")
     flags = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
     message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
     assert "expected as many heads as the teacher's 4, found 2" in message
@@ -202,8 +202,8 @@ def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, words, data_
 def grouped_query_decoder(layers: int = 3, **changes: int) -> LlamaForCausalLM:
     sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24} | changes
     torch.manual_seed(layers)
-    words = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 64}
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **words, **sizes)).eval()
+    common = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 64}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **common, **sizes)).eval()
 
 
 def narrow_bottleneck_config() -> MobileBertConfig:

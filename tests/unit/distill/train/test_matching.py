@@ -124,14 +124,14 @@ def test_more_student_layers_than_teacher_layers_are_refused():
 
 
 @pytest.fixture(scope="module")
-def words() -> BertTokenizerFast:
+def word_tokenizer() -> BertTokenizerFast:
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
 @pytest.fixture(scope="module")
-def rows(words) -> Encoded:
+def rows(word_tokenizer) -> Encoded:
     texts = [text for text, _ in make_rows(24, 3)]
-    return encode_samples(words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    return encode_samples(word_tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
 
 
 def module(loss: LossConfig, signals: Any = None, spec: str = "layers=2,hidden=16") -> DistillationModule:
@@ -249,12 +249,12 @@ def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
         module(DYNAMIC, cached(rows, tmp_path / "c", (0, 1, 2, 4))).compute_terms(rows.collate(range(8), 0))
 
 
-def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(rows, words, tmp_path):
+def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(rows, word_tokenizer, tmp_path):
     texts = [text for text, _ in make_rows(24, 3)]
     student = build_student(build_model("bert"), "layers=2")
-    left = choose_tokens(words, count_tokens(words, texts), coverage=1.0, unseen=1.0)
-    small, own_words = prune_vocabulary(student, words, left)
-    own = encode_samples(own_words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    left = choose_tokens(word_tokenizer, count_tokens(word_tokenizer, texts), coverage=1.0, unseen=1.0)
+    small, own_tokenizer = prune_vocabulary(student, word_tokenizer, left)
+    own = encode_samples(own_tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
     reader = cached(rows, tmp_path / "c")
     whole, cut = (
         module(DYNAMIC, reader, spec="layers=2"),
@@ -272,10 +272,10 @@ def examples(count: int, seed: int) -> Examples:
     return Examples([text for text, _ in drawn], None, [LABELS.index(label) for _, label in drawn])
 
 
-def train_epoch(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
+def train_epoch(word_tokenizer: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
     """Returns the weights after an epoch of 5 batches, two per step, and the rows of the log."""
     splits = Splits(LABELS, examples(40, 1), examples(10, 2), examples(10, 3), Examples([], None), {})
-    data = TextDataModule(splits, words, batch_size=8, max_length=32)
+    data = TextDataModule(splits, word_tokenizer, batch_size=8, max_length=32)
     made = module(DYNAMIC)
     logger = lightning.pytorch.loggers.CSVLogger(folder, name="", version="0")
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -287,9 +287,9 @@ def train_epoch(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tenso
         return {k: v.clone() for k, v in made.state_dict().items()}, list(csv.DictReader(file))
 
 
-def test_training_matches_reproducibly_and_logs_the_matched_layers(words, tmp_path):
-    one, logged = train_epoch(words, tmp_path / "one")
-    other, again = train_epoch(words, tmp_path / "other")
+def test_training_matches_reproducibly_and_logs_the_matched_layers(word_tokenizer, tmp_path):
+    one, logged = train_epoch(word_tokenizer, tmp_path / "one")
+    other, again = train_epoch(word_tokenizer, tmp_path / "other")
     assert all(torch.equal(one[name], other[name]) for name in one)
     matched = [
         (float(row["train/matched_1"]), float(row["train/matched_2"])) for row in logged if row["train/matched_1"]
@@ -331,10 +331,10 @@ def matched_in(place: Path) -> list[tuple[str, str]]:
         return [(r["train/matched_1"], r["train/matched_2"]) for r in csv.DictReader(file) if r["train/matched_1"]]
 
 
-def test_two_processes_match_the_same_layers_as_one(tmp_path, words):
+def test_two_processes_match_the_same_layers_as_one(tmp_path, word_tokenizer):
     """Batches of 7 texts are split unevenly, and by its own texts alone a process would match other layers."""
-    student = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "student")
-    teacher_folder = saved(with_similar_layers(build_model("bert")), words, tmp_path / "taught")
+    student = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "student")
+    teacher_folder = saved(with_similar_layers(build_model("bert")), word_tokenizer, tmp_path / "taught")
     one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=teacher_folder) for name in ("one", "two"))
     alone = train(0, 1, one, "replicated")
     both = run_ranks(train, 2, 2, two, "replicated", limit=120)
@@ -363,8 +363,8 @@ def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
     assert kept.layers == layers if layers else kept.signals == "logits"
 
 
-def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_path, words, data_folder):
-    teacher_folder = saved(build_model("bert"), words, tmp_path / "taught")
+def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_path, word_tokenizer, data_folder):
+    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "taught")
     output = tmp_path / "run"
     flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--epochs", "2", "--until", "distill")
     distill.main(small_run(teacher_folder, data_folder, output, *flags, "--machine.log_every", "1"))
@@ -378,9 +378,11 @@ def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_pat
     assert all(float(row["train/hidden"]) >= 0 for row in logged)
 
 
-def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
-    teacher_folder = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "taught")
-    deep = saved(build_model("bert"), words, tmp_path / "deep")
+def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(
+    tmp_path, word_tokenizer, data_folder, monkeypatch, capsys
+):
+    teacher_folder = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "taught")
+    deep = saved(build_model("bert"), word_tokenizer, tmp_path / "deep")
     flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))
     message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
     assert "expected at most 2 student layers, the teacher's number, found 4" in message

@@ -118,7 +118,7 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ((*NEEDED, "--epochz", "3"), "the nearest is --train.epochs"),
         ((*NEEDED, "--epochs", "many"), "epochs"),
@@ -141,5 +141,5 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
         ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
     ],
 )
-def test_invalid_settings_end_with_a_one_line_error(words, expected, monkeypatch, capsys):
-    assert expected in refusal_of(distill, words, monkeypatch, capsys)
+def test_invalid_settings_end_with_a_one_line_error(arguments, expected, monkeypatch, capsys):
+    assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
