@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from distill.errors import InputError
+from distill.slicing.spacing import space_layers_evenly
 
 _WIDTHS = ("hidden", "heads", "ffn")
 KEYS = ("layers", *_WIDTHS, "embeddings")
@@ -273,9 +274,7 @@ def select_layers_evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
     total = len(teacher.layers)
     if not 1 <= count <= total:
         raise InputError(f"student layers={count}: the teacher has {total} layers; expected 1 to {total}")
-    if count == 1:
-        return (0,)
-    return tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
+    return space_layers_evenly(count, total)
 
 
 def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:

@@ -64,9 +64,9 @@ def fork_verifications(patch: pytest.MonkeyPatch) -> None:
 def run_to_success(module: str, arguments: Sequence[str], *, fresh: bool = False) -> str:
     """Runs a command that must succeed and returns its output."""
     process = start(module, arguments, fresh=fresh)
-    message, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, message
-    return message
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
 
 
 def refusal_of(

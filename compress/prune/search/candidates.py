@@ -10,6 +10,7 @@ from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Allocation, LayerOptions, Limit, allocate
 from compress.prune.search.cost import CostModel, Outline, round_width
 from distill.slicing import Axis, Shape
+from distill.slicing.spacing import space_layers_evenly
 
 _WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
 STEPS = 48  # ffn sizes are multiples of the full size divided by this
@@ -135,11 +136,6 @@ def make_smallest_candidate(space: SearchSpace) -> Candidate:
     layer, own = max(enumerate(options), key=lambda pair: pair[1].layer_loss)
     cost = space.costs.base(hidden) + space.costs.layer(hidden, own.heads[0], own.ffn[0])
     return _make_candidate(space, hidden, Allocation((layer,), own.heads[:1], own.ffn[:1], float("inf"), cost))
-
-
-def space_layers_evenly(count: int, total: int) -> tuple[int, ...]:
-    """Returns `count` evenly spaced layers of `total`, including the first and, for more than one, the last."""
-    return (0,) if count == 1 else tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
 
 
 def list_layer_options(space: SearchSpace, hidden: int) -> list[LayerOptions]:

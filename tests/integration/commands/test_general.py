@@ -225,9 +225,9 @@ def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer
     assert model.config.num_hidden_layers == 2
     (log,) = (folder.parent / "logs").rglob("metrics.csv")
     with log.open() as file:
-        expected = [row for row in csv.DictReader(file) if row["train/kl"]]
-    assert float(expected[-1]["train/kl"]) < float(expected[0]["train/kl"])
-    assert all(float(row["train/hidden_weight"]) == 1 for row in expected)
+        rows = [row for row in csv.DictReader(file) if row["train/kl"]]
+    assert float(rows[-1]["train/kl"]) < float(rows[0]["train/kl"])
+    assert all(float(row["train/hidden_weight"]) == 1 for row in rows)
 
 
 def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):

@@ -442,9 +442,9 @@ def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
 def test_rounds_follow_the_cubic_schedule(in_rounds):
     begin = COSTS.predict(outline(in_rounds["start"]))
     for number in (1, 2):
-        message = shape_of(in_rounds[f"shape-2x-round{number}"])
-        assert message["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)
-        assert 0.85 * message["milliseconds"] <= message["predicted_ms"] <= message["milliseconds"] * 1.001
+        measured = shape_of(in_rounds[f"shape-2x-round{number}"])
+        assert measured["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)
+        assert 0.85 * measured["milliseconds"] <= measured["predicted_ms"] <= measured["milliseconds"] * 1.001
 
 
 def test_importance_in_each_round_is_computed_on_the_trained_model(in_rounds):

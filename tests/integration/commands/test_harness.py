@@ -54,13 +54,13 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
     found = json.loads((output / "harness.json").read_text())["model"]["endings"]["acc"]
     right = 0
     for row in rows:
-        requested = tokenizer(row["question"])["input_ids"]
+        prompt = tokenizer(row["question"])["input_ids"]
         scores = []
         for choice in row["choices"]:
             ids = tokenizer(f"{row['question']} {choice}")["input_ids"]
             with torch.no_grad():
                 logs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-            scores.append(sum(logs[i - 1, ids[i]].item() for i in range(len(requested), len(ids))))
+            scores.append(sum(logs[i - 1, ids[i]].item() for i in range(len(prompt), len(ids))))
         right += max(range(2), key=scores.__getitem__) == row["answer"]
     assert math.isclose(found, right / len(rows), abs_tol=0.051)  # one of the twenty rows may be a tie
 
@@ -82,7 +82,7 @@ def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):
     (tasks / "endings.yaml").write_text("\n".join([*hub, "dataset_path: nobody/nothing-of-this-name", ""]))
     arguments = ["--model", str(decoder[0]), "--tasks", "endings", "--include", str(tasks), "--output", str(missing)]
     process = start("harness", arguments)
-    message, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, message
-    assert "error: --tasks endings: expected their data, but it is unavailable" in message
-    assert "Traceback" not in message
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "error: --tasks endings: expected their data, but it is unavailable" in output
+    assert "Traceback" not in output

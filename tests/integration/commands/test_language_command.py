@@ -141,7 +141,7 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     tokenizer.eos_token = "[SEP]"
     template = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1")
     rows = [json.loads(line)["messages"] for line in (chats / "train.jsonl").read_text().splitlines()]
-    stubborn = [{"messages": [requested, answer | {"content": WORDS[50]}]} for requested, answer in rows]
+    stubborn = [{"messages": [question, answer | {"content": WORDS[50]}]} for question, answer in rows]
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(map(json.dumps, stubborn)))
     first = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), other, tmp_path / "first", *TRAINED, *template)

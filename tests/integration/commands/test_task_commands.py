@@ -49,8 +49,8 @@ def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     assert "token-classification" in (output / "student" / "README.md").read_text()
     (log,) = (output / "distill").rglob("metrics.csv")
     with log.open() as file:
-        expected = [row for row in csv.DictReader(file) if row["train/kl"]]
-    assert float(expected[-1]["train/kl"]) < float(expected[0]["train/kl"])
+        curve = [row for row in csv.DictReader(file) if row["train/kl"]]
+    assert float(curve[-1]["train/kl"]) < float(curve[0]["train/kl"])
 
 
 @pytest.mark.slow

@@ -150,8 +150,8 @@ def test_a_named_recipe_trains_with_exactly_its_loss_terms(recipe, tmp_path, bod
     for stage, loss in (wanted | {"distill": config.loss}).items():
         (log,) = (tmp_path / "run" / stage).rglob("metrics.csv")
         with log.open() as file:
-            expected = [row for row in csv.DictReader(file) if row["train/loss"]]
+            curve = [row for row in csv.DictReader(file) if row["train/loss"]]
         for term in TERMS:
-            assert (f"train/{term}" in expected[0]) == (getattr(loss, term) > 0), term
+            assert (f"train/{term}" in curve[0]) == (getattr(loss, term) > 0), term
     (model,) = (tmp_path / "run" / "distill").glob("*/model")
     assert AutoModelForSequenceClassification.from_pretrained(model).config.num_labels == 5

@@ -144,9 +144,9 @@ def test_unlabelled_rows_that_occur_in_test_are_dropped_in_every_task(reads, tmp
     more = first_rows(tagged, 7, "tokens")
     _, metrics = reads(tagged, "--data.unlabelled", str(more), labels=TAGS, head="ForTokenClassification")
     assert (metrics["unlabelled"], metrics["unlabelled_dropped_in_test"]) == (0, 7)
-    requested = question_data(tmp_path / "asked")
-    more = first_rows(requested, 6, "question", "context")
-    _, metrics = reads(requested, "--data.unlabelled", str(more), labels=("a", "b"), head="ForQuestionAnswering")
+    questions = question_data(tmp_path / "questions")
+    more = first_rows(questions, 6, "question", "context")
+    _, metrics = reads(questions, "--data.unlabelled", str(more), labels=("a", "b"), head="ForQuestionAnswering")
     assert (metrics["unlabelled"], metrics["unlabelled_dropped_in_test"]) == (0, 6)
     pairs = pair_data(tmp_path / "pairs")
     with (pairs / "test.csv").open() as file:
@@ -378,10 +378,10 @@ def test_splits_without_labels_are_dropped_in_every_task(reads, tmp_path):
     scored = without(regression_data(tmp_path / "numbers"), "label", pa.float64(), -1.0)
     _, metrics = reads(scored, labels=["number"], problem_type="regression")
     assert (metrics["test_dropped_unlabelled"], metrics["test"]) == (40, 12)
-    requested = question_data(tmp_path / "asked")
-    table = pq.read_table(requested / "test.parquet")
-    pq.write_table(table.drop_columns("answers"), requested / "test.parquet")
-    _, metrics = reads(requested, labels=("a", "b"), head="ForQuestionAnswering")
+    questions = question_data(tmp_path / "questions")
+    table = pq.read_table(questions / "test.parquet")
+    pq.write_table(table.drop_columns("answers"), questions / "test.parquet")
+    _, metrics = reads(questions, labels=("a", "b"), head="ForQuestionAnswering")
     assert metrics["test_dropped_unlabelled"] == 40
     pairs = pair_data(tmp_path / "pairs")
     with (pairs / "test.csv").open() as file:

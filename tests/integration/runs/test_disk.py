@@ -38,10 +38,10 @@ def test_a_full_disk_ends_with_one_message_and_the_run_resumes_with_more_space(
     disk = mounted(f"size={kilobytes}k")
     arguments = small_run(body_folder, data_folder, disk / "run", *QUICK, "--until", until)
     process = start("distill", arguments)
-    message, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, message
-    assert "the disk is full" in message
-    assert "Traceback" not in message
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "the disk is full" in output
+    assert "Traceback" not in output
     before = {file: file.read_bytes() for file in disk.glob("run/*/*/manifest.json")}
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     run_to_success("distill", arguments)
@@ -53,10 +53,10 @@ def test_a_read_only_folder_ends_with_one_message(mounted, body_folder, data_fol
     disk = mounted("size=1m")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     process = start("distill", small_run(body_folder, data_folder, disk / "run", *QUICK))
-    message, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, message
-    assert "no permission to write there" in message
-    assert "Traceback" not in message
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "no permission to write there" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -64,6 +64,6 @@ def test_a_folder_without_permission_ends_with_one_message(tmp_path, body_folder
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
     process = start("distill", small_run(body_folder, data_folder, closed / "run", *QUICK))
-    message, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, message
-    assert "no permission to write there" in message
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "no permission to write there" in output

@@ -22,10 +22,10 @@ from compress.prune.search.candidates import (
     make_first_units_shape,
     make_smallest_candidate,
     reallocate,
-    space_layers_evenly,
 )
 from compress.prune.search.cost import CostModel, Outline, compute_features, fit_costs, plan_measurements
 from distill.slicing import find_axes, prune
+from distill.slicing.spacing import space_layers_evenly
 from support.tiny_models import build_model
 
 # 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron (a small part of which depends on width)

@@ -149,12 +149,12 @@ def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
     one = {"id2label": {0: "number"}, "label2id": {"number": 0}, "problem_type": "regression"}
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, [0.5, 2.0, -1.0]), 16)
     batch = rows.collate(range(3), 0)
-    taught = torch.tensor([[1.0], [2.0], [3.0]])
-    made = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": taught}, **one)
+    teacher = torch.tensor([[1.0], [2.0], [3.0]])
+    made = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": teacher}, **one)
     terms = made.compute_terms(batch)
     torch.testing.assert_close(terms["ce"], made.student(**batch).loss)
-    message = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
-    torch.testing.assert_close(terms["kl"], (message - taught).square().mean())
+    logits = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    torch.testing.assert_close(terms["kl"], (logits - teacher).square().mean())
 
 
 def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
@@ -162,10 +162,10 @@ def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
     task = MultiLabel(("a", "b", "c", "d", "e"))
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so"], None, [[1, 0, 0, 0, 0]] * 2), 16)
     batch = rows.collate(range(2), 0)
-    taught = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
-    made = module(task, LossConfig(kl=1, temperature=1), lambda _: {"logits": taught})
-    message = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
-    p, q = taught.sigmoid(), message.sigmoid()
+    teacher = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
+    made = module(task, LossConfig(kl=1, temperature=1), lambda _: {"logits": teacher})
+    logits = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    p, q = teacher.sigmoid(), logits.sigmoid()
     wanted = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
     torch.testing.assert_close(made.compute_terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
 

@@ -178,7 +178,7 @@ def test_meaningless_settings_are_refused(settings, message):
 
 
 def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path: Path, word_tokenizer, data_folder):
-    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "taught")
+    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "teacher")
     flags = ("--loss.relations", "1", "--loss.relation_heads", "4", "--loss.attention", "1", "--epochs", "1")
     distill.main(
         small_run(teacher_folder, data_folder, tmp_path / "run", *flags, "--student", "layers=2", "--until", "distill")
@@ -189,7 +189,7 @@ def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path:
 
 
 def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, word_tokenizer, data_folder, monkeypatch, capsys):
-    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "taught")
+    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "teacher")
     flags = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
     message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
     assert "expected as many heads as the teacher's 4, found 2" in message

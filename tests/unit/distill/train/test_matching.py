@@ -334,7 +334,7 @@ def matched_in(place: Path) -> list[tuple[str, str]]:
 def test_two_processes_match_the_same_layers_as_one(tmp_path, word_tokenizer):
     """Batches of 7 texts are split unevenly, and by its own texts alone a process would match other layers."""
     student = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "student")
-    teacher_folder = saved(with_similar_layers(build_model("bert")), word_tokenizer, tmp_path / "taught")
+    teacher_folder = saved(with_similar_layers(build_model("bert")), word_tokenizer, tmp_path / "teacher")
     one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=teacher_folder) for name in ("one", "two"))
     alone = train(0, 1, one, "replicated")
     both = run_ranks(train, 2, 2, two, "replicated", limit=120)
@@ -364,7 +364,7 @@ def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
 
 
 def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_path, word_tokenizer, data_folder):
-    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "taught")
+    teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "teacher")
     output = tmp_path / "run"
     flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--epochs", "2", "--until", "distill")
     distill.main(small_run(teacher_folder, data_folder, output, *flags, "--machine.log_every", "1"))
@@ -381,7 +381,7 @@ def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_pat
 def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(
     tmp_path, word_tokenizer, data_folder, monkeypatch, capsys
 ):
-    teacher_folder = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "taught")
+    teacher_folder = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "teacher")
     deep = saved(build_model("bert"), word_tokenizer, tmp_path / "deep")
     flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))
     message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)

@@ -135,15 +135,15 @@ def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
 
 
 def test_missed_targets_and_scores_are_reported(family):
-    message = write_verdicts(family)
-    assert (True, "student-8x: requested 8×, measured 8.11×: met.") in message
-    assert (False, "student-15x: requested 15×, measured 14.21×: missed by 5.3 %.") in message
+    verdicts = write_verdicts(family)
+    assert (True, "student-8x: requested 8×, measured 8.11×: met.") in verdicts
+    assert (False, "student-15x: requested 15×, measured 14.21×: missed by 5.3 %.") in verdicts
     required = "required 98.0 % of the teacher's validation accuracy"
-    assert (True, f"student-8x: {required}, kept 98.28 %: met.") in message
-    assert (False, f"student-15x: {required}, kept 95.93 %: missed.") in message
+    assert (True, f"student-8x: {required}, kept 98.28 %: met.") in verdicts
+    assert (False, f"student-15x: {required}, kept 95.93 %: missed.") in verdicts
     page = Page(render_html(family, {}))
     text = " ".join(page.text.split())
-    assert all(sentence in text for _, sentence in message)
+    assert all(sentence in text for _, sentence in verdicts)
     assert page.attributes.count(("class", "missed")) == 3  # two sentences and a cell
 
 
@@ -301,7 +301,7 @@ def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, caps
         write_target(Source(small, tokenizer), target_of(place), tmp_path)
         each["path"] = str(tmp_path / place)
         each["code"] = find_code(tmp_path / place)
-    monkeypatch.setattr("builtins.input", lambda *requested: pytest.fail(f"asked {requested}"))
+    monkeypatch.setattr("builtins.input", lambda *prompts: pytest.fail(f"prompted: {prompts}"))
     snippets = re.findall(r"```python\n(.*?)```", render_cards(family)["student-2x.md"], re.DOTALL)
     assert len(snippets) == 2
     for snippet in snippets:
