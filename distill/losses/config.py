@@ -87,10 +87,6 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         self._check_ramps()
-        for name, (first, last) in self.ramps.items():
-            object.__setattr__(self, name, max(first, last))  # determines the computed terms and the signals they read
-        if self.temperature is not None:
-            object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are the same setting
         self._check_weights()
         self._check_temperature()
         self._check_divergence()
@@ -113,7 +109,7 @@ class LossConfig:
                 )
         if self.balance < 0:
             raise InputError(f"loss.balance: expected at least 0 steps, found {self.balance}")
-        weights = {name: getattr(self, name) for name in TERMS}
+        weights = {name: self.peak_weight(name) for name in TERMS}
         for name, weight in weights.items():
             if weight < 0:
                 raise InputError(
@@ -124,8 +120,8 @@ class LossConfig:
             raise InputError(f"loss: expected weights with a sum > 0, found {weights}: nothing would be learnt")
         if self.uses_vectors and self.uses_logits:
             raise InputError(
-                f"loss.embedding, loss.similarity: expected kl and ce 0 beside them, found {self.kl} and {self.ce}: "
-                "the output of a model for a text is either a vector or a distribution over classes"
+                f"loss.embedding, loss.similarity: expected kl and ce 0 beside them, found {weights['kl']} and "
+                f"{weights['ce']}: the output of a model for a text is either a vector or a distribution over classes"
             )
 
     def _check_temperature(self) -> None:
@@ -153,10 +149,10 @@ class LossConfig:
                 "loss.relation_heads, loss.relation_layer: expected at least 1 and at least 0, found "
                 f"{self.relation_heads} and {self.relation_layer}"
             )
-        if self.attention and self.layer_map in (DYNAMIC, LEARNED):
+        if self.computes("attention") and self.layer_map in (DYNAMIC, LEARNED):
             raise InputError(
                 f"loss.layer_map {self.layer_map}: expected loss.attention 0, found "
-                f"{self.attention}: layers are matched by their hidden states; use uniform"
+                f"{self.peak_weight('attention')}: layers are matched by their hidden states; use uniform"
             )
         if self.layer_map not in LAYER_MAPS and not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", self.layer_map):
             raise InputError(
@@ -165,8 +161,17 @@ class LossConfig:
 
     @property
     def resolved_temperature(self) -> float:
-        """The temperature, or its default if it was omitted."""
-        return DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
+        """The temperature, the highest of its ramp, or the default if it was omitted."""
+        temperature = DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
+        return float(max(self.ramps.get("temperature", (temperature,))))
+
+    def peak_weight(self, term: str) -> float:
+        """Returns the highest weight of a term during the training: that of its ramp, if it has one."""
+        return float(max(self.ramps.get(term, (getattr(self, term),))))
+
+    def computes(self, *terms: str) -> bool:
+        """Returns whether any of the terms has a weight above 0 at some time, so that its signals are needed."""
+        return any(self.peak_weight(term) > 0 for term in terms)
 
     @property
     def needs_teacher(self) -> bool:
@@ -177,9 +182,9 @@ class LossConfig:
     def teacher_outputs(self) -> tuple[str, ...]:
         """Names of the teacher's outputs that the terms read, as in `OnlineTeacher`."""
         needed = {
-            "logits": self.kl > 0,
-            "hidden": self.hidden > 0,
-            "relations": self.attention > 0 or self.relations > 0,
+            "logits": self.computes("kl"),
+            "hidden": self.computes("hidden"),
+            "relations": self.computes("attention", "relations"),
             "embedding": self.uses_vectors,
         }
         return tuple(name for name, is_needed in needed.items() if is_needed)
@@ -192,12 +197,12 @@ class LossConfig:
     @property
     def uses_logits(self) -> bool:
         """Whether any term reads the student's final output as a distribution."""
-        return self.kl > 0 or self.ce > 0
+        return self.computes("kl", "ce")
 
     @property
     def uses_vectors(self) -> bool:
         """Whether any term reads the student's final output as a text's vector."""
-        return self.embedding > 0 or self.similarity > 0
+        return self.computes("embedding", "similarity")
 
     @property
     def without_layer_terms(self) -> "LossConfig":
@@ -265,13 +270,13 @@ def match_layers(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> 
     Raises:
         InputError: A layer doesn't exist, or the attention heads can't be compared.
     """
-    if loss.attention and student.heads != teacher.heads:
+    if loss.computes("attention") and student.heads != teacher.heads:
         raise InputError(
             f"loss.attention: expected as many heads as the teacher's {teacher.heads}, found {student.heads}: scores "
             "of one head would be compared with those of another; use loss.relations, which has heads of its own"
         )
     widths = sorted({width for each in (student, teacher) for width in each.attention_widths or (each.width,)})
-    if loss.relations and any(width % loss.relation_heads for width in widths):
+    if loss.computes("relations") and any(width % loss.relation_heads for width in widths):
         raise InputError(
             f"loss.relation_heads: expected a divisor of the widths {' and '.join(map(str, widths))} of queries, keys "
             f"and values, found {loss.relation_heads}: the heads of teacher and student would contain different parts "
@@ -282,17 +287,17 @@ def match_layers(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> 
             f"loss.relation_layer: expected a layer of the teacher from 1 to {teacher.layers}, found "
             f"{loss.relation_layer}"
         )
-    mapped = loss.hidden or loss.attention
+    mapped = loss.computes("hidden", "attention")
     pairs = tuple(pair_layers(loss.layer_map, student.layers, teacher.layers)) if mapped else ()
-    if loss.attention and not any(s and t for s, t in pairs):
+    if loss.computes("attention") and not any(s and t for s, t in pairs):
         raise InputError(
             f"loss.layer_map {loss.layer_map}: expected a pair of layers for loss.attention, found only the embeddings"
         )
     last = (student.layers - 1, (loss.relation_layer or teacher.layers) - 1)
     return LayerPairs(
-        pairs if loss.hidden else (),
-        tuple((s - 1, t - 1) for s, t in pairs if s and t) if loss.attention else (),
-        (last,) if loss.relations else (),
+        pairs if loss.computes("hidden") else (),
+        tuple((s - 1, t - 1) for s, t in pairs if s and t) if loss.computes("attention") else (),
+        (last,) if loss.computes("relations") else (),
     )
 
 
@@ -303,12 +308,12 @@ def check_sparse_signals(loss: LossConfig, form: str) -> None:
         InputError: The loss needs the whole distribution, or several temperatures.
     """
     temperatures = loss.ramps.get("temperature", (loss.resolved_temperature,))
-    if loss.kl and len({*temperatures}) > 1:
+    if loss.computes("kl") and len({*temperatures}) > 1:
         raise InputError(
             f"loss.ramps: expected a constant temperature with cached {form} signals, which are written at one, found "
             f"{temperatures[0]:g} to {temperatures[-1]:g}: only the student would be softened; use keep.signals logits"
         )
-    if loss.kl and loss.divergence not in SPARSE_DIVERGENCES:
+    if loss.computes("kl") and loss.divergence not in SPARSE_DIVERGENCES:
         raise InputError(
             f"loss.divergence: expected {' or '.join(SPARSE_DIVERGENCES)} with cached {form} signals, found "
             f"{loss.divergence}: they contain too little of the teacher's distribution; use keep.signals logits, or "

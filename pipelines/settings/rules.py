@@ -12,7 +12,7 @@ from compress.export.common.targets import by_scheme, check_float, check_install
 from compress.prune.budget import Budget
 from distill.checkpoint.head_task import same_head
 from distill.errors import InputError
-from distill.losses.config import LAYER_MAPS, LayerSizes, LossConfig, check_sparse_signals, match_layers
+from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
 from distill.parallel.layout import check_layout_fits
 from distill.student.family import ENCODERS
 from distill.student.spec import check_spec
@@ -81,7 +81,7 @@ def check_rules(facts: Facts) -> None:
 
 def lacks_cached_logits(s: DistillConfig) -> bool:
     """Returns whether the loss needs cached logits that the run has no stage for."""
-    return not ((s.loss.kl > 0 or s.loss.uses_vectors) and s.teacher.signals == "cached")
+    return not ((s.loss.computes("kl") or s.loss.uses_vectors) and s.teacher.signals == "cached")
 
 
 def is_sharded(f: Facts) -> bool:
@@ -328,10 +328,7 @@ RULES: tuple[Rule | Check, ...] = (
         "its layers",
     ),
     Rule(
-        lambda s, f: (
-            s.general.progressive
-            and not (s.general.loss.hidden or s.general.loss.attention or s.general.loss.relations)
-        ),
+        lambda s, f: s.general.progressive and not s.general.loss.computes(*LAYER_TERMS),
         "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a single layer "
         "outputs no tokens",
     ),
@@ -393,10 +390,10 @@ RULES: tuple[Rule | Check, ...] = (
     # Several teachers
     *(
         Rule(
-            lambda s, f, name=name: s.teacher.also and getattr(s.loss, name),  # type: ignore[misc]
+            lambda s, f, name=name: s.teacher.also and s.loss.computes(name),  # type: ignore[misc]
             f"loss.{name}: expected 0 with several teachers, found {{s.loss.{name}}}: they have no layers in common",
         )
-        for name in ("hidden", "attention", "relations")
+        for name in LAYER_TERMS
     ),
     Rule(
         lambda s, f: s.teacher.also and "temperature" in s.loss.ramps,
@@ -413,7 +410,7 @@ RULES: tuple[Rule | Check, ...] = (
     across_rule(
         "loss",
         "kl and ce",
-        lambda s: s.loss.hidden or s.loss.attention or s.loss.relations or s.loss.divergence != LossConfig().divergence,
+        lambda s: s.loss.computes(*LAYER_TERMS) or s.loss.divergence != LossConfig().divergence,
     ),
     across_rule("machine.devices", "1", lambda s: s.machine.devices > 1),
     across_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
@@ -432,7 +429,7 @@ RULES: tuple[Rule | Check, ...] = (
         ("own_tokenizer", "task"),
     ),
     Rule(
-        lambda s, f: f.own_tokenizer and s.across.kind == "sorted" and not s.loss.ce and "ce" not in s.loss.ramps,
+        lambda s, f: f.own_tokenizer and s.across.kind == "sorted" and not s.loss.computes("ce"),
         "across.kind sorted: expected loss.ce above 0, found 0: sorted distributions show how confident the teacher "
         "is, and not in which token",
         ("own_tokenizer",),
@@ -490,7 +487,7 @@ RULES: tuple[Rule | Check, ...] = (
     *(
         Rule(
             lambda s, f, who=who: (
-                (s.loss.attention or s.loss.relations)  # type: ignore[misc]
+                s.loss.computes("attention", "relations")  # type: ignore[misc]
                 and (getattr(f, f"{who}_layout").tp > 1 or getattr(f, f"{who}_layout").pp > 1)
             ),
             f"loss.attention, loss.relations: expected a {who} with all heads on each process, found "

@@ -258,3 +258,7 @@ def test_no_public_name_is_defined_twice():
                 places[name].append(str(file.relative_to(ROOT)))
     assert len(places) > 1000
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_frozen_object_changes_itself():
+    assert [str(file.relative_to(ROOT)) for file in FILES if "object.__setattr__" in file.read_text()] == []

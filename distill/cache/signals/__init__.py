@@ -28,5 +28,7 @@ __all__ = [
 
 def build_signal(settings: Mapping[str, Any]) -> Signal:
     """Rebuilds a signal from its `Signal.settings`."""
-    fields = dict(settings)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
     return KINDS[fields.pop("kind")](**fields)

@@ -29,7 +29,6 @@ class Features(Signal):
     layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # JSON has no tuples, only lists
         if not self.layers or len(set(self.layers)) < len(self.layers) or min(self.layers) < 0:
             raise InputError(f"cache.layers: expected distinct layer numbers of at least 0, found {list(self.layers)}")
 

@@ -30,7 +30,7 @@ class FusedKL:
     def __init__(self, student: PreTrainedModel, loss: LossConfig, output_rows: OutputRows):
         self.student = student
         self.has_plain_head: bool | None = None  # unknown before the first eligible step
-        is_sparse_kl = loss.kl > 0 and not loss.ce and loss.divergence in SPARSE_DIVERGENCES
+        is_sparse_kl = loss.computes("kl") and not loss.computes("ce") and loss.divergence in SPARSE_DIVERGENCES
         self.is_enabled = is_sparse_kl and type(output_rows) is OutputRows
 
     def can_fuse(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> bool:

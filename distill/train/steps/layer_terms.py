@@ -48,10 +48,10 @@ class LayerTerms(nn.Module):
             for _ in range(count)
         )
         widths = student.vector_width or student.width, teacher.vector_width or teacher.width
-        needs_projection = loss.embedding > 0 and widths[0] != widths[1]
+        needs_projection = loss.computes("embedding") and widths[0] != widths[1]
         self.vector_projection = nn.Linear(*widths, bias=False) if needs_projection else nn.Identity()
         self.mixture_logits = nn.ParameterList()
-        if loss.hidden and loss.layer_map == LEARNED:
+        if loss.computes("hidden") and loss.layer_map == LEARNED:
             depths = torch.arange(1, teacher.layers + 1) / teacher.layers
             self.mixture_logits.extend(
                 nn.Parameter(-teacher.layers * (depths - (s + 1) / student.layers).abs()) for s in range(student.layers)
@@ -123,8 +123,8 @@ class LayerTerms(nn.Module):
                 f"{', '.join(sorted(signals)) or 'nothing'}: there is nothing to compare with; use a sentence encoder "
                 "as the teacher, or a cache with embedding"
             )
-        pairs: dict[str, TensorPairs] = {"similarity": [(vectors, teacher)]} if self.loss.similarity else {}
-        if self.loss.embedding:
+        pairs: dict[str, TensorPairs] = {"similarity": [(vectors, teacher)]} if self.loss.computes("similarity") else {}
+        if self.loss.computes("embedding"):
             projected = self.vector_projection(vectors)
             if projected.shape[-1] != teacher.shape[-1]:
                 raise InputError(
@@ -186,11 +186,11 @@ def build_layer_terms(
         InputError: A term needs the sizes of the teacher and there are none, or all layers of a student in pipeline
             stages; and as in `LayerTerms`.
     """
-    enabled = [name for name in LAYER_TERMS if getattr(loss, name)]
+    enabled = [name for name in LAYER_TERMS if loss.computes(name)]
     if (enabled or loss.uses_vectors) and is_pipeline:
         name = enabled[0] if enabled else "embedding"
         raise InputError(
-            f"loss.{name}: expected weight 0 with a student in pipeline stages, found {getattr(loss, name):g}: no "
+            f"loss.{name}: expected weight 0 with a student in pipeline stages, found {loss.peak_weight(name):g}: no "
             "process has all its layers; use kl"
         )
     if enabled and teacher_sizes is None:

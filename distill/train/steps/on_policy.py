@@ -182,8 +182,8 @@ def check_on_policy(
         raise InputError(
             "on_policy: expected a student in a layout without pp, found pipeline stages: no process could generate"
         )
-    if not loss.kl or loss.divergence == "decoupled_kl":
-        found = "no kl" if not loss.kl else "decoupled_kl, which needs labels"
+    if not loss.computes("kl") or loss.divergence == "decoupled_kl":
+        found = "no kl" if not loss.computes("kl") else "decoupled_kl, which needs labels"
         raise InputError(
             f"on_policy: expected the term kl with a divergence between full distributions, found {found}: generated "
             "sequences have no labels, and nothing would be learnt from them"

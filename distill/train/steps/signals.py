@@ -44,7 +44,7 @@ def read_signals(
             "contain them"
         )
     layers = layer_terms.find_needed_layers(signals)
-    check_signals(signals, batch, layers, outputs=loss.kl > 0 or loss.uses_vectors)
+    check_signals(signals, batch, layers, outputs=loss.computes("kl") or loss.uses_vectors)
     return signals
 
 

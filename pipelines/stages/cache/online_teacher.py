@@ -38,7 +38,7 @@ def load_online_teacher(
     auto = getattr(transformers, auto_class_of(json.loads((source / "config.json").read_text())))
     model = load_in_layout(source, auto, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
     if layout.pp > 1:
-        layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
+        layers = range(model.config.num_hidden_layers + 1) if loss.computes("hidden") else ()
         return ShardedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
     return ShardedTeacher(OnlineTeacher(model, loss.teacher_outputs, device=device), mesh)
 

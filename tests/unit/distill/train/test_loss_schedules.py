@@ -35,9 +35,16 @@ def logged(made: DistillationModule, data, folder: Path, **settings) -> list[dic
         return [row for row in csv.DictReader(file) if row.get("train/kl")]
 
 
+def test_a_term_that_a_ramp_starts_or_ends_is_computed():
+    assert LossConfig(ramps={"hidden": (0.0, 1.0)}).teacher_outputs == ("logits", "hidden")
+    assert LossConfig(hidden=1, ramps={"hidden": (0.0, 0.0)}).teacher_outputs == ("logits",)
+    assert LossConfig(ramps={"ce": (1.0, 0.0)}).computes("hidden", "ce")
+    assert not LossConfig().computes("hidden", "ce")
+
+
 def test_a_ramp_interpolates_linearly_between_its_two_values():
     loss = LossConfig(kl=1, hidden=9, ramps={"hidden": (2.0, 0.0), "temperature": (4.0, 1.0)})
-    assert (loss.hidden, loss.temperature) == (2.0, 4.0), "the larger end decides what is computed"
+    assert (loss.peak_weight("hidden"), loss.resolved_temperature) == (2.0, 4.0), "not the plain settings' 9 and 2"
     assert [loss.interpolate_ramps(share).hidden for share in (0.0, 0.25, 1.0)] == [2.0, 1.5, 0.0]
     assert [loss.interpolate_ramps(share).temperature for share in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0]
     assert LossConfig(ramps={"ce": (0.0, 1.0)}).interpolate_ramps(0.5).ce == 0.5
