@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -63,16 +63,21 @@ def factorise_embeddings(
 
 
 def factorise_table(
-    table: Float64[Tensor, "tokens width"], rank: int, weights: Float64[Tensor, "tokens"]
-) -> tuple[Float64[Tensor, "tokens rank"], Float64[Tensor, "rank width"]]:
+    table: Float[Tensor, "tokens width"], rank: int, weights: Float64[Tensor, "tokens"] | None = None
+) -> tuple[Float[Tensor, "tokens rank"], Float[Tensor, "rank width"]]:
     """Returns the two factors of that rank closest to the table, with each row's squared error weighted by `weights`.
 
-    The rows of the second factor span the leading eigenvectors of the weighted second moments [width, width]:
-    regardless of its own weight, a row is best approximated by its projection on them.
+    The orthonormal rows of the second factor are the leading eigenvectors of the weighted second moments [width, width]
+    in descending order: regardless of its own weight, a row is best approximated by its projection on them.
+
+    Source: Eckart and Young 1936, from the eigenvectors of a small matrix instead of a decomposition of the table.
     """
-    _, vectors = torch.linalg.eigh(table.T @ (weights[:, None] * table))  # by ascending eigenvalue
-    vectors = vectors.flip(1)[:, :rank]
-    return table @ vectors, vectors.T
+    wide = table.double()
+    weighted = wide if weights is None else weights[:, None] * wide
+    directions = torch.linalg.eigh(wide.T @ weighted).eigenvectors[:, -rank:].flip(1).T.contiguous()
+    # The sign of a direction is arbitrary and differs between libraries, so it is fixed here.
+    directions = directions * torch.where(directions.gather(1, directions.abs().argmax(1)[:, None]) < 0, -1.0, 1.0)
+    return (wide @ directions.T).to(table), directions.to(table)
 
 
 def weigh_tokens(counts: Int64[np.ndarray, "tokens"] | None, tokens: int) -> Float64[Tensor, "tokens"]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
 
 from distill.errors import InputError
-from distill.student.embeddings import approximate_table
+from distill.slicing.factorise import factorise_table
 from distill.student.family import ENCODERS, family_of
 from distill.student.spec import StudentSpec, resolve_sizes
 
@@ -159,7 +159,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
     body: Any = student.base_model
     embeddings = body.embeddings
     table = wide_table(teacher)
-    narrow, directions = approximate_table(table, min(own.embedding_size, table.shape[1]))
+    narrow, directions = factorise_table(table, min(own.embedding_size, table.shape[1]))
     rank = len(directions)
     embeddings.word_embeddings.weight[:, :rank] = narrow
     if own.pad_token_id is not None:
@@ -168,7 +168,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
     if given.preset == "inverted-bottleneck":
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
-        _, stream = approximate_table(table, own.hidden_size)
+        _, stream = factorise_table(table, own.hidden_size)
         middle.copy_(stream @ directions.T)
         initialize_inverted_blocks(student, teacher, stream)
     elif own.hidden_size == width:

@@ -108,9 +108,9 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
     student = PooledModel.from_pretrained(output / "student")
     given = tokenizer(FILLERS[:20], return_tensors="pt")
     with torch.no_grad():
-        vectors, taught = student(**given).logits, teacher(**given).logits
-    assert vectors.shape == taught.shape
-    assert torch.cosine_similarity(vectors, taught).mean() > 0.7
+        vectors, expected = student(**given).logits, teacher(**given).logits
+    assert vectors.shape == expected.shape
+    assert torch.cosine_similarity(vectors, expected).mean() > 0.7
     if how == "pruned":
         assert student.num_parameters() < teacher.num_parameters()
         assert type(student).__name__ == "BertModel", "a stock body, which SentenceTransformer loads"

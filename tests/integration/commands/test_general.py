@@ -205,11 +205,11 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     (student,) = (output / "distill").glob("*/model")
     model = AutoModelForSequenceClassification.from_pretrained(student)
     assert type(model).__name__ == "MobileBertForSequenceClassification"
-    taught = dict(body.named_parameters())
-    drawn = dict(build_student(AutoModel.from_pretrained(body_folder), "mobilebert").named_parameters())
+    teacher = dict(body.named_parameters())
+    initial = dict(build_student(AutoModel.from_pretrained(body_folder), "mobilebert").named_parameters())
     layer = "encoder.layer.2.intermediate.dense.weight"
     trained = dict(model.mobilebert.named_parameters())[layer]
-    assert (trained - taught[layer]).norm() < (trained - drawn[layer]).norm()
+    assert (trained - teacher[layer]).norm() < (trained - initial[layer]).norm()
     assert "general: started" in message
 
 
@@ -253,12 +253,12 @@ def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
     ],
 )
 def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
-    taught = match_layers(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
+    pairs = match_layers(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
     if missing is None:
-        check_layer_coverage(taught, 3)
+        check_layer_coverage(pairs, 3)
     else:
         with pytest.raises(InputError, match=f"each of the student's 3 layers, found none for {missing}: loss"):
-            check_layer_coverage(taught, 3)
+            check_layer_coverage(pairs, 3)
 
 
 @pytest.mark.parametrize(

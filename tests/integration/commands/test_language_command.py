@@ -221,8 +221,8 @@ def test_an_answer_truncated_by_a_kill_is_dropped(tmp_path):
 
 def teacher_and_student_with_other_vocabularies(tmp_path) -> tuple[Path, Path, Path]:
     """Returns a teacher, a student with a different vocabulary, and texts for both."""
-    taught, own = byte_level(), wordpiece()
-    teacher = saved(decoder(vocabulary=len(taught)), taught, tmp_path / "teacher")
+    teacher_tokenizer, own = byte_level(), wordpiece()
+    teacher = saved(decoder(vocabulary=len(teacher_tokenizer)), teacher_tokenizer, tmp_path / "teacher")
     student = saved(decoder(1, len(own)), own, tmp_path / "student")
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": " ".join(SENTENCES[:5])}) for _ in range(30)))
@@ -251,10 +251,14 @@ def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
     folder.mkdir()
     for number in range(6):
         (folder / f"{number}.txt").write_text(" ".join(rng.choices(WORDS[:5], [6, 1, 1, 1, 1], k=400)))
-    taught = byte_level(masked=True, texts=(" ".join(WORDS[:5] * 9),))
+    teacher_tokenizer = byte_level(masked=True, texts=(" ".join(WORDS[:5] * 9),))
     own = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
-    vocabulary = {"vocab_size": len(taught), "pad_token_id": taught.pad_token_id, "type_vocab_size": 1}
-    teacher = saved(build_model("roberta", "ForMaskedLM", **vocabulary), taught, tmp_path / "teacher")
+    vocabulary = {
+        "vocab_size": len(teacher_tokenizer),
+        "pad_token_id": teacher_tokenizer.pad_token_id,
+        "type_vocab_size": 1,
+    }
+    teacher = saved(build_model("roberta", "ForMaskedLM", **vocabulary), teacher_tokenizer, tmp_path / "teacher")
     return teacher, saved(build_model("bert", "ForMaskedLM"), own, tmp_path / "student"), folder
 
 

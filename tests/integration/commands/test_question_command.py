@@ -51,9 +51,9 @@ def test_the_general_stages_body_gets_a_new_question_answering_head(questions, t
     student = attach_head(Run(tmp_path / "run", 0, Console()), folder, task, texts)
     assert student.qa_outputs.out_features == 2
     assert all(each.requires_grad for each in student.parameters())
-    taught = dict(body.named_parameters())
-    for name, own in student.bert.named_parameters():
-        torch.testing.assert_close(own, taught[name])
+    expected = dict(body.named_parameters())
+    for name, weight in student.bert.named_parameters():
+        torch.testing.assert_close(weight, expected[name])
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
 
     @cache
     def made(precision: str, loss: LossConfig = TAUGHT) -> dict:
-        job = Training(student, tmp_path_factory.mktemp("taught"), teacher=teacher_folder, loss=loss)
+        job = Training(student, tmp_path_factory.mktemp("student"), teacher=teacher_folder, loss=loss)
         return train(0, 1, replace(job, precision=precision), "replicated")
 
     return made

@@ -81,10 +81,10 @@ def test_batches_read_ahead_equal_plain_batches(threads):
     plain = TrainBatches(data(), 8, 0, seed=3)
     ahead = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
     for expected, found in zip(plain, ahead, strict=True):
-        taught = found.pop("signals")
+        computed = found.pop("signals")
         assert expected.keys() == found.keys()
         assert all(torch.equal(found[name], value) for name, value in expected.items())
-        assert torch.equal(taught["logits"], signals(expected)["logits"])
+        assert torch.equal(computed["logits"], signals(expected)["logits"])
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -171,20 +171,20 @@ def test_rows_hold_all_text_once_within_both_length_limits(length, teacher_lengt
     assert len(wanted) - len(own) == rows.single
     if not rows.single:
         assert own == wanted
-        taught = np.concatenate(rows.teacher_input_ids).tolist()
-        assert teacher.decode(taught) == "".join(f"{text}<eos>" for text in texts)
+        teacher_ids = np.concatenate(rows.teacher_input_ids).tolist()
+        assert teacher.decode(teacher_ids) == "".join(f"{text}<eos>" for text in texts)
 
 
 def test_spans_of_a_row_hold_the_same_text_on_both_sides():
     student, teacher = wordpiece(), byte_level()
     rows = encode_aligned(student, teacher, SENTENCES, 20, 30)
-    for ids, taught, spans in zip(rows.input_ids, rows.teacher_input_ids, rows.spans, strict=True):
+    for ids, teacher_ids, spans in zip(rows.input_ids, rows.teacher_input_ids, rows.spans, strict=True):
         assert spans[0].tolist()[0] == 1
         assert (spans[1:, [0, 2]] == spans[:-1, [1, 3]]).all(), "a token is in no span"
         for first, end, begun, done in spans:
             message = [
                 each.decode(part, skip_special_tokens=True)
-                for each, part in ((student, ids[first:end]), (teacher, taught[begun:done]))
+                for each, part in ((student, ids[first:end]), (teacher, teacher_ids[begun:done]))
             ]
             plain = student.backend_tokenizer.normalizer.normalize_str(message[1]).replace(" ", "")
             assert message[0].replace(" ", "").replace("##", "") == plain
@@ -211,10 +211,10 @@ def test_spans_of_a_batch_point_to_next_token_labels():
     batch = rows.collate(order, student.pad_token_id)
     alone = LanguageBlocks(rows.input_ids).collate(order, student.pad_token_id)
     assert all(torch.equal(batch[name], alone[name]) for name in alone)
-    taught = LanguageBlocks(rows.teacher_input_ids).collate(order, teacher.pad_token_id)
-    assert torch.equal(batch["teacher_labels"], taught["labels"])
-    assert torch.equal(select_teacher_inputs(batch)["attention_mask"], taught["attention_mask"])
-    assert torch.equal(select_teacher_inputs(batch)["input_ids"], taught["input_ids"])
+    teacher_ids = LanguageBlocks(rows.teacher_input_ids).collate(order, teacher.pad_token_id)
+    assert torch.equal(batch["teacher_labels"], teacher_ids["labels"])
+    assert torch.equal(select_teacher_inputs(batch)["attention_mask"], teacher_ids["attention_mask"])
+    assert torch.equal(select_teacher_inputs(batch)["input_ids"], teacher_ids["input_ids"])
     for k, i in enumerate(order):
         kept = [each for each in rows.spans[i].tolist() if each[0] > 0 and each[2] > 0]
         assert len(kept) == len(rows.spans[i]) - 1, "byte-level rows have nothing before their first token"
@@ -252,9 +252,9 @@ def test_masked_spans_are_hidden_from_both_models(masked_rows):
             assert all(labels[k] == ids[k] for k in requested)
             assert all(batch[f"{name}input_ids"][i, k] == ids[k] for k in range(len(ids)) if k not in requested)
         for first, end, begun, done in spans:
-            own, taught = batch["input_ids"][i, first:end], batch["teacher_input_ids"][i, begun:done]
+            own, teacher_ids = batch["input_ids"][i, first:end], batch["teacher_input_ids"][i, begun:done]
             hidden = (own == wordpiece().mask_token_id).tolist() + (
-                taught == byte_level(masked=True).mask_token_id
+                teacher_ids == byte_level(masked=True).mask_token_id
             ).tolist()
             assert len(set(hidden)) == 1
         chosen, total = chosen + len(spans), total + len(rows.spans[i])

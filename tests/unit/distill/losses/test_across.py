@@ -71,7 +71,7 @@ def textbook_outcomes(logits: Tensor, ids: list[int], names: list, others: dict)
 
 
 def textbook_spans(student: Tensor, teacher: Tensor, batch: dict, shared: Tensor, config: AcrossConfig) -> Tensor:
-    names = [[f"own {i}" for i in range(student.shape[-1])], [f"taught {i}" for i in range(teacher.shape[-1])]]
+    names = [[f"own {i}" for i in range(student.shape[-1])], [f"teacher {i}" for i in range(teacher.shape[-1])]]
     for number, (i, j) in enumerate(shared.tolist()):
         names[0][i] = names[1][j] = number
     total, spans = student.new_zeros(()), labelled_spans(batch)

@@ -7,9 +7,9 @@ from torch import Tensor
 from transformers import BertConfig, MobileBertConfig, PreTrainedModel
 
 from distill.errors import InputError
+from distill.slicing.factorise import factorise_table
 from distill.student.bottleneck import line_through, wide_table
 from distill.student.build import build_student, student_config
-from distill.student.embeddings import approximate_table
 from support.tiny_models import MODELS, build_model
 
 BERT_LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=4, intermediate_size=4096)
@@ -133,7 +133,7 @@ def test_a_student_of_a_bottleneck_teacher_starts_from_the_best_low_rank_embeddi
     assert student.config.hidden_size == inverted.config.hidden_size == 16
     made, wanted = wide_table(student), wide_table(inverted).clone()
     wanted[0] = 0
-    best = approximate_table(wide_table(inverted), 4)
+    best = factorise_table(wide_table(inverted), 4)
     wanted = best[0] @ best[1]
     wanted[0] = 0
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)

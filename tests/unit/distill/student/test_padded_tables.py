@@ -57,20 +57,20 @@ def signals_of(kind: str, teacher: LlamaForCausalLM, blocks: LanguageBlocks, fol
     return CacheReader(folder, identity)
 
 
-def expected_loss(given: dict, own: Tensor, taught: Tensor, mask: Tensor) -> Tensor:
+def expected_loss(given: dict, student_logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
     """Returns the loss on both logits truncated to the vocabulary rows that both models have."""
-    width = min(own.shape[-1], taught.shape[-1])
-    own, taught = own[mask][:, :width], taught[mask][:, :width]
+    width = min(student_logits.shape[-1], teacher_logits.shape[-1])
+    student_logits, teacher_logits = student_logits[mask][:, :width], teacher_logits[mask][:, :width]
     if "logits" in given:
-        return forward_kl(own, taught, temperature=SOFT)
-    soft, ids = (own / SOFT).log_softmax(-1), given["ids"]
+        return forward_kl(student_logits, teacher_logits, temperature=SOFT)
+    soft, ids = (student_logits / SOFT).log_softmax(-1), given["ids"]
     known = ids < width
     if "weights" in given:
         weights = given["weights"] * known
         return -(weights * soft.gather(1, ids * known)).sum(1).mean() * SOFT**2
     log_probs = given["log_probs"].masked_fill(~known, -torch.inf)
     tail = given["tail"] + (given["log_probs"].exp() * ~known).sum(1)
-    return topk_kl(own / SOFT, ids * known, log_probs, tail) * SOFT**2
+    return topk_kl(student_logits / SOFT, ids * known, log_probs, tail) * SOFT**2
 
 
 @pytest.mark.parametrize("tables", TABLES)
@@ -83,8 +83,8 @@ def test_vocabulary_rows_that_only_one_model_has_are_ignored_in_loss_and_gradien
     found = module.compute_terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        taught, own = (model(**select_inputs(batch)).logits for model in (teacher, student))
-    torch.testing.assert_close(found, expected_loss(signals(batch), own, taught, mask))
+        teacher_logits, student_logits = (model(**select_inputs(batch)).logits for model in (teacher, student))
+    torch.testing.assert_close(found, expected_loss(signals(batch), student_logits, teacher_logits, mask))
     found.backward()
     gradient = student.lm_head.weight.grad
     width = min(tables)
@@ -102,9 +102,9 @@ def test_vocabulary_rows_at_minus_infinity_in_the_teacher_leave_the_loss_finite(
     found = module.compute_terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        taught, own = (model(**select_inputs(batch)).logits for model in (teacher, student))
-    p = (taught[mask][:, :TOKENIZER_SIZE] / SOFT).log_softmax(-1)
-    q = (own[mask] / SOFT).log_softmax(-1)[:, :TOKENIZER_SIZE]
+        teacher_logits, student_logits = (model(**select_inputs(batch)).logits for model in (teacher, student))
+    p = (teacher_logits[mask][:, :TOKENIZER_SIZE] / SOFT).log_softmax(-1)
+    q = (student_logits[mask] / SOFT).log_softmax(-1)[:, :TOKENIZER_SIZE]
     torch.testing.assert_close(found, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
 
 

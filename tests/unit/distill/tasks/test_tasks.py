@@ -523,8 +523,8 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
             for each, place in ((out.start_logits, starts), (out.end_logits, ends))
         ]
         torch.testing.assert_close(made.compute_terms(batch)["ce"], torch.stack(losses).mean())
-    taught = DistillationModule(
+    module = DistillationModule(
         model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), output_rows=SpanRows(),
         signals=lambda _: {"logits": message},
     )  # fmt: skip
-    assert taught.compute_terms(batch)["kl"].abs() < 1e-6
+    assert module.compute_terms(batch)["kl"].abs() < 1e-6

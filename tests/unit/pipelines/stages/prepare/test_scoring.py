@@ -52,12 +52,12 @@ def test_sampled_targets_have_the_curvature_of_the_divergence(kind):
 
     def compared(samples: int) -> tuple[Callable[..., dict[str, torch.Tensor]], torch.Tensor, dict]:
         """Returns a student, its step along a direction in each sample, and the batch."""
-        _, taught, batch = batch_of(kind, samples)
-        way = torch.randn(taught.shape, generator=torch.Generator().manual_seed(1))
-        along = torch.zeros(samples, *[1] * (taught.dim() - 1), requires_grad=True)
-        signals = taught.expand(samples, *taught.shape[1:])
+        _, teacher_logits, batch = batch_of(kind, samples)
+        way = torch.randn(teacher_logits.shape, generator=torch.Generator().manual_seed(1))
+        along = torch.zeros(samples, *[1] * (teacher_logits.dim() - 1), requires_grad=True)
+        signals = teacher_logits.expand(samples, *teacher_logits.shape[1:])
         batch |= {"signals": {"logits": signals.flatten(0, 1) if kind == "spans" else signals}}
-        return lambda **inputs: {"logits": taught + along * way}, along, batch
+        return lambda **inputs: {"logits": teacher_logits + along * way}, along, batch
 
     student, along, batch = compared(DRAWS)
     drawn = distance.draw_targets(batch, torch.Generator().manual_seed(0))
