@@ -464,7 +464,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     for text in (printed, card, page):
         assert "majority class" in text
         assert "50.00 %" in text
-    message = "Majority class: the score of giving each of the 6 texts the class {0}a{0}, the most frequent in train."
+    message = "the score of predicting the class {0}a{0}, the most frequent in train for each of the 6 texts."
     assert message.format("'") in card
     assert message.format("&#39;") in page
     assert "test: 3 of 6 texts also occur in train, and stay in both" in made["data"]["remarks"]
