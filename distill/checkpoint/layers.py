@@ -22,6 +22,21 @@ def find_layer_lists(model: PreTrainedModel) -> list[str]:
     return lists
 
 
+def find_layer_names(model: PreTrainedModel) -> list[str]:
+    """Returns the names of the model's layers in order, those of an encoder-decoder list by list.
+
+    Raises:
+        InputError: The model has no list of layers, for example because all layers share their weights.
+    """
+    lists, count = find_layer_lists(model), model.config.get_text_config().num_hidden_layers
+    if not lists:
+        raise InputError(
+            f"{type(model).__name__}: expected a list of {count} layers, found none: it can't be sharded, checkpointed "
+            "or trained layer by layer"
+        )
+    return [f"{name}.{i}" for name in lists for i in range(count)]
+
+
 def find_layer_stack(model: PreTrainedModel) -> str:
     """Returns the name of the only list of the model's layers, such as `bert.encoder.layer`.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         compute_loss_terms,
         distribution_loss,
         fused_distribution_loss,
+        fused_label_loss,
         scale_by_share,
         weighted_sum,
     )
@@ -73,6 +74,7 @@ EXPORTS = {
     "embedding_mse": "features",
     "forward_kl": "logits",
     "fused_distribution_loss": "compose",
+    "fused_label_loss": "compose",
     "fused_sampled_cross_entropy": "fused",
     "fused_topk_kl": "fused",
     "hidden_cosine": "features",
@@ -121,6 +123,7 @@ __all__ = [
     "embedding_mse",
     "forward_kl",
     "fused_distribution_loss",
+    "fused_label_loss",
     "fused_sampled_cross_entropy",
     "fused_topk_kl",
     "hidden_cosine",

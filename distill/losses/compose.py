@@ -17,7 +17,7 @@ from distill.losses.features import (
     relation_kl,
 )
 from distill.losses.fused import fused_sampled_cross_entropy, fused_topk_kl
-from distill.losses.logits import DIVERGENCE_FUNCTIONS, forward_kl, label_loss
+from distill.losses.logits import DIVERGENCE_FUNCTIONS, IGNORE_INDEX, forward_kl, label_loss
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 from distill.losses.teacher_signals import TeacherSignals
 
@@ -143,6 +143,22 @@ def fused_distribution_loss(
     else:
         value = fused_topk_kl(hidden, weight, teacher["ids"], teacher["log_probs"], teacher["tail"], bias=bias)
     return value * temperature**2
+
+
+def fused_label_loss(
+    hidden: Float[Tensor, "rows width"], head: nn.Linear, labels: Int[Tensor, "rows"]
+) -> Float[Tensor, ""]:
+    """`cross_entropy` with the logits computed from the head's input in chunks.
+
+    Args:
+        hidden: Inputs of the head.
+        head: The student's language-modelling head.
+        labels: Ids of tokens; rows with `IGNORE_INDEX` are ignored.
+    """
+    labelled = labels != IGNORE_INDEX
+    ids = labels[labelled][:, None]
+    weights = torch.ones(ids.shape, device=ids.device)
+    return fused_sampled_cross_entropy(hidden[labelled], head.weight, ids, weights, bias=head.bias)
 
 
 def _check_sparse_distribution(teacher: TeacherSignals, temperature: float) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distill.parallel.mesh import build_mesh, find_data_rank
     from distill.parallel.pipeline import PipelineForward, PipelineTrainer
     from distill.parallel.pipeline_stage import freeze_embeddings, load_stage, split_layers
-    from distill.parallel.tensor_plan import build_tensor_plan, find_layer_names
+    from distill.parallel.tensor_plan import build_tensor_plan
 
 EXPORTS = {
     "Layout": "layout",
@@ -27,7 +27,6 @@ EXPORTS = {
     "check_model_fits": "layout",
     "clip_gradients": "clip",
     "find_data_rank": "mesh",
-    "find_layer_names": "tensor_plan",
     "freeze_embeddings": "pipeline_stage",
     "gather_tensor": "apply",
     "load_sharded": "load",
@@ -47,7 +46,6 @@ __all__ = [
     "check_model_fits",
     "clip_gradients",
     "find_data_rank",
-    "find_layer_names",
     "freeze_embeddings",
     "gather_tensor",
     "load_sharded",

@@ -10,10 +10,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
+from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
 from distill.parallel.layout import Layout, check_model_fits
 from distill.parallel.mesh import select_data_mesh
-from distill.parallel.tensor_plan import build_tensor_plan, find_layer_names
+from distill.parallel.tensor_plan import build_tensor_plan
 
 
 def apply_layout(

@@ -11,6 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from transformers import PreTrainedModel
 
+from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
 
 _BERT: Final = {
@@ -152,25 +153,3 @@ def _find_vocabulary_styles(model: PreTrainedModel) -> dict[str, str]:
     if isinstance(head, nn.Linear):
         styles[names[head]] = "colwise_gather_output"
     return styles
-
-
-def find_layer_names(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the model's layers in order.
-
-    These are the entries of each outermost list of `num_hidden_layers` modules.
-
-    Raises:
-        InputError: The model has no such list, for example because all layers share their weights.
-    """
-    count = model.config.get_text_config().num_hidden_layers
-    lists: list[str] = []
-    for name, module in model.named_modules():
-        is_nested = any(name.startswith(f"{outer}.") for outer in lists)
-        if isinstance(module, nn.ModuleList) and len(module) == count and not is_nested:
-            lists.append(name)
-    if not lists:
-        raise InputError(
-            f"layout: {type(model).__name__}: expected a list of {count} layers, found none: weights can't be sharded "
-            "by layer"
-        )
-    return [f"{name}.{i}" for name in lists for i in range(count)]

@@ -1,14 +1,17 @@
 """Settings of the optimizer, its schedule and the training loop."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from distill.errors import check_setting
 
+EVERY = re.compile(r"every=([1-9]\d*)")  # a mode of activation checkpointing: every second, third, ... layer
+
 # Version of the training code: losses, module, optimizer, schedule, order of batches. It is part of the key of every
 # stage that trains; raise it when the same settings produce different weights, as after a fix in a loss
 # (docs/stages.md).
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class TrainConfig:
         freeze_embeddings: Exclude the token embeddings from training.
         patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
             disables early stopping.
+        checkpointing: Layers whose activations are computed again in the backward pass instead of kept: `none`, `full`
+            (all layers), `every=K` (every K-th), or `selective` (all, but the results of their costly products are
+            kept). It trains the same weights.
         checkpoint_every: Steps between the checkpoints that a killed run resumes from.
     """
 
@@ -46,6 +52,7 @@ class TrainConfig:
     dropout: float | None = None
     freeze_embeddings: bool = False
     patience: int = 0
+    checkpointing: str = "none"
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:
@@ -55,5 +62,7 @@ class TrainConfig:
             check_setting(self, f"train.{name}", getattr(self, name) > 0, "more than 0")
         for name in ("weight_decay", "max_grad_norm", "patience"):
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
+        is_known = self.checkpointing in ("none", "full", "selective") or EVERY.fullmatch(self.checkpointing)
+        check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective or every=K")
         check_setting(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
         check_setting(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")

@@ -1,6 +1,7 @@
 """The LightningModule that trains a student on a weighted sum of objectives with signals from a teacher."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -24,12 +25,13 @@ from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
 from distill.tasks.logit_rows import OutputRows
+from distill.train.activations import checkpoint_layers
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.config import TrainConfig
 from distill.train.logged_values import check_finite_loss, collect_run_values, collect_term_values, is_logging_step
 from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
-from distill.train.steps.fused import FusedKL
+from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
 from distill.train.steps.on_policy import OnPolicy, check_on_policy
 from distill.train.steps.pipeline import train_stages
@@ -90,9 +92,10 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.output_rows = output_rows or OutputRows()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
-        self.on_policy, self.across, self.fused_kl = on_policy, across, FusedKL(student, loss, self.output_rows)
+        self.on_policy, self.across, self.fused_term = on_policy, across, FusedTerm(student, loss, self.output_rows)
         self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
+        self.memory_settings = ExitStack()  # of the student in training
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
         if train.freeze_embeddings:
             freeze_embeddings(student)
@@ -102,10 +105,15 @@ class DistillationModule(lightning.LightningModule):
         return run_student(self.student, batch, **settings)
 
     def on_fit_start(self) -> None:
-        """Puts the student into training mode, with the configured dropout."""
+        """Puts the student into training mode, with the configured dropout and activation checkpointing."""
         self.student.train()  # transformers loads models in eval mode, and Lightning does not change the mode
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
+        self.memory_settings.enter_context(checkpoint_layers(self.student, self.train_config.checkpointing))
+
+    def on_fit_end(self) -> None:
+        """Ends the activation checkpointing."""
+        self.memory_settings.close()
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the unweighted values of the terms on a batch.
@@ -117,7 +125,7 @@ class DistillationModule(lightning.LightningModule):
         """
         if self.across is not None:
             return self.across.compute_terms(self.student, self.loss, batch)
-        step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_kl)
+        step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_term)
         return step.compute_terms(batch, self.read_signals(batch), self.current_loss, self._process_mean)
 
     def read_signals(self, batch: Batch) -> TeacherSignals:

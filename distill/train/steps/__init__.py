@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.train.steps.across_tokenizers import CrossTokenizerKL
-    from distill.train.steps.fused import FusedKL
+    from distill.train.steps.fused import FusedTerm
     from distill.train.steps.on_policy import OnPolicy, check_on_policy
     from distill.train.steps.on_policy_config import OnPolicyConfig
     from distill.train.steps.progressive import LayerByLayer, check_layer_coverage, stop_after_layer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXPORTS = {
     "CrossTokenizerKL": "across_tokenizers",
-    "FusedKL": "fused",
+    "FusedTerm": "fused",
     "LayerByLayer": "progressive",
     "OnPolicy": "on_policy",
     "OnPolicyConfig": "on_policy_config",
@@ -27,7 +27,7 @@ EXPORTS = {
 }
 __all__ = [
     "CrossTokenizerKL",
-    "FusedKL",
+    "FusedTerm",
     "LayerByLayer",
     "OnPolicy",
     "OnPolicyConfig",

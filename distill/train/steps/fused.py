@@ -1,4 +1,4 @@
-"""Training on a sample or the top-k of the teacher's distribution without computing the student's full logits."""
+"""Training on labels, or on a sample or the top-k of the teacher's distribution, without the student's full logits."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.checkpoint.outputs import find_logits
+from distill.data.batches.encode import Batch
 from distill.data.batches.share import loss_mask
-from distill.losses.compose import fused_distribution_loss
+from distill.losses.compose import fused_distribution_loss, fused_label_loss
 from distill.losses.config import SPARSE_DIVERGENCES, LossConfig
 from distill.losses.fused import matmul_dtype
 from distill.losses.teacher_signals import TeacherSignals
@@ -18,35 +19,44 @@ from distill.models.output_head import find_head
 from distill.tasks.logit_rows import OutputRows
 
 
-class FusedKL:
-    """The fused `kl` term of a teacher's sample or top-k, computed without the student's logits where possible.
+class FusedTerm:
+    """The only term on the student's logits, computed from the head's input in chunks where that is possible.
+
+    It is `kl` with a teacher's sample or top-k, or `ce` with one label per position and a head wider than its input, as
+    that of a language model is.
 
     Args:
         student: Its head must be a single linear layer whose output is returned unchanged as the logits.
-        loss: Weights of the terms; `kl` must be enabled and `ce` disabled.
+        loss: Weights of the terms.
         output_rows: Defines a row.
     """
 
     def __init__(self, student: PreTrainedModel, loss: LossConfig, output_rows: OutputRows):
-        self.student = student
+        self.student, self.output_rows = student, output_rows
         self.has_plain_head: bool | None = None  # unknown before the first eligible step
-        is_sparse_kl = loss.computes("kl") and not loss.computes("ce") and loss.divergence in SPARSE_DIVERGENCES
-        self.is_enabled = is_sparse_kl and type(output_rows) is OutputRows
+        names = [name for name in ("kl", "ce") if loss.computes(name)]
+        is_fusable = type(output_rows) is OutputRows and (names == ["ce"] or loss.divergence in SPARSE_DIVERGENCES)
+        self.name = names[0] if is_fusable and len(names) == 1 else ""
 
     def can_fuse(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> bool:
         """Returns whether a single-process step can be fused.
 
         The first eligible step runs the student on one row in eval mode to check that its logits are the head's output.
         """
-        head = (
-            find_linear_head(self.student) if self.is_enabled and "ids" in signals and "logits" not in signals else None
-        )
+        head = find_linear_head(self.student) if self._is_eligible(batch, signals) else None
         # float16: gradients are computed before the loss is scaled, and small ones would underflow to 0.
         if head is None or matmul_dtype(head.weight) == torch.float16:
+            return False
+        if self.name == "ce" and head.out_features <= head.in_features:
             return False
         if self.has_plain_head is None:
             self.has_plain_head = returns_head_output(self.student, batch)
         return self.has_plain_head
+
+    def _is_eligible(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> bool:
+        if self.name == "kl":
+            return "ids" in signals and "logits" not in signals
+        return self.name == "ce" and batch["labels"].dim() > 1 and not batch["labels"].is_floating_point()
 
     @contextmanager
     def capture(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> Iterator[list[Tensor] | None]:
@@ -58,11 +68,12 @@ class FusedKL:
         with capture_head_inputs(head, batch) as inputs:
             yield inputs
 
-    def compute(self, inputs: Tensor, signals: TeacherSignals, temperature: float) -> Tensor:
-        """Returns the `kl` term.
+    def compute(self, inputs: Tensor, batch: Batch, signals: TeacherSignals, temperature: float) -> dict[str, Tensor]:
+        """Returns the term under its name.
 
         Args:
             inputs: The head's inputs [rows, width].
+            batch: Contains the labels.
             signals: The teacher's sample or top-k as rows.
             temperature: Softens both distributions.
 
@@ -72,8 +83,10 @@ class FusedKL:
         """
         head = find_linear_head(self.student)
         if head is None:
-            raise ValueError("loss.kl: expected a head that is a plain linear layer, found another")
-        return fused_distribution_loss(inputs, head, signals, temperature)
+            raise ValueError(f"loss.{self.name}: expected a head that is a plain linear layer, found another")
+        if self.name == "ce":
+            return {"ce": fused_label_loss(inputs, head, self.output_rows.labels(batch))}
+        return {"kl": fused_distribution_loss(inputs, head, signals, temperature)}
 
 
 def find_linear_head(model: nn.Module) -> nn.Linear | None:

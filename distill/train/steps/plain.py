@@ -19,7 +19,7 @@ from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import OutputRows
 from distill.train.steps.batch_entries import find_shares
-from distill.train.steps.fused import FusedKL
+from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import LayerTerms
 from distill.train.steps.progressive import stop_after_layer
 from distill.train.steps.signals import find_distribution_settings
@@ -36,14 +36,14 @@ class PlainStep:
         loss: Enabled terms.
         layer_terms: Pairs of layers that the terms compare.
         output_rows: Defines a row.
-        fused_kl: Computes `kl` without the student's logits where possible.
+        fused_term: Computes `kl` or `ce` without the student's logits where possible.
     """
 
     student: PreTrainedModel
     loss: LossConfig
     layer_terms: LayerTerms
     output_rows: OutputRows
-    fused_kl: FusedKL
+    fused_term: FusedTerm
 
     def compute_terms(
         self, batch: Batch, signals: TeacherSignals, loss: LossConfig, mean: _Mean | None = None
@@ -57,7 +57,7 @@ class PlainStep:
             mean: Averages over the processes; None in a single process.
         """
         can_fuse = mean is None and not self.layer_terms.active_layer
-        with self.fused_kl.capture(batch, signals if can_fuse else TeacherSignals()) as head_inputs:
+        with self.fused_term.capture(batch, signals) if can_fuse else nullcontext() as head_inputs:
             logits, hidden, vectors = self._run_student(batch)
         device = batch["attention_mask"].device
         tensors = {name: value.to(device) for name, value in signals.items() if isinstance(value, Tensor)}
@@ -80,7 +80,7 @@ class PlainStep:
         texts = batch.get("documents", batch["attention_mask"])
         terms = compute_loss_terms(loss, rows, labels, texts, teacher_rows, pairs)
         if head_inputs is not None:
-            terms = {"kl": self.fused_kl.compute(head_inputs[0], teacher_rows, loss.resolved_temperature)} | terms
+            terms = self.fused_term.compute(head_inputs[0], batch, teacher_rows, loss.resolved_temperature) | terms
         shares = find_shares(batch)
         return terms if shares is None else scale_by_share(self.loss, terms, shares)
 

@@ -9,9 +9,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
 from distill.losses.config import LayerPairs
-from distill.parallel.tensor_plan import find_layer_names
 
 
 class _LayerReached(Exception):  # noqa: N818, it ends a forward pass and reports no error

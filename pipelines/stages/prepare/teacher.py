@@ -98,14 +98,17 @@ def build_untrained_teacher(
     return model
 
 
+_WITHOUT_EFFECT = ("checkpoint_every", "checkpointing")  # on the trained weights
+
+
 def training_settings(config: DistillConfig, name: str) -> JsonObject:
     """Returns the settings that determine the trained weights; the layout doesn't affect them."""
     return select_key_settings(getattr(config, name)) | {"compress": config.machine.compress}
 
 
 def select_key_settings(train: TrainConfig) -> JsonObject:
-    """Returns all training settings but the checkpoint interval, together with the algorithm's version."""
-    settings = {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
+    """Returns the training settings that affect the trained weights, together with the algorithm's version."""
+    settings = {name: value for name, value in asdict(train).items() if name not in _WITHOUT_EFFECT}
     return settings | {"version": TRAINING}
 
 

@@ -18,7 +18,7 @@ from support.training_ranks import Training, train
 
 NEAR = 1e-5
 SOFT = LossConfig(kl=1, ce=0.5, temperature=2.0)
-TAUGHT = LossConfig(kl=1, ce=0.5, hidden=0.1, temperature=2.0)
+WITH_TEACHER = LossConfig(kl=1, ce=0.5, hidden=0.1, temperature=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,29 @@ def test_every_layout_trains_the_same_student(processes, layout, student, alone,
 
 
 @pytest.mark.parametrize(
+    ("processes", "layout", "mode"),
+    [
+        (2, "fsdp=2", "selective"),
+        *(
+            pytest.param(processes, layout, mode, marks=pytest.mark.slow)
+            for processes, layout in (
+                (2, "replicated"), (2, "zero1"), (2, "zero2"), (2, "fsdp=2"), (2, "tp=2"), (2, "pp=2"),
+                (4, "hsdp=2x2"), (4, "fsdp=2,tp=2"), (4, "dp=2,tp=2"), (4, "dp=2,pp=2"),
+            )
+            for mode in ("full", "selective", "every=2")
+        ),
+    ],
+)  # fmt: skip
+def test_checkpointed_layers_train_the_same_student_in_every_layout(processes, layout, mode, student, tmp_path_factory):
+    plain, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("plain", "checkpointed"))
+    job = replace(place, train=replace(place.train, checkpointing=mode))
+    expected = run_ranks(train, processes, processes, plain, layout, limit=120)
+    for found, kept in zip(run_ranks(train, processes, processes, job, layout, limit=120), expected, strict=True):
+        assert found["weights"].keys() == kept["weights"].keys()
+        assert all(torch.equal(found["weights"][name], value) for name, value in kept["weights"].items())
+
+
+@pytest.mark.parametrize(
     ("processes", "layout"),
     [
         (2, "pp=2"),
@@ -95,11 +118,11 @@ def test_a_student_with_frozen_embeddings_is_saved_as_one_process_trains_it(
 
 
 @pytest.fixture(scope="module")
-def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
+def trained_alone(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
     """Trains the student with the teacher on one process, in the given precision; results are memoized."""
 
     @cache
-    def made(precision: str, loss: LossConfig = TAUGHT) -> dict:
+    def made(precision: str, loss: LossConfig = WITH_TEACHER) -> dict:
         job = Training(student, tmp_path_factory.mktemp("student"), teacher=teacher_folder, loss=loss)
         return train(0, 1, replace(job, precision=precision), "replicated")
 
@@ -126,12 +149,12 @@ def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...])
     ],
 )
 def test_teacher_and_student_layouts_do_not_change_the_student(
-    processes, teacher, layout, student, teacher_folder, taught_by, tmp_path
+    processes, teacher, layout, student, teacher_folder, trained_alone, tmp_path
 ):
-    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=TAUGHT)
+    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=WITH_TEACHER)
     for found in run_ranks(train, processes, processes, job, layout, limit=120):
-        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
-        assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
+        assert differing_weights(found["weights"], trained_alone("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(trained_alone("32")["metrics"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -145,28 +168,28 @@ def test_teacher_and_student_layouts_do_not_change_the_student(
     ],
 )
 def test_a_teacher_on_separate_processes_trains_the_same_student(
-    processes, teachers, teacher, layout, student, teacher_folder, taught_by, tmp_path
+    processes, teachers, teacher, layout, student, teacher_folder, trained_alone, tmp_path
 ):
     job = Training(
         student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, teachers=teachers, port=free_port(),
-        loss=TAUGHT,
+        loss=WITH_TEACHER,
     )  # fmt: skip
     found = run_ranks(train, processes, processes, job, layout, limit=120)
     assert found[-teachers:] == [{}] * teachers
     for each in found[:-teachers]:
-        assert differing_weights(each["weights"], taught_by("32")["weights"]) == {}
+        assert differing_weights(each["weights"], trained_alone("32")["weights"]) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [f"deepspeed_stage_{stage}" for stage in ("1", "2", "2_offload", "3", "3_offload")]
 )
-def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, taught_by, tmp_path):
+def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, trained_alone, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
-    job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, machine=machine)
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=WITH_TEACHER, machine=machine)
     for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
-        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
-        assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
+        assert differing_weights(found["weights"], trained_alone("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(trained_alone("32")["metrics"], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -185,9 +208,9 @@ def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, 
     "layout",
     ["fsdp=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "zero2", "tp=2", "pp=2"))],
 )
-def test_bfloat16_layouts_differ_by_rounding_noise_only(layout, student, teacher_folder, taught_by, tmp_path):
+def test_bfloat16_layouts_differ_by_rounding_noise_only(layout, student, teacher_folder, trained_alone, tmp_path):
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed")
-    single, whole = taught_by("bf16-mixed", SOFT)["weights"], taught_by("32", SOFT)["weights"]
+    single, whole = trained_alone("bf16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
     found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
     # Each run is one draw of bfloat16 rounding noise.
     assert 0 < distance(found, single) <= 2 * distance(single, whole)
@@ -204,10 +227,10 @@ def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(
     assert 0 < distance(one, alone["weights"]) < 0.5 * moved
 
 
-def test_offloaded_weights_train_the_same_student(student, teacher_folder, taught_by, tmp_path):
-    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=TAUGHT, offload=True)
+def test_offloaded_weights_train_the_same_student(student, teacher_folder, trained_alone, tmp_path):
+    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=WITH_TEACHER, offload=True)
     for found in run_ranks(train, 2, 2, job, "fsdp=2", limit=120):
-        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
+        assert differing_weights(found["weights"], trained_alone("32")["weights"]) == {}
 
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:

@@ -13,13 +13,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
 from distill.parallel.apply import apply_layout, gather_tensor, reshard
 from distill.parallel.clip import clip_gradients
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.load import load_sharded
 from distill.parallel.mesh import build_mesh, find_data_rank
-from distill.parallel.tensor_plan import build_tensor_plan, find_layer_names
+from distill.parallel.tensor_plan import build_tensor_plan
 from support.ranks import RanksError, run_ranks
 from support.tiny_models import VOCABULARY, build_model, draw_weights
 

@@ -9,9 +9,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.checkpoint.layers import find_layer_stack
+from distill.checkpoint.layers import find_layer_names, find_layer_stack
 from distill.errors import InputError
-from distill.parallel.tensor_plan import find_layer_names
 from distill.slicing.tracing.trace import trace
 from distill.student.build import build_student, student_config
 from distill.student.family import FAMILIES, family_of

@@ -21,7 +21,7 @@ from distill.losses.config import LossConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.steps.fused import FusedKL, returns_head_output
+from distill.train.steps.fused import FusedTerm, returns_head_output
 from support.tiny_models import build_model
 
 VOCABULARY_SIZE, TEMPERATURE = 60, 2.0
@@ -75,13 +75,21 @@ def loss_and_gradients(module: DistillationModule, batch: dict, half: bool = Fal
     return loss.detach(), {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
+def check_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], half: bool) -> None:
+    assert found.keys() == expected.keys()
+    whole = torch.stack([value.norm() for value in expected.values()]).norm()
+    for name, value in expected.items():
+        error = (found[name] - value).norm()
+        assert error < (5e-2 if half else 1e-4) * value.norm() + (1e-3 if half else 1e-6) * whole, name
+
+
 @pytest.fixture
 def with_logits(monkeypatch):
     """Returns a function that calls another with the fused loss disabled, so that logits are computed."""
 
     def run(call, *given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(FusedKL, "can_fuse", lambda *_: False)
+            patch.setattr(FusedTerm, "can_fuse", lambda *_: False)
             return call(*given)
 
     return run
@@ -95,15 +103,43 @@ def test_the_fused_loss_gives_the_loss_and_gradients_of_the_loss_on_logits(famil
     signals = cached(kind, rows, build(family, 64), tmp_path / "c")
     module = DistillationModule(build(family), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
     batch = rows.collate(range(len(rows)), 0)
-    assert module.fused_kl.can_fuse(batch, signals(batch))
+    assert module.fused_term.can_fuse(batch, signals(batch))
     loss, found = loss_and_gradients(module, batch, half)
     expected_loss, expected = with_logits(loss_and_gradients, module, batch, half)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-2 if half else 1e-5, atol=1e-6)
-    assert found.keys() == expected.keys()
-    whole = torch.stack([value.norm() for value in expected.values()]).norm()
-    for name, value in expected.items():
-        error = (found[name] - value).norm()
-        assert error < (5e-2 if half else 1e-4) * value.norm() + (1e-3 if half else 1e-6) * whole, name
+    check_gradients(found, expected, half)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_the_fused_label_loss_gives_the_loss_and_gradients_of_the_loss_on_logits(family, half, with_logits):
+    """The last label of each row is missing, as that of a text's last token is."""
+    rows = rows_of(family)
+    module = DistillationModule(build(family), loss=LossConfig(kl=0, ce=1), train=TrainConfig(dropout=0))
+    batch = rows.collate(range(len(rows)), 0)
+    assert module.fused_term.can_fuse(batch, {})
+    loss, found = loss_and_gradients(module, batch, half)
+    expected_loss, expected = with_logits(loss_and_gradients, module, batch, half)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-2 if half else 1e-5, atol=1e-6)
+    check_gradients(found, expected, half)
+
+
+def test_a_batch_without_labels_gives_no_loss_and_no_gradients():
+    module = DistillationModule(build("llama"), loss=LossConfig(kl=0, ce=1), train=TrainConfig(dropout=0))
+    batch = rows_of("llama").collate(range(2), 0)
+    loss, gradients = loss_and_gradients(module, batch | {"labels": torch.full_like(batch["labels"], -100)})
+    assert loss == 0
+    assert all(not gradient.any() for gradient in gradients.values())
+
+
+def test_tags_are_not_fused_because_their_logits_are_narrower_than_the_heads_input():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=VOCABULARY_SIZE, **SIZES, num_labels=5)
+    module = DistillationModule(
+        transformers.BertForTokenClassification(config), loss=LossConfig(kl=0, ce=1), train=TrainConfig()
+    )
+    batch = rows_of("bert").collate(range(2), 0)
+    assert not module.fused_term.can_fuse(batch, {})
 
 
 def test_the_fused_loss_with_a_hidden_term_gives_the_terms_computed_with_logits(with_logits, tmp_path):
@@ -163,14 +199,13 @@ def test_scaled_or_soft_capped_logits_are_detected_without_side_effects(family, 
     ("loss", "signals"),
     [
         (LossConfig(kl=1, ce=1), ("ids", "weights")),
-        (LossConfig(kl=0, ce=1), ("ids", "weights")),
         (LossConfig(kl=1), ("logits",)),
     ],
 )
 def test_losses_that_read_logits_are_not_fused(loss, signals):
     batch = rows_of("llama").collate(range(2), 0)
     module = DistillationModule(build("llama"), loss=loss, train=TrainConfig())
-    assert not module.fused_kl.can_fuse(batch, dict.fromkeys(signals))
+    assert not module.fused_term.can_fuse(batch, dict.fromkeys(signals))
 
 
 def test_float16_autocast_and_classifiers_are_not_fused(token_batch):
@@ -178,7 +213,7 @@ def test_float16_autocast_and_classifiers_are_not_fused(token_batch):
     signals = dict.fromkeys(("ids", "weights"))
     batch = rows_of("llama").collate(range(2), 0)
     with torch.autocast("cpu", torch.float16):
-        assert not module.fused_kl.can_fuse(batch, signals)
-    assert module.fused_kl.can_fuse(batch, signals)
+        assert not module.fused_term.can_fuse(batch, signals)
+    assert module.fused_term.can_fuse(batch, signals)
     classes = DistillationModule(build_model("bert"), loss=LOSS, train=TrainConfig())
-    assert not classes.fused_kl.can_fuse(token_batch, signals)
+    assert not classes.fused_term.can_fuse(token_batch, signals)
