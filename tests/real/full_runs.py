@@ -37,7 +37,8 @@ class FullRun:
     def folder(self, name: str) -> Path:
         """Returns the checkpoint that `from_pretrained` loads: the teacher's, or a published student's."""
         published = self.output / name
-        return published if published.is_dir() else self.output.parent.parent / self.entry(name, "pytorch")["path"]
+        is_published = (published / "config.json").is_file()  # the teacher's folder of this name holds its stage
+        return published if is_published else self.output.parent.parent / self.entry(name, "pytorch")["path"]
 
 
 class FullRuns:
