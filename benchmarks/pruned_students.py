@@ -137,7 +137,7 @@ class Benchmark:
         if any(shared_settings(each) != shared_settings(self.first) for each in setups):
             raise SystemExit("--ours: expected runs that differ in their seed only, found other differences")
         self.target = target_for(self.budget)
-        self.rates = [self.first.config.train.learning_rate] if options.ours else options.rates
+        self.rates = [self.first.config.train.peak_rate] if options.ours else options.rates
         self.place = Path(options.output) / "students" / hash_json(shared_settings(self.first))[:8]
         self.search = SizeSearch(self.first, self.place)
 

@@ -41,7 +41,8 @@ from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.fingerprint import freeze
 from distill.train.config import TrainConfig
-from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
+from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.schedule import build_schedule
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine, find_commit
 

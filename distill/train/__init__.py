@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from distill.train.balance import GradientBalance
     from distill.train.config import TrainConfig
     from distill.train.module import DistillationModule
-    from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
+    from distill.train.optimizer import build_optimizer, set_dropout
+    from distill.train.schedule import build_schedule
     from distill.train.steps.layer_terms import LayerTerms
 
 EXPORTS = {
@@ -19,7 +20,7 @@ EXPORTS = {
     "LayerTerms": "steps.layer_terms",
     "TrainConfig": "config",
     "build_optimizer": "optimizer",
-    "build_schedule": "optimizer",
+    "build_schedule": "schedule",
     "set_dropout": "optimizer",
 }
 __all__ = [

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import lightning
 import torch
@@ -29,7 +29,8 @@ from distill.train.activations import checkpoint_layers
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.config import TrainConfig
 from distill.train.logged_values import check_finite_loss, collect_run_values, collect_term_values, is_logging_step
-from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
+from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.schedule import build_schedule
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
@@ -213,6 +214,23 @@ class DistillationModule(lightning.LightningModule):
         if self.on_policy is not None:
             values["train/generation_share"] = self.on_policy.generation_time.measure_share()
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
+
+    def on_validation_start(self) -> None:
+        """Gives the student the averaged weights of an optimizer that averages them, as schedule-free does."""
+        self._set_optimizer_mode("eval")
+
+    def on_validation_end(self) -> None:
+        """Gives the student the weights that are trained."""
+        self._set_optimizer_mode("train")
+
+    def on_train_end(self) -> None:
+        """Leaves the student with the averaged weights."""
+        self._set_optimizer_mode("eval")
+
+    def _set_optimizer_mode(self, mode: Literal["train", "eval"]) -> None:
+        for optimizer in self.trainer.optimizers:
+            if hasattr(optimizer, mode):
+                getattr(optimizer, mode)()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Logs the loss and the score of a batch of the validation split; without labels the sum of the terms."""

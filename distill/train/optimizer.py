@@ -1,18 +1,57 @@
-"""AdamW and its learning-rate schedule."""
+"""Construction of the optimizer: its class, its groups of parameters and their learning rates."""
 
-import math
 from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from distill.checkpoint.layers import find_layer_lists
+from distill.errors import InputError
 from distill.train.config import TrainConfig
+from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
+
+_MATRIX_OPTIMIZERS = ("muon", "apollo")  # their groups say whether they contain matrices of layers only
+
+_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "adamw": ("torch.optim", "AdamW", {"fused": True}),
+    "adam": ("torch.optim", "Adam", {"fused": True}),
+    "sgd": ("torch.optim", "SGD", {"momentum": 0.9, "nesterov": True, "fused": True}),
+    "adagrad": ("torch.optim", "Adagrad", {}),
+    "adadelta": ("torch.optim", "Adadelta", {}),
+    "rmsprop": ("torch.optim", "RMSprop", {}),
+    "adamax": ("torch.optim", "Adamax", {}),
+    "nadam": ("torch.optim", "NAdam", {"decoupled_weight_decay": True}),
+    "radam": ("torch.optim", "RAdam", {"decoupled_weight_decay": True}),
+    "adafactor": ("torch.optim", "Adafactor", {}),
+    "muon": ("distill.train.muon", "Muon", {}),
+    "apollo": ("distill.train.apollo", "Apollo", {}),
+    "lamb": ("pytorch_optimizer", "Lamb", {}),
+    "lion": ("pytorch_optimizer", "Lion", {}),
+    "soap": ("pytorch_optimizer", "SOAP", {}),
+    "schedule-free": ("pytorch_optimizer", "ScheduleFreeAdamW", {}),
+    "adamw-8bit": ("torchao.optim", "AdamW8bit", {}),
+    "adamw-4bit": ("torchao.optim", "AdamW4bit", {}),
+    "adamw-fp8": ("torchao.optim", "AdamWFp8", {}),
+}
+
+
+class _GroupKey(NamedTuple):
+    """What the parameters of a group have in common.
+
+    One fused call can't update tensors on different meshes, or DTensors together with plain tensors.
+    """
+
+    rate: float
+    decay: float
+    matrices: bool
+    mesh: DeviceMesh | None
 
 
 def build_optimizer(
@@ -23,44 +62,59 @@ def build_optimizer(
     shard: bool = False,
     make: Callable[..., Optimizer] | None = None,
 ) -> Optimizer:
-    """Returns AdamW with weight decay on matrices only and a separate learning rate for the head.
+    """Returns the optimizer with weight decay on matrices only and a separate learning rate for the head.
 
     Args:
         student: The model; only parameters that require gradients are trained.
         extra: Parameters outside the student that are trained with it.
-        config: Learning rates and weight decay.
+        config: The optimizer's name, learning rates and weight decay.
         shard: Each process of the world stores the optimizer state of a part of the parameters and broadcasts its
             updates (ZeRO-1).
-        make: Called with the parameter groups and `lr` instead of AdamW.
+        make: Called with the parameter groups and `lr` instead of the config's optimizer.
+
+    Raises:
+        InputError: The optimizer is in a package that isn't installed, or can't train this layout.
     """
+    config = config.resolve()
+    rate = config.peak_rate
+    groups = group_parameters(student, extra, config)
+    if make is not None:
+        return make(groups, lr=rate)
+    kind, (module, name, settings) = OPTIMIZERS[config.optimizer], _CLASSES[config.optimizer]
+    is_sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
+    if (kind.whole and is_sharded) or (shard and not kind.zero1):
+        what = "optimizer states" if shard else "weights"
+        raise InputError(
+            f"train.optimizer {config.optimizer}: expected a student whose {what} are on one process, found them "
+            "sharded; use adamw, or another layout"
+        )
+    check_optimizer_package(config.optimizer, "train.optimizer")
+    optimizer_class = cast(type[Optimizer], getattr(import_module(module), name))
+    if shard:
+        return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, lr=rate, **settings)
+    return optimizer_class(groups, lr=rate, **settings)  # type: ignore[call-arg]
+
+
+def group_parameters(
+    student: PreTrainedModel, extra: Iterable[nn.Parameter], config: TrainConfig
+) -> list[dict[str, Any]]:
+    """Returns the groups of the parameters that require gradients, each with its learning rate and weight decay."""
     body = {id(p) for p in student.base_model.parameters()}
-    groups: dict[tuple[float, float, DeviceMesh | None], list[nn.Parameter]] = {}
+    separates = config.optimizer in _MATRIX_OPTIMIZERS
+    in_layers = {id(p) for name in find_layer_lists(student) for p in student.get_submodule(name).parameters()}
+    groups: dict[_GroupKey, list[nn.Parameter]] = {}
     for p in [*student.parameters(), *extra]:
         if p.requires_grad:
-            rate = config.learning_rate if id(p) in body else config.learning_rate * config.head_rate
-            # One fused call can't update tensors on different meshes, or DTensors together with plain tensors.
+            rate = config.peak_rate if id(p) in body else config.peak_rate * config.head_rate
             mesh = p.device_mesh if isinstance(p, DTensor) else None
-            groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0, mesh), []).append(p)
-    settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay, _), params in groups.items()]
-    if make is not None:
-        return make(settings, lr=config.learning_rate)
-    if shard:
-        return ZeroRedundancyOptimizer(settings, optimizer_class=AdamW, lr=config.learning_rate, fused=True)
-    return AdamW(settings, lr=config.learning_rate, fused=True)
-
-
-def build_schedule(optimizer: Optimizer, config: TrainConfig, steps: int) -> LambdaLR:
-    """Returns a schedule of `steps` steps: linear warm-up, then the decay chosen in the config."""
-    warmup = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        remaining = max(0.0, (steps - step) / max(1, steps - warmup))
-        decay = {"linear": remaining, "cosine": (1 - math.cos(math.pi * remaining)) / 2, "constant": 1.0}
-        return decay[config.schedule]
-
-    return LambdaLR(optimizer, factor)
+            is_matrix = separates and id(p) in in_layers and p.dim() == 2
+            key = _GroupKey(rate, config.weight_decay if p.dim() > 1 else 0.0, is_matrix, mesh)
+            groups.setdefault(key, []).append(p)
+    return [
+        {"params": params, "lr": key.rate, "weight_decay": key.decay}
+        | ({"matrices": key.matrices} if separates else {})
+        for key, params in groups.items()
+    ]
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader
-from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distill.errors import InputError
@@ -89,13 +90,14 @@ def load_training(folder: Path, module: nn.Module, optimizers: Sequence[Optimize
             f"checkpoint {str(folder)!r}: expected weights of {missing[0]}, found none (as for {len(missing)} of "
             f"{len(tensors)} tensors): the checkpoint is of another model and training can't resume from it"
         )
-    states = _allocate_states(module, optimizers, stored)
-    tensors |= {name: value for parts in states.values() for name, value in parts.items()}
+    for optimizer in map(_unwrap_optimizer, optimizers):
+        _initialise_states(optimizer)
+        _drop_states(optimizer, _name_parameters(module), stored)
+    tensors |= _collect_states(module, optimizers)
     with unwrap_errors():
         dcp.load(tensors, storage_reader=reader, no_dist=True)
     for optimizer, groups in zip(optimizers, rest.pop("groups"), strict=True):
         _restore_settings(optimizer, groups)
-    _restore_states(optimizers, states)
     _adapt_schedules(rest.get("lr_schedulers", []), optimizers)
     return rest
 
@@ -146,38 +148,51 @@ def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
 def _collect_states(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
     names = _name_parameters(module)
     return {
-        f"{STATE}.{names[parameter]}.{key}": value
+        f"{STATE}.{names[parameter]}.{key}": tensor
         for optimizer in optimizers
         for parameter, state in _unwrap_optimizer(optimizer).state.items()
-        for key, value in state.items()
-        if isinstance(value, Tensor)
+        for name, value in state.items()
+        for key, tensor in _flatten_state(name, value)
     }
 
 
-def _allocate_states(
-    module: nn.Module, optimizers: Iterable[Optimizer], stored: Mapping[str, STORAGE_TYPES]
-) -> dict[Tensor, dict[str, Tensor]]:
-    """Returns empty tensors for all states in the checkpoint of this process's parameters, sharded like these."""
-    names = _name_parameters(module)
-    found: dict[Tensor, dict[str, Tensor]] = {}
-    for optimizer in optimizers:
-        for group in _unwrap_optimizer(optimizer).param_groups:
-            for parameter in group["params"]:
-                prefix = f"{STATE}.{names[parameter]}."
-                found[parameter] = {
-                    name: _allocate_state(parameter, metadata)
-                    for name, metadata in stored.items()
-                    if name.startswith(prefix)
-                    and "." not in name[len(prefix) :]
-                    and isinstance(metadata, TensorStorageMetadata)
-                }
-    return found
+def _flatten_state(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    """Yields the plain or sharded tensors of an optimizer state: its own, a list's, or those of a low-bit tensor."""
+    if isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _flatten_state(f"{name}[{number}]", each)
+    elif isinstance(value, Tensor) and not isinstance(value, DTensor) and hasattr(value, "__tensor_flatten__"):
+        for part in value.__tensor_flatten__()[0]:
+            yield f"{name}~{part}", getattr(value, part)
+    elif isinstance(value, Tensor):
+        yield name, value
 
 
-def _allocate_state(parameter: Tensor, metadata: TensorStorageMetadata) -> Tensor:
-    if tuple(metadata.size) == tuple(parameter.shape):
-        return torch.zeros_like(parameter.detach(), dtype=metadata.properties.dtype)
-    return torch.zeros(metadata.size, dtype=metadata.properties.dtype)
+def _initialise_states(optimizer: Optimizer) -> None:
+    """Creates all states by a step with gradients and rates of 0, for a checkpoint to be loaded into."""
+    without_gradient = [p for group in optimizer.param_groups for p in group["params"] if p.grad is None]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in without_gradient:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in without_gradient:
+        parameter.grad = None
+
+
+def _drop_states(optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, STORAGE_TYPES]) -> None:
+    """Removes the states of parameters that have none in the checkpoint, for they haven't been trained yet."""
+    for parameter in list(optimizer.state):
+        keys = [
+            f"{STATE}.{names[parameter]}.{key}"
+            for name, value in optimizer.state[parameter].items()
+            for key, _ in _flatten_state(name, value)
+        ]
+        if any(key not in stored for key in keys):
+            del optimizer.state[parameter]
 
 
 def _adapt_schedules(schedules: Iterable[LightningState], optimizers: Iterable[Optimizer]) -> None:
@@ -190,22 +205,15 @@ def _adapt_schedules(schedules: Iterable[LightningState], optimizers: Iterable[O
             state["lr_lambdas"] = [None] * len(groups)
 
 
-def _restore_states(optimizers: Iterable[Optimizer], states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
-    for optimizer in map(_unwrap_optimizer, optimizers):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if states.get(parameter):
-                    optimizer.state[parameter] = {
-                        name.rpartition(".")[2]: value for name, value in states[parameter].items()
-                    }
-
-
 def _read_settings(optimizer: Optimizer) -> list[GroupSettings]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+_IDENTITY = ("initial_lr", "weight_decay", "matrices")  # the settings that no two groups of a process share
 
 
 def _restore_settings(optimizer: Optimizer, groups: list[GroupSettings]) -> None:
     """Restores each group's settings from a saved group with the same initial values; a stage may have fewer groups."""
     for group in optimizer.param_groups:
-        alike = [g for g in groups if all(g.get(key) == group.get(key) for key in ("initial_lr", "weight_decay"))]
+        alike = [saved for saved in groups if all(saved.get(key) == group.get(key) for key in _IDENTITY)]
         group.update(alike[0] if alike else {})

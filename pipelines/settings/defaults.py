@@ -8,6 +8,8 @@ from distill.losses.config import LossConfig
 from distill.tasks.names import LANGUAGE
 from pipelines.settings.distill_config import DistillConfig, TaskName
 
+# Learning rates of AdamW where none is given: of the general stage, and of a teacher's fine-tuning.
+GENERAL_RATE, TEACHER_RATE = 5e-4, 5e-5
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
 
@@ -21,7 +23,16 @@ def fill_defaults(settings: DistillConfig) -> DistillConfig:
         quantize = replace(quantize, min_score=budget.min_score)
     if not student.spec:
         student = replace(student, spec="teacher" if budget.requested else "distilbert")
-    return replace(settings, budget=budget, quantize=quantize, student=student)
+    general = replace(settings.general, train=settings.general.train.resolve(GENERAL_RATE))
+    return replace(
+        settings,
+        budget=budget,
+        quantize=quantize,
+        student=student,
+        general=general,
+        train=settings.train.resolve(),
+        teacher_train=settings.teacher_train.resolve(TEACHER_RATE),
+    )
 
 
 def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:

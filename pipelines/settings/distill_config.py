@@ -150,7 +150,7 @@ class GeneralConfig:
     length: int = 128
     blocks: int = 0
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl=0, hidden=1))
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=1, learning_rate=5e-4))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=1))
     masking: MaskConfig = field(default_factory=MaskConfig)
     progressive: float = 0.0
 
@@ -202,7 +202,7 @@ class DistillConfig:
 
     output: str = ""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    teacher_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=3, learning_rate=5e-5, batch_size=16))
+    teacher_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=3, batch_size=16))
     student: StudentConfig = field(default_factory=StudentConfig)
     general: GeneralConfig = field(default_factory=GeneralConfig)
     budget: Budget = field(default_factory=Budget)

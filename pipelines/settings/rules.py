@@ -7,6 +7,7 @@ A rule is applied as soon as the facts that it needs are known: most before torc
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
 from compress.prune.budget import Budget
@@ -17,6 +18,7 @@ from distill.parallel.layout import check_layout_fits
 from distill.student.family import ENCODERS
 from distill.student.spec import check_spec
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
+from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.deepspeed_json import check_strategy
 from pipelines.settings.defaults import default_loss
@@ -111,6 +113,47 @@ def is_head_of_another_task(f: Facts) -> bool:
     """Returns whether the teacher has the head of another task."""
     own = f.teacher.task if f.teacher is not None else ""
     return bool(own and f.task and same_head(own) != same_head(f.task))
+
+
+def optimizers_of(s: DistillConfig) -> dict[str, str]:
+    """Returns the optimizer of each kind of training, by the name of its settings."""
+    return {
+        "train": s.train.optimizer,
+        "general.train": s.general.train.optimizer,
+        "teacher_train": s.teacher_train.optimizer,
+    }
+
+
+def check_optimizer_packages(facts: Facts) -> None:
+    """Checks that the packages of the optimizers are installed.
+
+    Raises:
+        InputError: One isn't.
+    """
+    for setting, name in optimizers_of(facts.settings).items():
+        check_optimizer_package(name, f"{setting}.optimizer")
+
+
+def check_optimizer_layout(setting: str, facts: Facts) -> None:
+    """Checks that an optimizer can train a layout.
+
+    Raises:
+        InputError: It needs whole matrices or whole states, or DeepSpeed or the precision requires AdamW.
+    """
+    name, machine = optimizers_of(facts.settings)[setting], facts.settings.machine
+    layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
+    assert layout is not None
+    if name != "adamw" and (machine.strategy or machine.precision == "bf16-stochastic"):
+        raise InputError(
+            f"{setting}.optimizer {name}: expected adamw with {machine.strategy or 'precision bf16-stochastic'}, which "
+            "has an AdamW of its own"
+        )
+    kind = OPTIMIZERS[name]
+    if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
+        raise InputError(
+            f"{setting}.optimizer {name}: expected layout replicated{' or zero1' if kind.zero1 else ''}"
+            f"{'' if kind.whole else ', or sharded weights'}, found {layout}: it can't update shards; use adamw"
+        )
 
 
 def teaches_single_layers(s: DistillConfig) -> bool:
@@ -518,6 +561,15 @@ RULES: tuple[Rule | Check, ...] = (
         lambda s, f: f.precision not in STOCK_PRECISIONS and is_on_several(f),
         "machine.precision {f.precision}: expected one process, found {f.student_processes}: several are untested",
         ("precision", "student_layout"),
+    ),
+    Check(check_optimizer_packages),
+    *(
+        Check(partial(check_optimizer_layout, name), (layout,))
+        for name, layout in (
+            ("train", "student_layout"),
+            ("general.train", "student_layout"),
+            ("teacher_train", "tuned_layout"),
+        )
     ),
     Check(check_schedule_epochs),
     Rule(

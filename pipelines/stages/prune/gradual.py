@@ -25,7 +25,8 @@ from distill.slicing import Axis, prune
 from distill.train.config import TrainConfig
 from distill.train.logged_values import is_logging_step
 from distill.train.module import DistillationModule
-from distill.train.optimizer import build_optimizer, build_schedule
+from distill.train.optimizer import build_optimizer
+from distill.train.schedule import build_schedule
 from pipelines.reports.pruning_summary import read_costs
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import JsonObject

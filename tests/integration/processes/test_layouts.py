@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from distill.losses.config import LossConfig
+from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.settings.distill_config import MachineConfig
 from support.ranks import free_port, run_ranks
 from support.tiny_models import draw_weights, saved
@@ -65,6 +66,21 @@ def test_every_layout_trains_the_same_student(processes, layout, student, alone,
     assert loaded.keys() == alone["weights"].keys()
     for each in found:
         assert all(torch.equal(loaded[name], value) for name, value in each["weights"].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["zero1", "fsdp=2", "tp=2", "pp=2"])
+@pytest.mark.parametrize("name", [name for name, kind in OPTIMIZERS.items() if name not in ("adamw", "lion")])
+def test_every_optimizer_trains_the_same_student_in_every_layout_that_it_takes(name, layout, student, tmp_path_factory):
+    """Lion's updates are signs: where gradients are rounding errors, layouts disagree."""
+    kind = OPTIMIZERS[name]
+    if (kind.whole and layout in ("fsdp=2", "tp=2")) or (layout == "zero1" and not kind.zero1):
+        pytest.skip("refused by the rules")
+    single, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("single", "laid-out"))
+    train_settings = replace(single.train, optimizer=name, learning_rate=2e-4 * kind.rate)
+    expected = train(0, 1, replace(single, train=train_settings), "replicated")["weights"]
+    for found in run_ranks(train, 2, 2, replace(place, train=train_settings), layout, limit=300):
+        assert differing_weights(found["weights"], expected) == {}
 
 
 @pytest.mark.parametrize(
