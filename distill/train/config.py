@@ -25,11 +25,22 @@ class TrainConfig:
             `nadam`, `radam`, `adafactor`, `muon` (AdamW for all but the matrices of layers), `apollo` (moments of a
             projection of rank 32), `lamb`, `lion`, `soap`, `schedule-free`, `adamw-8bit`, `adamw-4bit`, `adamw-fp8`.
         learning_rate: Peak learning rate of the schedule; if omitted, the optimizer's usual one.
-        schedule: `linear` or `cosine` decay to 0 after the warm-up, or `constant`; `auto` is `linear`, or `constant`
-            with the optimizer `schedule-free`.
+        schedule: The learning rate after the warm-up: `linear`, `cosine` or `polynomial` decay; cosine decay with
+            `restarts`; `stable`, with a decay at the end only; `plateau`, lower whenever the validation stops
+            improving; or `constant`. `auto` is `linear`, or `constant` with the optimizer `schedule-free`.
+        power: Exponent of the `polynomial` decay.
+        cycles: Number of decays with `restarts`.
+        decay_share: Share of the training in which `stable` decays.
+        plateau_patience: Validations without improvement that `plateau` waits for.
+        plateau_factor: Factor by which `plateau` lowers the rate.
+        plateau_cooldown: Validations after a fall that `plateau` ignores.
+        floor: The lowest learning rate after the warm-up, as a share of the peak.
         warmup: Share of the steps over which the learning rate rises.
         batch_size: Rows per batch, over all processes.
         accumulate: Batches per optimizer step.
+        rate_scaling: How the learning rate follows the effective batch, `batch_size` times `accumulate`: `none`, or
+            multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the ratio's root (`sqrt`, as for Adam).
+        reference_batch: Rows of the effective batch that the learning rate was chosen for.
         weight_decay: Weight decay, applied to matrices only.
         max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
         head_rate: Factor on the learning rate of the output head.
@@ -48,10 +59,21 @@ class TrainConfig:
     epochs: int = 6
     optimizer: str = "adamw"
     learning_rate: float | None = None
-    schedule: Literal["auto", "linear", "cosine", "constant"] = "auto"
+    schedule: Literal[
+        "auto", "linear", "cosine", "constant", "polynomial", "restarts", "stable", "plateau"
+    ] = "auto"  # fmt: skip
+    power: float = 2.0
+    cycles: int = 3
+    decay_share: float = 0.2
+    plateau_patience: int = 1
+    plateau_factor: float = 0.5
+    plateau_cooldown: int = 0
+    floor: float = 0.0
     warmup: float = 0.1
     batch_size: int = 32
     accumulate: int = 1
+    rate_scaling: Literal["none", "sqrt", "linear"] = "none"
+    reference_batch: int = 32
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     head_rate: float = 1.0
@@ -62,12 +84,16 @@ class TrainConfig:
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every"):
+        for name in ("epochs", "batch_size", "accumulate", "cycles", "reference_batch", "checkpoint_every"):
             check_setting(self, f"train.{name}", getattr(self, name) >= 1, "at least 1")
         check_optimizer_name(self.optimizer, "train.optimizer")
         check_setting(self, "train.learning_rate", self.learning_rate is None or self.learning_rate > 0, "more than 0")
+        check_setting(self, "train.power", self.power > 0, "more than 0")
+        check_setting(self, "train.decay_share", 0 < self.decay_share <= 1, "a share above 0, at most 1")
+        check_setting(self, "train.plateau_factor", 0 < self.plateau_factor < 1, "a factor between 0 and 1")
+        check_setting(self, "train.floor", 0 <= self.floor < 1, "a share from 0 to below 1")
         check_setting(self, "train.head_rate", self.head_rate > 0, "more than 0")
-        for name in ("weight_decay", "max_grad_norm", "patience"):
+        for name in ("weight_decay", "max_grad_norm", "patience", "plateau_patience", "plateau_cooldown"):
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
         is_known = self.checkpointing in ("none", "full", "selective") or EVERY.fullmatch(self.checkpointing)
         check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective or every=K")
@@ -93,7 +119,8 @@ class TrainConfig:
 
     @property
     def peak_rate(self) -> float:
-        """The learning rate, or the optimizer's usual one if it is omitted."""
+        """The learning rate, or the optimizer's usual one if it is omitted, scaled to the effective batch."""
         rate = self.resolve().learning_rate
         assert rate is not None
-        return rate
+        exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.rate_scaling]
+        return rate * (self.batch_size * self.accumulate / self.reference_batch) ** exponent

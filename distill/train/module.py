@@ -30,6 +30,7 @@ from distill.train.balance import BalanceState, GradientBalance
 from distill.train.config import TrainConfig
 from distill.train.logged_values import check_finite_loss, collect_run_values, collect_term_values, is_logging_step
 from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
@@ -97,6 +98,7 @@ class DistillationModule(lightning.LightningModule):
         self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.memory_settings = ExitStack()  # of the student in training
+        self.rate_control = RateControl()
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
         if train.freeze_embeddings:
             freeze_embeddings(student)
@@ -189,13 +191,16 @@ class DistillationModule(lightning.LightningModule):
         self.balance.update(trainer.global_step, terms, self.parameters(), mean)
 
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Adds the state of the gradient balancing."""
+        """Adds the states of the gradient balancing and of the learning rate's factor."""
         checkpoint["balance"] = self.balance.state_dict()
+        checkpoint["rate_control"] = self.rate_control.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Restores the state of the gradient balancing."""
+        """Restores the states of the gradient balancing and of the learning rate's factor."""
         if "balance" in checkpoint:
             self.balance.load_state_dict(cast(BalanceState, checkpoint["balance"]))
+        if "rate_control" in checkpoint:
+            self.rate_control.load_state_dict(cast(dict[str, float | int | None], checkpoint["rate_control"]))
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Zeroes the gradients, except in a pipeline.
@@ -220,8 +225,12 @@ class DistillationModule(lightning.LightningModule):
         self._set_optimizer_mode("eval")
 
     def on_validation_end(self) -> None:
-        """Gives the student the weights that are trained."""
+        """Gives the student the weights that are trained, and lowers the learning rate on a plateau."""
         self._set_optimizer_mode("train")
+        if self.train_config.schedule == "plateau" and not self.trainer.sanity_checking and self.trainer.optimizers:
+            metrics = self.trainer.callback_metrics
+            value = metrics["val/score"] if "val/score" in metrics else -metrics["val/loss"]
+            self.rate_control.observe_validation(float(value), self.train_config)
 
     def on_train_end(self) -> None:
         """Leaves the student with the averaged weights."""
@@ -281,5 +290,5 @@ class DistillationModule(lightning.LightningModule):
             make=self.make_optimizer,
         )
         self.total_steps = int(self.trainer.estimated_stepping_batches)
-        schedule = build_schedule(optimizer, self.train_config, self.total_steps)
+        schedule = build_schedule(optimizer, self.train_config, self.total_steps, self.rate_control)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

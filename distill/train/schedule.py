@@ -1,23 +1,53 @@
 """Schedules of the learning rate."""
 
 import math
+from collections.abc import Callable
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from distill.train.config import TrainConfig
+from distill.train.rate_control import RateControl
+
+# Schedule -> share of the peak rate, from the share of the training after the warm-up that remains.
+_SHAPES: dict[str, Callable[[float, TrainConfig], float]] = {
+    "linear": lambda remaining, config: remaining,
+    "cosine": lambda remaining, config: _rise_cosine(remaining),
+    "constant": lambda remaining, config: 1.0,
+    "polynomial": lambda remaining, config: remaining**config.power,
+    "restarts": lambda remaining, config: _rise_cosine(1 - (1 - remaining) * config.cycles % 1),
+    "stable": lambda remaining, config: 1 - math.sqrt(max(0.0, 1 - remaining / config.decay_share)),
+    "plateau": lambda remaining, config: 1.0,
+}
 
 
-def build_schedule(optimizer: Optimizer, config: TrainConfig, steps: int) -> LambdaLR:
-    """Returns a schedule of `steps` steps: linear warm-up, then the decay chosen in the config."""
-    schedule = config.resolve().schedule
+def build_schedule(
+    optimizer: Optimizer, config: TrainConfig, steps: int, control: RateControl | None = None
+) -> LambdaLR:
+    """Returns a schedule of `steps` steps: linear warm-up, then the decay chosen in the config.
+
+    Args:
+        optimizer: Its groups' rates are the peak rates.
+        config: Shape of the decay, which ends at `floor`.
+        steps: Optimizer steps of the entire training.
+        control: Its factor multiplies the rate from the next step on.
+
+    Source: restarts as in Loshchilov and Hutter 2016, SGDR (arXiv 1608.03983), in cycles of equal length; stable as in
+        Hägele et al. 2024 (arXiv 2405.18392), with the decay 1 - √ that they found best.
+    """
+    config, control = config.resolve(), control or RateControl()
     warmup = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
+    shape = _SHAPES[config.schedule]
 
-    def factor(step: int) -> float:
+    def compute_factor(step: int) -> float:
         if step < warmup:
-            return (step + 1) / (warmup + 1)
+            return control.factor * (step + 1) / (warmup + 1)
         remaining = max(0.0, (steps - step) / max(1, steps - warmup))
-        decay = {"linear": remaining, "cosine": (1 - math.cos(math.pi * remaining)) / 2, "constant": 1.0}
-        return decay[schedule]
+        return control.factor * (config.floor + (1 - config.floor) * shape(remaining, config))
 
-    return LambdaLR(optimizer, factor)
+    return LambdaLR(optimizer, compute_factor)
+
+
+def _rise_cosine(share: float) -> float:
+    """Returns half a cosine wave from 0 at 0 to 1 at 1."""
+    return (1 - math.cos(math.pi * share)) / 2

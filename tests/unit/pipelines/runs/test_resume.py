@@ -18,6 +18,7 @@ SETTINGS = {
     "plain": (BASE, LossConfig(kl=1)),
     "accumulated": (replace(BASE, accumulate=2, epochs=2, checkpoint_every=1), LossConfig(kl=1)),
     "hidden states projected": (replace(BASE, epochs=2), LossConfig(kl=1, ce=0.5, hidden=1)),
+    "plateau": (replace(BASE, epochs=4, schedule="plateau", plateau_patience=0), LossConfig(kl=1)),
     "early stopping": (replace(BASE, patience=1, epochs=4), LossConfig(kl=1)),
 }
 
