@@ -1,5 +1,6 @@
 """Settings of the optimizer, its schedule and the training loop."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -39,7 +40,7 @@ class TrainConfig:
         batch_size: Rows per batch, over all processes.
         accumulate: Batches per optimizer step.
         rate_scaling: How the learning rate follows the effective batch, `batch_size` times `accumulate`: `none`, or
-            multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the ratio's root (`sqrt`, as for Adam).
+            multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the root of it (`sqrt`, as for Adam).
         reference_batch: Rows of the effective batch that the learning rate was chosen for.
         weight_decay: Weight decay, applied to matrices only.
         max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
@@ -123,4 +124,5 @@ class TrainConfig:
         rate = self.resolve().learning_rate
         assert rate is not None
         exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.rate_scaling]
-        return rate * (self.batch_size * self.accumulate / self.reference_batch) ** exponent
+        ratio = self.batch_size * self.accumulate / self.reference_batch
+        return rate * math.pow(ratio, exponent)
