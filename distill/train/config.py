@@ -51,6 +51,9 @@ class TrainConfig:
         freeze_embeddings: Exclude the token embeddings from training.
         patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
             disables early stopping.
+        recoveries: How often a training may go back to its last checkpoint after a spike of the loss, and go on at half
+            the learning rate and without the batch; at 0 it doesn't look for spikes.
+        spike: A loss is a spike if it isn't finite or is more than this many times the median of the last 32.
         checkpointing: Layers whose activations are computed again in the backward pass instead of kept: `none`, `full`
             (all layers), `every=K` (every K-th), or `selective` (all, but the results of their costly products are
             kept). It trains the same weights.
@@ -81,6 +84,8 @@ class TrainConfig:
     dropout: float | None = None
     freeze_embeddings: bool = False
     patience: int = 0
+    recoveries: int = 0
+    spike: float = 8.0
     checkpointing: str = "none"
     checkpoint_every: int = 200
 
@@ -89,12 +94,13 @@ class TrainConfig:
             check_setting(self, f"train.{name}", getattr(self, name) >= 1, "at least 1")
         check_optimizer_name(self.optimizer, "train.optimizer")
         check_setting(self, "train.learning_rate", self.learning_rate is None or self.learning_rate > 0, "more than 0")
+        check_setting(self, "train.spike", self.spike > 1, "more than 1")
         check_setting(self, "train.power", self.power > 0, "more than 0")
         check_setting(self, "train.decay_share", 0 < self.decay_share <= 1, "a share above 0, at most 1")
         check_setting(self, "train.plateau_factor", 0 < self.plateau_factor < 1, "a factor between 0 and 1")
         check_setting(self, "train.floor", 0 <= self.floor < 1, "a share from 0 to below 1")
         check_setting(self, "train.head_rate", self.head_rate > 0, "more than 0")
-        for name in ("weight_decay", "max_grad_norm", "patience", "plateau_patience", "plateau_cooldown"):
+        for name in ("weight_decay", "max_grad_norm", "patience", "plateau_patience", "plateau_cooldown", "recoveries"):
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
         is_known = self.checkpointing in ("none", "full", "selective") or EVERY.fullmatch(self.checkpointing)
         check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective or every=K")

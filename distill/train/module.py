@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
@@ -32,6 +33,7 @@ from distill.train.logged_values import check_finite_loss, collect_run_values, c
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
+from distill.train.spikes import LossSpikeError, SpikeDetector
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
@@ -98,7 +100,9 @@ class DistillationModule(lightning.LightningModule):
         self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.memory_settings = ExitStack()  # of the student in training
-        self.rate_control = RateControl()
+        self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
+        self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
+        self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
         if train.freeze_embeddings:
             freeze_embeddings(student)
@@ -113,6 +117,15 @@ class DistillationModule(lightning.LightningModule):
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
         self.memory_settings.enter_context(checkpoint_layers(self.student, self.train_config.checkpointing))
+
+    def on_train_start(self) -> None:
+        """Gives a resumed training the rate of its step, which the checkpoint of a time before a spike doesn't have."""
+        if self.recovery_factor != 1:
+            for scheduler in (cast(LambdaLR, each.scheduler) for each in self.trainer.lr_scheduler_configs):
+                for group, base, factor in zip(
+                    scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+                ):
+                    group["lr"] = base * factor(scheduler.last_epoch)
 
     def on_fit_end(self) -> None:
         """Ends the activation checkpointing."""
@@ -146,17 +159,41 @@ class DistillationModule(lightning.LightningModule):
             return None
         return partial(self._trainer.strategy.reduce, reduce_op="mean")
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Returns the weighted sum of the terms on a batch, and logs it in the steps in which Lightning logs."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Returns the weighted sum of the terms on a batch, and logs it in the steps in which Lightning logs.
+
+        Returns:
+            None for a batch in `skipped_batches`.
+
+        Raises:
+            InputError: The loss isn't finite in a step that logs.
+            LossSpikeError: The loss is a spike, where `recoveries` are allowed.
+        """
+        if self.skipped_batches and self._count_batches(batch_idx) in self.skipped_batches:
+            return None
         if self.stages is not None:
             total, terms = self._train_stages(self.stages, batch, batch_idx), {}
         else:
             terms = self.compute_terms(self._select_batch(batch))
             self._balance_gradients(terms)
             total = weighted_sum(self.current_loss, terms)
+        if self.train_config.recoveries:
+            self._check_spike(total, batch_idx)
         if is_logging_step(self._trainer):
             self._log_terms(total, terms)
         return total
+
+    def _count_batches(self, batch_idx: int) -> int:
+        """Returns the number of a batch, counted from the start of the training."""
+        return self.trainer.current_epoch * int(self.trainer.num_training_batches) + batch_idx
+
+    def _check_spike(self, total: Tensor, batch_idx: int) -> None:
+        loss = total.detach().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        if self.trainer.world_size > 1:
+            loss = cast(Tensor, self.trainer.strategy.reduce(loss.clone(), reduce_op="max"))
+        usual = self.spikes.usual
+        if self.spikes.is_spike(float(loss)):
+            raise LossSpikeError(self._count_batches(batch_idx), self.trainer.global_step, float(loss), usual)
 
     def _train_stages(self, stages: PipelineTrainer, batch: Batch, batch_idx: int) -> Tensor:
         accumulated = self.trainer.accumulate_grad_batches
@@ -194,11 +231,13 @@ class DistillationModule(lightning.LightningModule):
         """Adds the states of the gradient balancing and of the learning rate's factor."""
         checkpoint["balance"] = self.balance.state_dict()
         checkpoint["rate_control"] = self.rate_control.state_dict()
+        checkpoint["losses"] = list(self.spikes.losses)
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Restores the states of the gradient balancing and of the learning rate's factor."""
         if "balance" in checkpoint:
             self.balance.load_state_dict(cast(BalanceState, checkpoint["balance"]))
+        self.spikes.restore(cast(list[float], checkpoint.get("losses", [])))
         if "rate_control" in checkpoint:
             self.rate_control.load_state_dict(cast(dict[str, float | int | None], checkpoint["rate_control"]))
 
@@ -210,6 +249,9 @@ class DistillationModule(lightning.LightningModule):
         """
         if self.stages is None:
             optimizer.zero_grad()
+
+    def _find_rate_factor(self) -> float:
+        return self.rate_control.factor * self.recovery_factor
 
     def _log_terms(self, total: Tensor, terms: dict[str, Tensor]) -> None:
         check_finite_loss(total, self.trainer.global_step)
@@ -290,5 +332,5 @@ class DistillationModule(lightning.LightningModule):
             make=self.make_optimizer,
         )
         self.total_steps = int(self.trainer.estimated_stepping_batches)
-        schedule = build_schedule(optimizer, self.train_config, self.total_steps, self.rate_control)
+        schedule = build_schedule(optimizer, self.train_config, self.total_steps, self._find_rate_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -7,7 +7,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from distill.train.config import TrainConfig
-from distill.train.rate_control import RateControl
 
 # Schedule -> share of the peak rate, from the share of the training after the warm-up that remains.
 _SHAPES: dict[str, Callable[[float, TrainConfig], float]] = {
@@ -22,7 +21,7 @@ _SHAPES: dict[str, Callable[[float, TrainConfig], float]] = {
 
 
 def build_schedule(
-    optimizer: Optimizer, config: TrainConfig, steps: int, control: RateControl | None = None
+    optimizer: Optimizer, config: TrainConfig, steps: int, find_factor: Callable[[], float] = lambda: 1.0
 ) -> LambdaLR:
     """Returns a schedule of `steps` steps: linear warm-up, then the decay chosen in the config.
 
@@ -30,20 +29,20 @@ def build_schedule(
         optimizer: Its groups' rates are the peak rates.
         config: Shape of the decay, which ends at `floor`.
         steps: Optimizer steps of the entire training.
-        control: Its factor multiplies the rate from the next step on.
+        find_factor: Returns a factor that multiplies the rate from the next step on.
 
     Source: restarts as in Loshchilov and Hutter 2016, SGDR (arXiv 1608.03983), in cycles of equal length; stable as in
         Hägele et al. 2024 (arXiv 2405.18392), with the decay 1 - √ that they found best.
     """
-    config, control = config.resolve(), control or RateControl()
+    config = config.resolve()
     warmup = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
     shape = _SHAPES[config.schedule]
 
     def compute_factor(step: int) -> float:
         if step < warmup:
-            return control.factor * (step + 1) / (warmup + 1)
+            return find_factor() * (step + 1) / (warmup + 1)
         remaining = max(0.0, (steps - step) / max(1, steps - warmup))
-        return control.factor * (config.floor + (1 - config.floor) * shape(remaining, config))
+        return find_factor() * (config.floor + (1 - config.floor) * shape(remaining, config))
 
     return LambdaLR(optimizer, compute_factor)
 

@@ -54,13 +54,15 @@ class StopAgreement:
 class CheckpointWriter(Callback):
     """Callback that saves every `every` optimizer steps, at the end of each epoch and on a stop request.
 
+    With `from_start` it also saves before the first step.
+
     Only the last checkpoint is retained. A checkpoint is written to a temporary folder and renamed, and the previous
     one is removed afterwards, so that a kill leaves at least one complete checkpoint. With several processes training
     continues during the writing.
     """
 
-    def __init__(self, folder: Path, every: int, world: World | None = None):
-        self.folder, self.every, self.saved, self.step = folder, every, -1, -1
+    def __init__(self, folder: Path, every: int, world: World | None = None, *, from_start: bool = False):
+        self.folder, self.every, self.saved, self.step, self.from_start = folder, every, -1, -1, from_start
         self.world = world or World()
         self.agreement = StopAgreement(self.world)
         self.stopping = False  # the state is saved; Lightning has yet to finish the batch or epoch
@@ -86,6 +88,8 @@ class CheckpointWriter(Callback):
         # The step doesn't change during gradient accumulation; a checkpoint there would lose the gradients so far.
         self.saved = self.step = trainer.global_step
         stops.defer_stop(self.world.everyone.request_stop)
+        if self.from_start and trainer.ckpt_path is None:
+            self._save(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Stops if a stop is due and the last step is saved."""

@@ -29,12 +29,14 @@ from distill.errors import InputError
 from distill.parallel.layout import Layout
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
+from distill.train.spikes import LossSpikeError
 from pipelines.runs import stops
 from pipelines.runs.checkpoint_schedule import CheckpointWriter
 from pipelines.runs.console import Advance, Console
 from pipelines.runs.files import recover_folder, replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
 from pipelines.runs.processes import World
+from pipelines.runs.recovery import Recovery
 from pipelines.runs.strategies import build_strategy, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.watchdog import PositionRecorder
@@ -73,14 +75,60 @@ def fit_module(
     world = world or World()
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    checkpoints = CheckpointWriter(folder / SCRATCH / "checkpoints", train.checkpoint_every, world)
-    stopper = EarlyStop(folder / SCRATCH / "best", train.patience)
+    scratch = folder / SCRATCH
+    recovery = Recovery(scratch / "spikes.json", train.recoveries, world)
+    checkpoints = CheckpointWriter(scratch / "checkpoints", train.checkpoint_every, world, from_start=recovery.most > 0)
+    stopper = EarlyStop(scratch / "best", train.patience)
     if world.is_rank_zero:
         recover_folder(stopper.folder)
     progress = FitProgress(console, label, train)
+    positions = PositionRecorder(world.everyone)
+    convert_precision(precision, module)
+    while True:
+        trainer = build_trainer(
+            train=train,
+            machine=machine,
+            precision=precision,
+            layout=layout,
+            mesh=mesh,
+            log_every=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
+            callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, positions],
+            logger=build_loggers(folder, machine, label, wandb_folder) if world.is_rank_zero else False,
+        )
+        recovery.prepare(module)
+        try:
+            with progress, checkpoints:
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoints.find_latest(), weights_only=True)
+            break
+        except LossSpikeError as error:
+            recovery.record(error, console, label)
+    stops.raise_if_requested()
+    strategy_of(trainer).restore_weights(module)
+    stopper.restore(module)
+    if not MODES[precision].is_stock:
+        restore_stock_layers(module.student)
+    return stopper.metrics
+
+
+def build_trainer(
+    *,
+    train: TrainConfig,
+    machine: MachineConfig,
+    precision: str,
+    layout: Layout,
+    mesh: DeviceMesh | None,
+    log_every: int,
+    callbacks: list[Callback],
+    logger: list[Logger] | bool,
+) -> Trainer:
+    """Returns the Lightning trainer of a stage.
+
+    Raises:
+        InputError: Lightning doesn't support the requested devices and precision here.
+    """
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
-        trainer = Trainer(
+        return Trainer(
             accelerator=machine.accelerator,
             devices=local_processes,
             num_nodes=layout.processes // local_processes,
@@ -89,9 +137,9 @@ def fit_module(
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
-            log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
-            callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, PositionRecorder(world.everyone)],
-            logger=build_loggers(folder, machine, label, wandb_folder) if world.is_rank_zero else False,
+            log_every_n_steps=log_every,
+            callbacks=callbacks,
+            logger=logger,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -100,15 +148,6 @@ def fit_module(
         )
     except (ValueError, RuntimeError, lightning.fabric.utilities.exceptions.MisconfigurationException) as error:
         raise InputError(f"machine: {error}") from error
-    convert_precision(precision, module)
-    with progress, checkpoints:
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoints.find_latest(), weights_only=True)
-    stops.raise_if_requested()
-    strategy_of(trainer).restore_weights(module)
-    stopper.restore(module)
-    if not MODES[precision].is_stock:
-        restore_stock_layers(module.student)
-    return stopper.metrics
 
 
 def validate_module(
@@ -292,9 +331,10 @@ class FitProgress(Callback):
         """Adds the rows of the batch and shows its loss."""
         if self._advance is None:
             return
-        loss = cast(Mapping[str, Tensor], outputs)["loss"].item()
+        found = cast(Mapping[str, Tensor], outputs or {})  # empty for a batch that is skipped
+        loss = f"{found['loss'].item():.3f}" if "loss" in found else "of a skipped batch"
         rows = batch.get("batch_rows", len(batch["labels"]))
-        self._advance(cast(int, rows), f"loss {loss:.3f} {self.note}")
+        self._advance(cast(int, rows), f"loss {loss} {self.note}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the epoch's validation score."""

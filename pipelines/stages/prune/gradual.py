@@ -65,10 +65,10 @@ class ClosingModule(DistillationModule):
         super().__init__(student, **settings)
         self.masks = masks
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Returns the distillation loss plus the penalty of learned masks."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Returns the distillation loss plus the penalty of learned masks; None for a batch that is skipped."""
         loss = super().training_step(batch, batch_idx)
-        if not isinstance(self.masks, LearnedMasks):
+        if loss is None or not isinstance(self.masks, LearnedMasks):
             return loss
         if is_logging_step(self._trainer):
             share = self.masks.cost(self.masks.compute_open_probability()).detach()

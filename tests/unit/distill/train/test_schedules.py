@@ -16,10 +16,10 @@ from support.tiny_models import build_model
 STEPS = 100
 
 
-def rates(control: RateControl | None = None, **settings) -> list[float]:
+def rates(**settings) -> list[float]:
     """Returns the learning rate of each step as a share of the peak."""
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = build_schedule(optimizer, TrainConfig(**({"warmup": 0} | settings)), STEPS, control)
+    schedule = build_schedule(optimizer, TrainConfig(**({"warmup": 0} | settings)), STEPS)
     found = []
     for _ in range(STEPS):
         found.append(optimizer.param_groups[0]["lr"])
@@ -55,7 +55,7 @@ def test_every_schedule_starts_with_the_warm_up(schedule):
 
 def test_a_factor_applies_from_the_next_step_on():
     optimizer, control = SGD([torch.zeros(1, requires_grad=True)], lr=1.0), RateControl()
-    schedule = build_schedule(optimizer, TrainConfig(schedule="constant", warmup=0), STEPS, control)
+    schedule = build_schedule(optimizer, TrainConfig(schedule="constant", warmup=0), STEPS, lambda: control.factor)
     control.factor = 0.5
     optimizer.step()
     schedule.step()

@@ -1,0 +1,71 @@
+"""Return to the last checkpoint after a spike of the loss: at half the learning rate, and without the batch."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from distill.errors import InputError
+from distill.train.module import DistillationModule
+from distill.train.spikes import LossSpikeError
+from pipelines.runs.console import Console
+from pipelines.runs.files import write_json
+from pipelines.runs.processes import World
+
+FALL = 0.5  # of the learning rate after each spike
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A spike that the training has recovered from, or will.
+
+    Args:
+        batch: Number of the batch, which isn't trained on again.
+        step: Optimizer steps completed before it.
+        loss: The loss.
+        usual: The median of the losses before it.
+    """
+
+    batch: int
+    step: int
+    loss: float
+    usual: float
+
+
+class Recovery:
+    """The spikes of a training, kept in a file, so that a killed run resumes with the same rate and batches.
+
+    Args:
+        file: Where they are written.
+        most: Number of spikes after which the training fails instead.
+        world: The processes of the run, which all see the same spike.
+    """
+
+    def __init__(self, file: Path, most: int, world: World):
+        self.file, self.most, self.world = file, most, world
+        self.spikes = [Spike(**each) for each in json.loads(file.read_text())] if file.exists() else []
+
+    def prepare(self, module: DistillationModule) -> None:
+        """Makes the module skip the batches of the spikes and lower its rate once for each."""
+        module.skipped_batches = frozenset(spike.batch for spike in self.spikes)
+        module.recovery_factor = FALL ** len(self.spikes)
+
+    def record(self, error: LossSpikeError, console: Console, label: str) -> None:
+        """Adds a spike, after which the training is to be started again.
+
+        Raises:
+            InputError: There were as many spikes before it as are allowed.
+        """
+        if len(self.spikes) >= self.most:
+            raise InputError(
+                f"{label}: expected a loss near {error.usual:.4g}, found {error.loss:.4g} in step {error.step}, after "
+                f"{self.most} recoveries (train.recoveries): lower the learning rate, or look at the data"
+            ) from error
+        self.spikes.append(Spike(error.batch, error.step, error.loss, error.usual))
+        if self.world.is_rank_zero:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.file, [asdict(spike) for spike in self.spikes])
+        console.say(
+            f"  {label}: {error}: back to the last checkpoint, without batch {error.batch}, at "
+            f"{FALL ** len(self.spikes):g} times the learning rate ({len(self.spikes)} of {self.most} recoveries)"
+        )
+        self.world.barrier()
