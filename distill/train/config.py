@@ -38,6 +38,8 @@ class TrainConfig:
         floor: The lowest learning rate after the warm-up, as a share of the peak.
         warmup: Share of the steps over which the learning rate rises.
         batch_size: Rows per batch, over all processes.
+        batch_tokens: Tokens with padding per batch, over all processes, instead of rows; 0 counts rows. Every sample
+            has the same weight, so that a batch counts in proportion to its rows.
         accumulate: Batches per optimizer step.
         rate_scaling: How the learning rate follows the effective batch, `batch_size` times `accumulate`: `none`, or
             multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the root of it (`sqrt`, as for Adam).
@@ -75,6 +77,7 @@ class TrainConfig:
     floor: float = 0.0
     warmup: float = 0.1
     batch_size: int = 32
+    batch_tokens: int = 0
     accumulate: int = 1
     rate_scaling: Literal["none", "sqrt", "linear"] = "none"
     reference_batch: int = 32
@@ -100,12 +103,25 @@ class TrainConfig:
         check_setting(self, "train.plateau_factor", 0 < self.plateau_factor < 1, "a factor between 0 and 1")
         check_setting(self, "train.floor", 0 <= self.floor < 1, "a share from 0 to below 1")
         check_setting(self, "train.head_rate", self.head_rate > 0, "more than 0")
-        for name in ("weight_decay", "max_grad_norm", "patience", "plateau_patience", "plateau_cooldown", "recoveries"):
+        for name in (
+            "weight_decay",
+            "max_grad_norm",
+            "patience",
+            "plateau_patience",
+            "plateau_cooldown",
+            "recoveries",
+            "batch_tokens",
+        ):
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
         is_known = self.checkpointing in ("none", "full", "selective") or EVERY.fullmatch(self.checkpointing)
         check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective or every=K")
         check_setting(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
         check_setting(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")
+        if self.batch_tokens and self.rate_scaling != "none":
+            raise InputError(
+                f"train.rate_scaling: expected none with batch_tokens, found {self.rate_scaling}: the batches have no "
+                "fixed number of rows"
+            )
         if self.optimizer == "schedule-free" and self.schedule not in ("auto", "constant"):
             raise InputError(
                 f"train.schedule: expected constant with the optimizer schedule-free, found {self.schedule}: it "

@@ -458,6 +458,7 @@ RULES: tuple[Rule | Check, ...] = (
     across_rule("machine.devices", "1", lambda s: s.machine.devices > 1),
     across_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
     across_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
+    across_rule("train.batch_tokens", "0", lambda s: s.train.batch_tokens > 0),
     across_rule("data.packing", "auto", lambda s: s.data.packing not in ("auto", "stream")),
     Rule(
         lambda s, f: (

@@ -38,6 +38,7 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
     is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"
     bytes_per_text = count_cached_bytes(config, teacher, student, task_class) if is_cached else 0
     steps = config.train.epochs * -(-rows // (config.train.batch_size * config.train.accumulate))
+    duration = "" if config.train.batch_tokens else f", {steps} steps"  # rows aren't encoded yet: lengths are unknown
     return [
         ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} {noun}"),
         *([("unlabelled", f"{len(splits.unlabelled)} texts")] if noun == "texts" else []),
@@ -46,7 +47,7 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
         ("teacher", f"{teacher_params / 1e6:.1f}M parameters, {4 * teacher_params / 1e6:.0f} MB"),
         ("student", f"{student_params / 1e6:.1f}M parameters, {4 * student_params / 1e6:.0f} MB"),
         *([("cache", f"at most {rows * bytes_per_text / 1e6:.1f} MB")] if is_cached else []),
-        ("student training", f"{config.train.epochs} epochs, {steps} steps"),
+        ("student training", f"{config.train.epochs} epochs{duration}"),
     ]
 
 

@@ -136,7 +136,14 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
         if in_step
         else None,
     )
-    data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32, signals=remote)
+    data = TextDataModule(
+        splits(),
+        tokenizer,
+        batch_size=job.train.batch_size,
+        batch_tokens=job.train.batch_tokens,
+        max_length=32,
+        signals=remote,
+    )
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
     (job.place / SCRATCH).mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,17 @@
 """Batches of texts of similar length, in an order that depends only on the seed and the epoch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from distill.data.batches.encode import Batch
 from distill.data.batches.read_ahead import Prefetcher, Waiting
-from distill.data.batches.share import shard_batch
+from distill.data.batches.share import shard_batch, weigh_batch
 
 Signals = Callable[[Batch], Mapping[str, object]]
+_LENGTH_STEP = 8
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
 
 
@@ -23,6 +25,37 @@ def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def token_order(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Returns batches of at most `tokens` tokens with padding, longer rows alone, in shuffled order.
+
+    Rows are sorted by length rounded up to a multiple of 8 and are shuffled among those of the same one, so that every
+    epoch has batches of the same sizes, with other rows in them.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    rows, rounded = rng.permutation(len(lengths)), round_lengths(lengths)
+    rows = rows[np.argsort(rounded[rows], kind="stable")]
+    batches = np.split(rows, split_by_tokens(rounded[rows], tokens))
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def round_lengths(lengths: np.ndarray) -> np.ndarray:
+    """Returns the lengths rounded up to multiples of 8."""
+    return -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
+
+
+def split_by_tokens(ascending: np.ndarray, tokens: int) -> list[int]:
+    """Returns the first row of each batch but the first, for rows sorted by length.
+
+    A batch's last row is its longest, so it has rows times that length.
+    """
+    starts, start = [], 0
+    for row, length in enumerate(ascending.tolist()):
+        if row > start and (row - start + 1) * length > tokens:
+            starts.append(row)
+            start = row
+    return starts
 
 
 def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
@@ -55,6 +88,8 @@ class TrainBatches:
         data: The samples.
         batch_size: Rows per batch, over all processes.
         pad_id: Id of the padding.
+        batch_tokens: Tokens with padding per batch, over all processes, instead of rows; 0 counts rows. Batches then
+            have weights in proportion to their rows (in their `shares`), so that every sample has the same.
         seed: Seed of the order.
         rank, ranks: Rank of this process and number of the processes that share each batch.
         signals: Computes the teacher's signals of a batch, which are added under `signals`.
@@ -67,6 +102,7 @@ class TrainBatches:
         batch_size: int,
         pad_id: int,
         *,
+        batch_tokens: int = 0,
         seed: int,
         rank: int = 0,
         ranks: int = 1,
@@ -74,16 +110,29 @@ class TrainBatches:
         threads: int = 0,
     ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
-        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
         self.signals, self.threads, self.waiting = signals, threads, Waiting()
         self.position = 0  # batches yielded since the start of the first epoch
 
     def __len__(self) -> int:
-        return -(-len(self.data) // self.batch_size)
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        if not self.batch_tokens:
+            return -(-len(self.data) // self.batch_size)
+        return len(split_by_tokens(np.sort(round_lengths(self.data.lengths)), self.batch_tokens)) + 1
+
+    def order_rows(self, epoch: int) -> list[np.ndarray]:
+        """Returns the rows of each batch of an epoch."""
+        lengths = self.data.lengths
+        if self.batch_tokens:
+            return token_order(lengths, self.batch_tokens, self.seed, epoch)
+        return epoch_order(lengths, self.batch_size, self.seed, epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = divmod(self.position, len(self))
-        order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
+        order = self.order_rows(epoch)
         requests = ((rows, epoch) for rows in order[start:])
         for batch in Prefetcher(self.build_batch, requests, threads=self.threads, waiting=self.waiting):
             self.position += 1
@@ -93,6 +142,8 @@ class TrainBatches:
         """Returns this process's share of a batch, with signals; `request` is the batch's rows and the epoch."""
         rows, epoch = request
         batch = shard_batch(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
+        if self.batch_tokens:
+            weigh_batch(batch, len(rows) * len(self) / len(self.data))
         if self.signals is not None:
             batch["signals"] = self.signals(batch)
         return batch

@@ -19,6 +19,7 @@ class RowsDataModule(lightning.LightningDataModule):
         train, validation: The rows: `Encoded`, `LanguageBlocks` or `MaskedBlocks`.
         pad_id: Id of the padding.
         batch_size: Rows per batch, over all processes.
+        batch_tokens: Tokens with padding per training batch instead of rows; 0 counts rows.
         seed: Seed of the order of training batches.
         signals: A `CacheReader`: training batches contain the teacher's signals, read ahead of the step.
         threads: Threads that read ahead.
@@ -31,13 +32,14 @@ class RowsDataModule(lightning.LightningDataModule):
         *,
         pad_id: int = 0,
         batch_size: int = 32,
+        batch_tokens: int = 0,
         seed: int = 0,
         signals: Signals | None = None,
         threads: int = 1,
     ):
         super().__init__()
         self.train, self.validation = train, validation
-        self.pad_id, self.batch_size, self.seed = pad_id, batch_size, seed
+        self.pad_id, self.batch_size, self.batch_tokens, self.seed = pad_id, batch_size, batch_tokens, seed
         self.signals, self.threads = signals, threads if signals is not None else 0
         self.batches: TrainBatches | None = None
         self.position = 0
@@ -49,6 +51,7 @@ class RowsDataModule(lightning.LightningDataModule):
             self.train,
             self.batch_size,
             self.pad_id,
+            batch_tokens=self.batch_tokens,
             seed=self.seed,
             rank=rank,
             ranks=ranks,
@@ -107,7 +110,7 @@ class TextDataModule(RowsDataModule):
         encode_train: The task's function that encodes the training split, if different.
         max_length: Maximum text length in tokens.
         unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
-        batch_size, seed, signals, threads: As in `RowsDataModule`.
+        batch_size, batch_tokens, seed, signals, threads: As in `RowsDataModule`.
     """
 
     train: Any
@@ -121,6 +124,7 @@ class TextDataModule(RowsDataModule):
         encode: Callable[..., Any] = encode_texts,
         encode_train: Callable[..., Any] | None = None,
         batch_size: int = 32,
+        batch_tokens: int = 0,
         max_length: int = 256,
         seed: int = 0,
         unlabelled: bool = True,
@@ -135,6 +139,7 @@ class TextDataModule(RowsDataModule):
             encode(tokenizer, splits.validation, max_length),
             pad_id=find_padding_id(tokenizer),
             batch_size=batch_size,
+            batch_tokens=batch_tokens,
             seed=seed,
             signals=signals,
             threads=threads,

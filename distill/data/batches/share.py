@@ -8,6 +8,8 @@ from torch import Tensor
 
 from distill.data.batches.encode import IGNORED
 
+_COUNTS = ("rows", "labels", "tokens")  # of `loss_counts`
+
 
 def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
     """Returns the mask of positions [rows, length] with signals and losses: the batch's `positions`, or all tokens."""
@@ -46,3 +48,8 @@ def shard_batch(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str,
     shard["batch_rows"] = size
     shard["shares"] = {name: ranks * counts[name] / max(whole[name], 1) for name in whole}
     return shard
+
+
+def weigh_batch(batch: dict[str, Any], weight: float) -> None:
+    """Multiplies the loss terms of a batch by a weight, in its `shares`."""
+    batch["shares"] = {name: weight * share for name, share in batch.get("shares", dict.fromkeys(_COUNTS, 1.0)).items()}

@@ -87,7 +87,14 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             shard_optimizer=layout.zero == 1,
         )
         pad_id = int(tokenizer.pad_token_id or 0)
-        rows = RowsDataModule(train, held_out, pad_id=pad_id, batch_size=general.train.batch_size, seed=run.seed)
+        rows = RowsDataModule(
+            train,
+            held_out,
+            pad_id=pad_id,
+            batch_size=general.train.batch_size,
+            batch_tokens=general.train.batch_tokens,
+            seed=run.seed,
+        )
         metrics = fit_module(
             module,
             rows,

@@ -69,6 +69,17 @@ def test_every_layout_trains_the_same_student(processes, layout, student, alone,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["replicated", "fsdp=2", "tp=2", "pp=2"])
+def test_batches_of_tokens_train_the_same_student_in_every_layout(layout, student, tmp_path_factory):
+    single, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("single", "laid-out"))
+    settings = replace(single.train, batch_tokens=100)
+    expected = train(0, 1, replace(single, train=settings), "replicated")["weights"]
+    assert differing_weights(expected, train(0, 1, single, "replicated")["weights"])
+    for found in run_ranks(train, 2, 2, replace(place, train=settings), layout, limit=120):
+        assert differing_weights(found["weights"], expected) == {}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zero1", "fsdp=2", "tp=2", "pp=2"])
 @pytest.mark.parametrize("name", [name for name, kind in OPTIMIZERS.items() if name not in ("adamw", "lion")])
 def test_every_optimizer_trains_the_same_student_in_every_layout_that_it_takes(name, layout, student, tmp_path_factory):
