@@ -1,6 +1,7 @@
 """The values that a training step logs: each term with its weight and share of the gradient, and the matched layers."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from lightning import Trainer
 from torch import Tensor
@@ -11,6 +12,8 @@ from distill.errors import InputError
 from distill.losses.compose import compute_gradient_shares
 from distill.losses.config import LossConfig
 from distill.train.steps.layer_terms import LayerTerms
+
+TermValues: TypeAlias = dict[str, Tensor | float]  # of a step, by their names in the log
 
 
 def is_logging_step(trainer: Trainer | None) -> bool:
@@ -32,9 +35,7 @@ def check_finite_loss(total: Tensor, step: int) -> None:
         )
 
 
-def collect_term_values(
-    loss: LossConfig, terms: Mapping[str, Tensor], parameters: Sequence[Tensor]
-) -> dict[str, Tensor | float]:
+def collect_term_values(loss: LossConfig, terms: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> TermValues:
     """Returns each term's unweighted value, weight and share of the gradient norm, such as `train/kl_weight`.
 
     Without gradient shares for sharded weights: a backward pass of a single term would reduce their gradients a second
@@ -48,7 +49,7 @@ def collect_term_values(
     # DeepSpeed marks sharded parameters with ds_id.
     is_sharded = any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in parameters)
     shares = compute_gradient_shares(loss, terms, parameters) if terms and not is_sharded else {}
-    values: dict[str, Tensor | float] = {}
+    values: TermValues = {}
     for name, value in terms.items():
         values[f"train/{name}"] = value.detach()
         values[f"train/{name}_weight"] = getattr(loss, name)

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 import lightning
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
@@ -19,7 +20,7 @@ from transformers.modeling_outputs import ModelOutput
 from distill.checkpoint.outputs import logits_of
 from distill.data.batches.encode import IGNORED, Batch
 from distill.losses.compose import weighted_sum
-from distill.losses.config import LayerSizes, LossConfig
+from distill.losses.config import DYNAMIC, LayerSizes, LossConfig
 from distill.losses.logits import label_loss
 from distill.losses.teacher_signals import TeacherSignals
 from distill.parallel.clip import clip_gradients
@@ -29,7 +30,13 @@ from distill.tasks.logit_rows import OutputRows
 from distill.train.activations import checkpoint_layers
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.config import TrainConfig
-from distill.train.logged_values import check_finite_loss, collect_run_values, collect_term_values, is_logging_step
+from distill.train.logged_values import (
+    TermValues,
+    check_finite_loss,
+    collect_run_values,
+    collect_term_values,
+    is_logging_step,
+)
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
@@ -37,6 +44,7 @@ from distill.train.spikes import LossSpikeError, SpikeDetector
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
+from distill.train.steps.micro_batches import MicroBatches
 from distill.train.steps.on_policy import OnPolicy, check_on_policy
 from distill.train.steps.pipeline import train_stages
 from distill.train.steps.plain import PlainStep, run_student
@@ -101,6 +109,7 @@ class DistillationModule(lightning.LightningModule):
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.memory_settings = ExitStack()  # of the student in training
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
+        self.micro_batches = MicroBatches()
         self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
         self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
@@ -171,17 +180,68 @@ class DistillationModule(lightning.LightningModule):
         """
         if self.skipped_batches and self._count_batches(batch_idx) in self.skipped_batches:
             return None
+        is_logged, values = is_logging_step(self._trainer), TermValues()
         if self.stages is not None:
-            total, terms = self._train_stages(self.stages, batch, batch_idx), {}
+            total = self._train_stages(self.stages, batch, batch_idx)
+        elif self.splits_batches:
+            total, values = self._train_micro_batches(batch, batch_idx, is_logged=is_logged)
         else:
-            terms = self.compute_terms(self._select_batch(batch))
-            self._balance_gradients(terms)
-            total = weighted_sum(self.current_loss, terms)
+            total, terms = self._compute_loss(self._select_batch(batch))
+            values = self._collect_values(terms) if is_logged else values
         if self.train_config.recoveries:
             self._check_spike(total, batch_idx)
-        if is_logging_step(self._trainer):
-            self._log_terms(total, terms)
+        if is_logged:
+            self._log_step(total, values)
         return total
+
+    def _compute_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the weighted sum of the terms on a batch, and the terms."""
+        terms = self.compute_terms(batch)
+        self._balance_gradients(terms)
+        return weighted_sum(self.current_loss, terms), terms
+
+    @property
+    def splits_batches(self) -> bool:
+        """Whether a batch that doesn't fit into memory can be trained in parts, with a backward pass for each.
+
+        Several processes would have to agree on the parts, and some terms compare the rows of a batch.
+        """
+        trainer = self._trainer
+        if trainer is None or not getattr(trainer.strategy, "splits_batches", False):
+            return False
+        compares_rows = self.loss.computes("similarity") or self.loss.layer_map == DYNAMIC or self.loss.balance
+        return not compares_rows and self.across is None and self.on_policy is None
+
+    def _train_micro_batches(self, batch: Batch, batch_idx: int, *, is_logged: bool) -> tuple[Tensor, TermValues]:
+        """Runs the forward and backward passes of a batch in parts; returns its loss and the logged values.
+
+        Shares of the gradient are those of the first part.
+        """
+        accumulated, step = self.trainer.accumulate_grad_batches, self.trainer.global_step
+        measured: list[TermValues] = []
+
+        def compute(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            total, terms = self._compute_loss(part)
+            if is_logged and not measured:
+                measured.append(self._collect_values(terms))
+            return total, terms
+
+        if batch_idx % accumulated == 0:
+            self.zero_grad()
+        total, terms = self.micro_batches.run(
+            batch,
+            compute,
+            lambda loss: self.trainer.strategy.backward(loss / accumulated, None),
+            self.parameters(),
+            lambda parts: rank_zero_warn(
+                f"memory ran out in step {step}: batches are trained in {parts} parts from here on, with the same loss"
+            ),
+        )
+        values: TermValues = {f"train/{name}": value for name, value in terms.items()}
+        return total.requires_grad_(), (measured[0] | values if measured else TermValues())
+
+    def _collect_values(self, terms: dict[str, Tensor]) -> TermValues:
+        return collect_term_values(self.current_loss, terms, list(self.parameters()))
 
     def _count_batches(self, batch_idx: int) -> int:
         """Returns the number of a batch, counted from the start of the training."""
@@ -228,35 +288,36 @@ class DistillationModule(lightning.LightningModule):
         self.balance.update(trainer.global_step, terms, self.parameters(), mean)
 
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Adds the states of the gradient balancing and of the learning rate's factor."""
+        """Adds the states of the gradient balancing, the learning rate, the last losses and the micro-batches."""
         checkpoint["balance"] = self.balance.state_dict()
         checkpoint["rate_control"] = self.rate_control.state_dict()
         checkpoint["losses"] = list(self.spikes.losses)
+        checkpoint["micro_batches"] = self.micro_batches.parts
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Restores the states of the gradient balancing and of the learning rate's factor."""
+        """Restores the states of the gradient balancing, the learning rate, the last losses and the micro-batches."""
         if "balance" in checkpoint:
             self.balance.load_state_dict(cast(BalanceState, checkpoint["balance"]))
+        self.micro_batches.parts = int(cast(int, checkpoint.get("micro_batches", 1)))
         self.spikes.restore(cast(list[float], checkpoint.get("losses", [])))
         if "rate_control" in checkpoint:
             self.rate_control.load_state_dict(cast(dict[str, float | int | None], checkpoint["rate_control"]))
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Zeroes the gradients, except in a pipeline.
+        """Zeroes the gradients, except where they are already computed.
 
-        Lightning calls this between the step and the backward pass, when the gradients of a pipeline are already
-        computed.
+        Lightning calls this between the step and its backward pass, but a pipeline and micro-batches have theirs in the
+        step.
         """
-        if self.stages is None:
+        if self.stages is None and not self.splits_batches:
             optimizer.zero_grad()
 
     def _find_rate_factor(self) -> float:
         return self.rate_control.factor * self.recovery_factor
 
-    def _log_terms(self, total: Tensor, terms: dict[str, Tensor]) -> None:
+    def _log_step(self, total: Tensor, term_values: TermValues) -> None:
         check_finite_loss(total, self.trainer.global_step)
-        values: dict[str, Tensor | float] = {"train/loss": total.detach()}
-        values |= collect_term_values(self.current_loss, terms, list(self.parameters()))
+        values: TermValues = {"train/loss": total.detach(), **term_values}
         values |= collect_run_values(self.trainer, self.layer_terms)
         if self.on_policy is not None:
             values["train/generation_share"] = self.on_policy.generation_time.measure_share()

@@ -104,7 +104,9 @@ class PortableStrategy(Strategy):
 
 
 class SingleProcessStrategy(PortableStrategy, SingleDeviceStrategy):
-    """Strategy for a single device."""
+    """Strategy for a single device, on which a batch may be trained in parts."""
+
+    splits_batches = True
 
 
 class ReplicatedStrategy(PortableStrategy, DDPStrategy):

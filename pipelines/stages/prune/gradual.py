@@ -65,6 +65,11 @@ class ClosingModule(DistillationModule):
         super().__init__(student, **settings)
         self.masks = masks
 
+    @property
+    def splits_batches(self) -> bool:
+        """Whether a batch may be trained in parts: no, since gates are scored after each backward pass."""
+        return False
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Returns the distillation loss plus the penalty of learned masks; None for a batch that is skipped."""
         loss = super().training_step(batch, batch_idx)

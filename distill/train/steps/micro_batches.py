@@ -1,0 +1,97 @@
+"""A training step in micro-batches, in ever smaller ones where memory runs out."""
+
+import gc
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from distill.data.batches.encode import Batch
+from distill.data.batches.split import split_batch
+from distill.errors import InputError
+
+Terms = dict[str, Tensor]
+_CPU_MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that memory ran out; torch raises a plain RuntimeError for a CPU's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _CPU_MESSAGES)
+
+
+class MicroBatches:
+    """Runs forward and backward passes of a batch in parts, and doubles their number when memory runs out.
+
+    The gradients are those of the whole batch up to rounding: each part's loss has its share of the batch.
+
+    Args:
+        parts: Number of micro-batches of a batch at first.
+    """
+
+    def __init__(self, parts: int = 1):
+        self.parts = parts
+
+    def run(
+        self,
+        batch: Batch,
+        compute: Callable[[Batch], tuple[Tensor, Terms]],
+        backward: Callable[[Tensor], object],
+        parameters: Iterable[nn.Parameter],
+        report: Callable[[int], None],
+    ) -> tuple[Tensor, Terms]:
+        """Returns the batch's loss and terms, without autograd graphs, with the gradients added to the parameters'.
+
+        Args:
+            batch: Padded batch with labels.
+            compute: Returns the loss and the terms of a micro-batch.
+            backward: Runs the backward pass of a micro-batch's loss.
+            parameters: Parameters that are trained; gradients that they have, of earlier batches, are kept.
+            report: Called with the new number of parts when memory has run out.
+
+        Raises:
+            InputError: Not even a single row fits.
+        """
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        earlier = [parameter.grad for parameter in trained]
+        while True:
+            for parameter in trained:
+                parameter.grad = None
+            found = self._try(batch, compute, backward)
+            if found is not None:
+                break
+            gc.collect()  # tensors in cycles of the failed pass
+            self._halve(batch)
+            report(self.parts)
+        for parameter, gradient in zip(trained, earlier, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return found
+
+    def _try(
+        self, batch: Batch, compute: Callable[[Batch], tuple[Tensor, Terms]], backward: Callable[[Tensor], object]
+    ) -> tuple[Tensor, Terms] | None:
+        """Returns the loss and the terms of a batch; None if memory ran out, with no reference to the failed pass."""
+        total, terms = None, Terms()
+        try:
+            for part in split_batch(batch, self.parts):
+                loss, own = compute(part)
+                backward(loss)
+                total = loss.detach() if total is None else total + loss.detach()
+                terms = {name: value.detach() + terms.get(name, 0.0) for name, value in own.items()}
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        assert total is not None
+        return total, terms
+
+    def _halve(self, batch: Batch) -> None:
+        rows = len(batch["attention_mask"])
+        if self.parts >= rows:
+            raise InputError(
+                f"train: expected memory for one row of {batch['attention_mask'].shape[1]} tokens, found too little "
+                "even for that; use train.checkpointing full, shorter texts (data.max_length) or a smaller model"
+            )
+        self.parts *= 2
