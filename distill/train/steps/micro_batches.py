@@ -11,7 +11,11 @@ from distill.data.batches.split import split_batch
 from distill.errors import InputError
 
 Terms = dict[str, Tensor]
-_CPU_MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
+# The last three are oneDNN's, which doesn't tell a lack of memory from other failures.
+_CPU_MESSAGES = (
+    "can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory",
+    "could not create a primitive", "could not execute a primitive", "could not create a memory",
+)  # fmt: skip
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -59,10 +63,10 @@ class MicroBatches:
             for parameter in trained:
                 parameter.grad = None
             found = self._try(batch, compute, backward)
-            if found is not None:
+            if not isinstance(found, str):
                 break
             gc.collect()  # tensors in cycles of the failed pass
-            self._halve(batch)
+            self._halve(batch, found)
             report(self.parts)
         for parameter, gradient in zip(trained, earlier, strict=True):
             if gradient is not None:
@@ -71,8 +75,8 @@ class MicroBatches:
 
     def _try(
         self, batch: Batch, compute: Callable[[Batch], tuple[Tensor, Terms]], backward: Callable[[Tensor], object]
-    ) -> tuple[Tensor, Terms] | None:
-        """Returns the loss and the terms of a batch; None if memory ran out, with no reference to the failed pass."""
+    ) -> tuple[Tensor, Terms] | str:
+        """Returns the loss and the terms of a batch, or the message if memory ran out: the error refers to the pass."""
         total, terms = None, Terms()
         try:
             for part in split_batch(batch, self.parts):
@@ -83,15 +87,15 @@ class MicroBatches:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return None
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         assert total is not None
         return total, terms
 
-    def _halve(self, batch: Batch) -> None:
+    def _halve(self, batch: Batch, message: str) -> None:
         rows = len(batch["attention_mask"])
         if self.parts >= rows:
             raise InputError(
                 f"train: expected memory for one row of {batch['attention_mask'].shape[1]} tokens, found too little "
-                "even for that; use train.checkpointing full, shorter texts (data.max_length) or a smaller model"
+                f"even for that ({message}); use train.checkpointing full, a lower data.max_length or a smaller model"
             )
         self.parts *= 2
