@@ -1,0 +1,135 @@
+"""Memory and time of a decoder's training step with activation checkpointing, on labels alone.
+
+    python -m benchmarks.activations                       # 110M random weights, 32,000 tokens of vocabulary, 4 x 1,024
+    python -m benchmarks.activations --layers 2 --rows 1 --length 256 --rounds 2
+
+The plain step is timed twice, once with all logits at a time. Printed per mode: the bytes that torch's allocator held
+at most above those before the step (weights and gradients exist already), the time as a median of ratios in the same
+round, and whether loss and gradients equal those of the plain step, with dropout. The floor is the input of each layer.
+Step times on a busy machine mean nothing.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.timing import median_ratio, time_in_turns
+from distill.losses.config import LossConfig
+from distill.train.activations import checkpoint_layers
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import describe_machine
+
+MODES = ("none", "selective", "every=2", "full")
+ALL_LOGITS = "none, all logits at a time"
+LABELS_ONLY = LossConfig(kl=0, ce=1)
+
+
+def main() -> None:
+    """Measures all modes and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--vocabulary", type=int, default=32_000)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--dropout", type=float, default=0.1, help="of attention, for the comparison of gradients")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    console = Console()
+    model = build_decoder(options.width, options.layers, options.vocabulary, options.dropout)
+    batch = draw_batch(options.vocabulary, options.rows, options.length)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    steps = {mode: build_step(model, batch, mode) for mode in (ALL_LOGITS, *MODES)}
+    loss, gradients = steps["none"]()
+    expected = loss, [gradient.clone() for gradient in gradients]
+    equal = {mode: is_equal(step(), expected) for mode, step in steps.items()}
+    del expected, gradients
+    peaks = {mode: measure_peak(step) for mode, step in steps.items()}
+    times = time_in_turns(steps, options.rounds, warmup=1)
+    floor = 4 * options.rows * options.length * options.width * options.layers
+    console.table(
+        f"Decoder of {parameters / 1e6:.0f}M parameters, {options.rows} x {options.length} tokens",
+        ("checkpointing", "MB above the start", "of none", "time, of none", "loss and gradients equal"),
+        [
+            (mode, f"{peaks[mode] / 1e6:.0f}", f"{peaks[mode] / peaks['none']:.2f}",
+             f"{median_ratio(times[mode], times['none']):.2f}", "yes" if equal[mode] else "no")
+            for mode in steps
+        ],
+    )  # fmt: skip
+    console.say(f"Inputs of all layers: {floor / 1e6:.0f} MB")
+
+
+def build_decoder(width: int, layers: int, vocabulary: int, dropout: float) -> LlamaForCausalLM:
+    """Returns a decoder with random weights, in training mode."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=(8 * width // 3 + 63) // 64 * 64,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        attention_dropout=dropout,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).train()
+
+
+def draw_batch(vocabulary: int, rows: int, length: int) -> dict[str, Tensor]:
+    """Returns random tokens, each labelled with the next."""
+    ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.roll(-1, 1)}
+
+
+def build_step(
+    model: LlamaForCausalLM, batch: dict[str, Tensor], mode: str
+) -> Callable[[], tuple[Tensor, list[Tensor]]]:
+    """Returns a function that computes the loss and the gradients of a batch in place."""
+    module = DistillationModule(model, loss=LABELS_ONLY, train=TrainConfig())
+    if mode == ALL_LOGITS:
+        module.fused_term.name = ""
+    checkpointing = replace(module.train_config, checkpointing=mode.partition(",")[0]).checkpointing
+
+    def step() -> tuple[Tensor, list[Tensor]]:
+        module.zero_grad(set_to_none=False)
+        torch.manual_seed(1)
+        with checkpoint_layers(model, checkpointing):
+            loss = module.training_step(batch, 0)
+            assert loss is not None
+            loss.backward()
+        return loss.detach(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    return step
+
+
+def is_equal(found: tuple[Tensor, list[Tensor]], expected: tuple[Tensor, list[Tensor]]) -> bool:
+    """Returns whether two steps have the same loss and gradients to the bit."""
+    pairs = zip((found[0], *found[1]), (expected[0], *expected[1]), strict=True)
+    return all(torch.equal(own, other) for own, other in pairs)
+
+
+def measure_peak(step: Callable[[], object]) -> int:
+    """Returns the most bytes that torch's CPU allocator held above those at the start of a step."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        step()
+    held = peak = 0
+    events = run.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+if __name__ == "__main__":
+    main()
