@@ -28,7 +28,8 @@ class TrainConfig:
         learning_rate: Peak learning rate of the schedule; if omitted, the optimizer's usual one.
         schedule: The learning rate after the warm-up: `linear`, `cosine` or `polynomial` decay; cosine decay with
             `restarts`; `stable`, with a decay at the end only; `plateau`, lower whenever the validation stops
-            improving; or `constant`. `auto` is `linear`, or `constant` with the optimizer `schedule-free`.
+            improving; `constant`; or `find`, linear from the rate that a range test before the training finds. `auto`
+            is `linear`, or `constant` with the optimizer `schedule-free`.
         power: Exponent of the `polynomial` decay.
         cycles: Number of decays with `restarts`.
         decay_share: Share of the training in which `stable` decays.
@@ -66,7 +67,7 @@ class TrainConfig:
     optimizer: str = "adamw"
     learning_rate: float | None = None
     schedule: Literal[
-        "auto", "linear", "cosine", "constant", "polynomial", "restarts", "stable", "plateau"
+        "auto", "linear", "cosine", "constant", "polynomial", "restarts", "stable", "plateau", "find",
     ] = "auto"  # fmt: skip
     power: float = 2.0
     cycles: int = 3

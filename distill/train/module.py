@@ -186,7 +186,7 @@ class DistillationModule(lightning.LightningModule):
         elif self.splits_batches:
             total, values = self._train_micro_batches(batch, batch_idx, is_logged=is_logged)
         else:
-            total, terms = self._compute_loss(self._select_batch(batch))
+            total, terms = self.compute_loss(self._select_batch(batch))
             values = self._collect_values(terms) if is_logged else values
         if self.train_config.recoveries:
             self._check_spike(total, batch_idx)
@@ -194,7 +194,7 @@ class DistillationModule(lightning.LightningModule):
             self._log_step(total, values)
         return total
 
-    def _compute_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the weighted sum of the terms on a batch, and the terms."""
         terms = self.compute_terms(batch)
         self._balance_gradients(terms)
@@ -221,7 +221,7 @@ class DistillationModule(lightning.LightningModule):
         measured: list[TermValues] = []
 
         def compute(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-            total, terms = self._compute_loss(part)
+            total, terms = self.compute_loss(part)
             if is_logged and not measured:
                 measured.append(self._collect_values(terms))
             return total, terms

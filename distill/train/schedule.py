@@ -11,6 +11,7 @@ from distill.train.config import TrainConfig
 # Schedule -> share of the peak rate, from the share of the training after the warm-up that remains.
 _SHAPES: dict[str, Callable[[float, TrainConfig], float]] = {
     "linear": lambda remaining, config: remaining,
+    "find": lambda remaining, config: remaining,
     "cosine": lambda remaining, config: _rise_cosine(remaining),
     "constant": lambda remaining, config: 1.0,
     "polynomial": lambda remaining, config: remaining**config.power,

@@ -36,6 +36,7 @@ from pipelines.runs.console import Advance, Console
 from pipelines.runs.files import recover_folder, replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
 from pipelines.runs.processes import World
+from pipelines.runs.range_test import FILE, find_rate
 from pipelines.runs.recovery import Recovery
 from pipelines.runs.strategies import build_strategy, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
@@ -84,6 +85,11 @@ def fit_module(
     progress = FitProgress(console, label, train)
     positions = PositionRecorder(world.everyone)
     convert_precision(precision, module)
+    found: Metrics = {}
+    if train.schedule == "find":
+        module.train_config = find_rate(module, data, folder / LOGS / FILE, seed)
+        found = {"found/learning_rate": module.train_config.peak_rate}
+        console.say(f"  {label}: the range test found a learning rate of {module.train_config.peak_rate:.2g}")
     while True:
         trainer = build_trainer(
             train=train,
@@ -107,7 +113,7 @@ def fit_module(
     stopper.restore(module)
     if not MODES[precision].is_stock:
         restore_stock_layers(module.student)
-    return stopper.metrics
+    return stopper.metrics | found
 
 
 def build_trainer(

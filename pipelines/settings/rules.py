@@ -564,6 +564,17 @@ RULES: tuple[Rule | Check, ...] = (
         ("precision", "student_layout"),
     ),
     Check(check_optimizer_packages),
+    Rule(
+        lambda s, f: "find" in (s.train.schedule, s.general.train.schedule) and is_on_several(f),
+        "train.schedule find: expected one process, found {f.student_processes}: the range test trains on one",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.teacher_train.schedule == "find" and f.tuned_layout.processes > 1,  # type: ignore[union-attr]
+        "teacher_train.schedule find: expected one process, found {f.tuned_layout.processes}: the range test trains on "
+        "one",
+        ("tuned_layout",),
+    ),
     *(
         Check(partial(check_optimizer_layout, name), (layout,))
         for name, layout in (

@@ -46,8 +46,14 @@ class RowsDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> TrainBatches:
         """Returns this process's training batches, from the saved position on."""
+        self.batches = self.build_train_batches()
+        self.batches.position = self.position
+        return self.batches
+
+    def build_train_batches(self) -> TrainBatches:
+        """Returns this process's training batches, from the first one on."""
         rank, ranks = self.find_rank()
-        self.batches = TrainBatches(
+        return TrainBatches(
             self.train,
             self.batch_size,
             self.pad_id,
@@ -58,8 +64,6 @@ class RowsDataModule(lightning.LightningDataModule):
             signals=self.signals,
             threads=self.threads,
         )
-        self.batches.position = self.position
-        return self.batches
 
     def measure_wait_share(self) -> float:
         """Returns the share of the time since the last call in which training waited for data."""

@@ -29,7 +29,7 @@ def batch(token_batch) -> dict[str, Tensor]:
 def run_parts(module: DistillationModule, batch: dict, parts: int) -> tuple[Tensor, dict[str, Tensor]]:
     module.zero_grad(set_to_none=True)
     total, terms = MicroBatches(parts).run(
-        batch, module._compute_loss, lambda loss: loss.backward(), module.parameters(), pytest.fail
+        batch, module.compute_loss, lambda loss: loss.backward(), module.parameters(), pytest.fail
     )
     torch.testing.assert_close(sum(terms.values()), total)
     return total, {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
@@ -92,7 +92,7 @@ class Memory:
         self.rows = len(batch["attention_mask"])
         if self.where == "forward":
             self.check()
-        return self.module._compute_loss(batch)
+        return self.module.compute_loss(batch)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()

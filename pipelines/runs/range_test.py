@@ -1,0 +1,122 @@
+"""The learning-rate range test: which peak rate a training can take, before it starts."""
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from distill.data.batches.data_module import RowsDataModule
+from distill.data.batches.encode import Batch
+from distill.parallel.clip import clip_gradients
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.optimizer import build_optimizer, set_dropout
+
+STEPS, LOWEST, HIGHEST = 100, 1e-3, 1e3  # rates as multiples of the optimizer's usual one
+_SMOOTHING, _DIVERGED, _BELOW_LOWEST_LOSS = 0.9, 4.0, 10.0
+FILE = "range_test.csv"
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The losses of a short training whose rate grows from step to step.
+
+    Args:
+        rates: Learning rate of each step.
+        losses: Smoothed loss of each step.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        """A tenth of the rate at which the smoothed loss was lowest."""
+        return self.rates[self.losses.index(min(self.losses))] / _BELOW_LOWEST_LOSS
+
+
+def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed: int) -> TrainConfig:
+    """Returns the training settings with the found peak rate and a linear decay; a stored test isn't run again.
+
+    Args:
+        module: Its weights are the same afterwards.
+        data: Batches of the training split.
+        file: Where rates and losses are written, or were by an earlier attempt.
+        seed: Of dropout.
+
+    Source: Smith 2015, Cyclical Learning Rates for Training Neural Networks (arXiv 1506.01186), section 3.3; a tenth of
+        the best rate instead of reading the curve is fastai's rule.
+    """
+    if not file.exists():
+        store_test(run_range_test(module, data, seed), file)
+    found = load_test(file)
+    return replace(module.train_config, learning_rate=found.rate, schedule="linear", rate_scaling="none")
+
+
+def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) -> RangeTest:
+    """Returns the losses of up to 100 steps at growing rates, until the loss diverges."""
+    config, student = module.train_config, module.student
+    usual = replace(config, learning_rate=None, rate_scaling="none", schedule="auto")
+    initial = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    student.train()
+    if config.dropout is not None:
+        set_dropout(student, config.dropout)
+    optimizer = build_optimizer(student, module.layer_terms.parameters(), usual, make=module.make_optimizer)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    rates: list[float] = []
+    losses: list[float] = []
+    average = 0.0
+    for step, batch in zip(range(STEPS), repeat_batches(data), strict=False):
+        torch.manual_seed(seed + step)
+        factor = LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * factor
+        loss = take_step(module, optimizer, batch, config.max_grad_norm)
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
+        smoothed = average / (1 - _SMOOTHING ** (step + 1))
+        if not math.isfinite(smoothed) or (losses and smoothed > _DIVERGED * min(losses)):
+            break
+        rates.append(usual.peak_rate * factor)
+        losses.append(smoothed)
+    optimizer.zero_grad()
+    module.load_state_dict(initial)
+    return RangeTest(tuple(rates), tuple(losses))
+
+
+def take_step(module: DistillationModule, optimizer: torch.optim.Optimizer, batch: Batch, max_norm: float) -> float:
+    """Takes an optimizer step on a batch and returns its loss."""
+    optimizer.zero_grad()
+    loss, _ = module.compute_loss(batch)
+    loss.backward()
+    if max_norm:
+        clip_gradients(module.parameters(), max_norm)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def repeat_batches(data: RowsDataModule) -> Iterator[Batch]:
+    """Yields training batches from the first epoch on, without an end; the position of `data` doesn't change."""
+    batches = data.build_train_batches()
+    while True:
+        yield from batches
+
+
+def store_test(test: RangeTest, file: Path) -> None:
+    """Writes rates and losses as csv, completely or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(("rate", "loss"))
+        writer.writerows(zip(test.rates, test.losses, strict=True))
+    partial.replace(file)
+
+
+def load_test(file: Path) -> RangeTest:
+    """Returns the test that `store_test` wrote."""
+    with file.open(newline="") as opened:
+        rows: Sequence[dict[str, str]] = list(csv.DictReader(opened))
+    return RangeTest(tuple(float(row["rate"]) for row in rows), tuple(float(row["loss"]) for row in rows))
