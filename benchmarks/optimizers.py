@@ -1,0 +1,124 @@
+"""Memory and time of every optimizer: bytes of its states for each parameter, its first step, and a step.
+
+    python -m benchmarks.optimizers                                    # BERT layers of 256, 4 of them, random weights
+    python -m benchmarks.optimizers --names adamw muon --hidden 384 --layers 6
+
+Each optimizer has a model of its own and steps on the same random gradients; steps take turns. Times are medians, and
+ratios to fused AdamW medians over the rounds. The floor of a step is the time in which memory copies what has to be
+read and written: weight and gradient, and the states twice.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import BertConfig, BertForSequenceClassification
+
+from benchmarks.timing import median_ratio, time_in_turns
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer
+from distill.train.optimizer_kinds import OPTIMIZERS
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import describe_machine
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An optimizer after its first step.
+
+    Args:
+        optimizer: The optimizer, whose parameters have gradients.
+        first: Seconds of the first step, which allocates the states and may compile.
+        bytes_per_parameter: Of its states.
+    """
+
+    optimizer: Optimizer
+    first: float
+    bytes_per_parameter: float
+
+
+def main() -> None:
+    """Measures the optimizers and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    console = Console()
+    names = list(dict.fromkeys(["adamw", *options.names]))
+    found = {name: prepare_optimizer(name, options.hidden, options.layers) for name in names}
+    times = time_in_turns({name: each.optimizer.step for name, each in found.items()}, options.rounds, warmup=2)
+    copied = measure_copy_rate()
+    parameters = count_parameters(found["adamw"].optimizer)
+    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{parameters / 1e6:.1f}M parameters; memory copies {copied / 1e9:.1f} GB/s")
+    rows = []
+    for name, each in found.items():
+        floor = parameters * (12 + 2 * each.bytes_per_parameter) / copied
+        step = statistics.median(times[name])
+        ratio = median_ratio(times[name], times["adamw"])
+        figures = f"{each.first:.1f}", f"{1e3 * step:.1f}", f"{ratio:.2f}", f"{1e3 * floor:.1f}"
+        rows.append((name, f"{each.bytes_per_parameter:.2f}", *figures))
+    columns = ("optimizer", "bytes a parameter", "first step, s", "step, ms", "of adamw", "floor, ms")
+    console.table("Optimizers", columns, rows)
+
+
+def prepare_optimizer(name: str, hidden: int, layers: int) -> Candidate:
+    """Returns an optimizer of a new model with random weights and gradients, after its first step."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=1000, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    for parameter in model.parameters():
+        parameter.grad = 1e-3 * torch.randn_like(parameter)
+    optimizer = build_optimizer(model, [], TrainConfig(optimizer=name))
+    start = time.perf_counter()
+    optimizer.step()
+    first = time.perf_counter() - start
+    held = sum(
+        tensor.nbytes for state in optimizer.state.values() for each in state.values() for tensor in parts_of(each)
+    )
+    return Candidate(optimizer, first, held / count_parameters(optimizer))
+
+
+def parts_of(state: object) -> Iterator[Tensor]:
+    """Yields the plain tensors of an optimizer state with more than one number."""
+    if isinstance(state, list):
+        for each in state:
+            yield from parts_of(each)
+    elif isinstance(state, Tensor) and hasattr(state, "__tensor_flatten__"):
+        for name in state.__tensor_flatten__()[0]:
+            yield from parts_of(getattr(state, name))
+    elif isinstance(state, Tensor) and state.numel() > 1:
+        yield state
+
+
+def count_parameters(optimizer: Optimizer) -> int:
+    """Returns the number of trained parameters."""
+    groups: list[list[nn.Parameter]] = [group["params"] for group in optimizer.param_groups]
+    return sum(parameter.numel() for group in groups for parameter in group)
+
+
+def measure_copy_rate(size: int = 1 << 26, repeats: int = 10) -> float:
+    """Returns the bytes that a large copy reads and writes in a second."""
+    source, target = torch.randn(size // 4), torch.empty(size // 4)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - start)
+    return 2 * size / statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
