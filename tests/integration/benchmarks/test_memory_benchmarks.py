@@ -1,0 +1,36 @@
+"""The benchmarks of activation checkpointing and of optimizers, on tiny models."""
+
+import re
+import sys
+
+import torch
+
+from benchmarks import activations, optimizers
+
+
+def run(module, capsys, monkeypatch, *arguments: str) -> dict[str, list[str]]:
+    """Returns the cells of each row of the printed table."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
+    module.main()
+    torch.set_num_threads(threads)
+    rows = [re.split(r"\s*[│|]\s*", line.strip("│| ")) for line in capsys.readouterr().out.splitlines()]
+    return {name: cells for name, *cells in rows if cells}
+
+
+def test_checkpointed_steps_equal_the_plain_one_and_hold_less(capsys, monkeypatch):
+    sizes = ["--width", "128", "--layers", "3", "--vocabulary", "500", "--rows", "2", "--length", "128"]
+    found = run(activations, capsys, monkeypatch, *sizes, "--rounds", "1", "--threads", "1")
+    assert found.keys() >= {*activations.MODES, activations.ALL_LOGITS}
+    assert all(found[mode][-1] == "yes" for mode in activations.MODES)
+    assert float(found["full"][1]) < float(found["selective"][1]) < float(found["none"][1]) == 1
+
+
+def test_states_are_counted_for_each_parameter(capsys, monkeypatch):
+    names = ["--names", "sgd", "lion", "apollo", "adafactor", "--rounds", "1", "--threads", "1"]
+    found = run(optimizers, capsys, monkeypatch, *names, "--hidden", "128", "--layers", "2")
+    bytes_of = {name: float(found[name][0]) for name in ("adamw", "sgd", "lion", "apollo", "adafactor")}
+    assert bytes_of["adamw"] == 8
+    assert bytes_of["sgd"] == bytes_of["lion"] == 4
+    assert bytes_of["apollo"] < 5
+    assert bytes_of["adafactor"] < 0.5
