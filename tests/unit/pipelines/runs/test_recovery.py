@@ -58,7 +58,9 @@ def spikes_in(folder: Path) -> list[dict]:
     return json.loads((folder / SCRATCH / "spikes.json").read_text())
 
 
-@pytest.mark.parametrize("loss", [math.inf, math.nan, 100.0])
+@pytest.mark.parametrize(
+    "loss", [math.inf, *(pytest.param(loss, marks=pytest.mark.slow) for loss in (math.nan, 100.0))]
+)
 def test_a_poisoned_batch_costs_its_step_and_halves_the_rate(loss, poison, tiny_model, tokenizer, tmp_path):
     poison({POISONED}, loss)
     record = RecordRates()
@@ -79,6 +81,7 @@ def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(poison, tiny
     assert record.rates == dict.fromkeys(range(1, 21), 5e-4)
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_recovery_ends_with_the_same_bits(poison, tiny_model, tokenizer, tmp_path, monkeypatch):
     poison({POISONED})
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", RECOVERING, LossConfig(kl=1))
