@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from real.full_runs import FullRun
@@ -78,14 +79,15 @@ def stock_answer(
     """
     request = {"task": task, "checkpoint": str(checkpoint), "texts": list(texts), "max_length": max_length}
     request |= {"onnx": {name: str(checkpoint / name) for name in onnx}, "trust_remote_code": remote}
-    requested, answer = (checkpoint.parent / f"{checkpoint.name}-{name}.json" for name in ("request", "answer"))
-    requested.write_text(json.dumps(request))
-    arguments = [sys.executable, "-P", str(SCRIPT), str(requested), str(answer)]
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    own |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(checkpoint.parent / ".cache")}
-    done = subprocess.run(arguments, env=own, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr
-    return StockAnswer(**json.loads(answer.read_text()))
+    with TemporaryDirectory() as place:
+        requested, answer = (Path(place) / f"{name}.json" for name in ("request", "answer"))
+        requested.write_text(json.dumps(request))
+        arguments = [sys.executable, "-P", str(SCRIPT), str(requested), str(answer)]
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        own |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(place) / "cache")}
+        done = subprocess.run(arguments, env=own, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == 0, done.stderr
+        return StockAnswer(**json.loads(answer.read_text()))
 
 
 def check_summary(run: FullRun) -> None:
