@@ -69,7 +69,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
     rates: list[float] = []
     losses: list[float] = []
     average = 0.0
-    for step, batch in zip(range(STEPS), repeat_batches(data), strict=False):
+    for step, batch in zip(range(STEPS), yield_batches(data), strict=False):
         torch.manual_seed(seed + step)
         factor = LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -97,7 +97,7 @@ def take_step(module: DistillationModule, optimizer: torch.optim.Optimizer, batc
     return float(loss.detach())
 
 
-def repeat_batches(data: RowsDataModule) -> Iterator[Batch]:
+def yield_batches(data: RowsDataModule) -> Iterator[Batch]:
     """Yields training batches from the first epoch on, without an end; the position of `data` doesn't change."""
     batches = data.build_train_batches()
     while True:
