@@ -11,11 +11,10 @@ read and written: weight and gradient, and the states twice.
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -24,6 +23,7 @@ from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.runs.console import Console
+from pipelines.runs.training_checkpoint import flatten_state
 from pipelines.settings.this_machine import describe_machine
 
 
@@ -85,22 +85,10 @@ def prepare_optimizer(name: str, hidden: int, layers: int) -> Candidate:
     start = time.perf_counter()
     optimizer.step()
     first = time.perf_counter() - start
-    held = sum(
-        tensor.nbytes for state in optimizer.state.values() for each in state.values() for tensor in parts_of(each)
-    )
+    states = (each for state in optimizer.state.values() for each in state.items())
+    tensors = (tensor for name, value in states for _, tensor in flatten_state(name, value))
+    held = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1)  # without the number of steps
     return Candidate(optimizer, first, held / count_parameters(optimizer))
-
-
-def parts_of(state: object) -> Iterator[Tensor]:
-    """Yields the plain tensors of an optimizer state with more than one number."""
-    if isinstance(state, list):
-        for each in state:
-            yield from parts_of(each)
-    elif isinstance(state, Tensor) and hasattr(state, "__tensor_flatten__"):
-        for name in state.__tensor_flatten__()[0]:
-            yield from parts_of(getattr(state, name))
-    elif isinstance(state, Tensor) and state.numel() > 1:
-        yield state
 
 
 def count_parameters(optimizer: Optimizer) -> int:

@@ -47,7 +47,7 @@ def factorise_embeddings(
     """
     whole = multiply_factors(model)
     check_rank(model, rank, *whole.shape)
-    left, right = factorise_table(whole, rank, weigh_tokens(counts, len(whole)))
+    left, right = factorise_table(whole, rank, None if counts is None else weigh_tokens(counts, len(whole)))
     table, projection = find_factor_names(model)
     weights = dict(model.state_dict())
     old = weights[table]
@@ -80,10 +80,8 @@ def factorise_table(
     return (wide @ directions.T).to(table), directions.to(table)
 
 
-def weigh_tokens(counts: Int64[np.ndarray, "tokens"] | None, tokens: int) -> Float64[Tensor, "tokens"]:
+def weigh_tokens(counts: Int64[np.ndarray, "tokens"], tokens: int) -> Float64[Tensor, "tokens"]:
     """Returns the weight of each token's squared error."""
-    if counts is None:
-        return torch.ones(tokens, dtype=torch.float64)
     if counts.shape != (tokens,):
         raise InputError(
             f"counts: expected one for each of {tokens} tokens, found {list(counts.shape)}: they are of "

@@ -1,17 +1,18 @@
 """APOLLO: AdamW whose moments are kept for a random low-rank projection of each matrix's gradient."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from distill.train.matrix_optimizer import MatrixOptimizer
 
 _MOST_GROWTH = 1.01  # of the update's norm from one step to the next
 
 
-class Apollo(Optimizer):
+class Apollo(MatrixOptimizer):
     """Scales each channel of the gradient as AdamW scales its projection; other parameters than matrices get AdamW.
 
     The projection is drawn from a seed, so that a resumed run draws the same, and is not stored.
@@ -43,18 +44,11 @@ class Apollo(Optimizer):
         projection: dict[str, Any] = {"rank": rank, "interval": interval, "scale": scale, "matrices": False}
         super().__init__(params, projection | {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates all parameters that have a gradient; returns the loss of the closure, if one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for number, parameter in enumerate(group["params"]):
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, number, group)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Updates the parameters of a group that have a gradient."""
+        for number, parameter in enumerate(group["params"]):
+            if parameter.grad is not None:
+                self._update(parameter, parameter.grad, number, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, number: int, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -138,14 +138,15 @@ class TrainConfig:
         schedule = self.schedule
         if schedule == "auto":
             schedule = "constant" if self.optimizer == "schedule-free" else "linear"
-        rate = adamw_rate * OPTIMIZERS[self.optimizer].rate if self.learning_rate is None else self.learning_rate
-        return replace(self, learning_rate=rate, schedule=schedule)
+        return replace(self, learning_rate=self.choose_rate(adamw_rate), schedule=schedule)
+
+    def choose_rate(self, adamw_rate: float = ADAMW_RATE) -> float:
+        """Returns the learning rate, or the optimizer's usual multiple of AdamW's if it is omitted."""
+        return adamw_rate * OPTIMIZERS[self.optimizer].rate if self.learning_rate is None else self.learning_rate
 
     @property
     def peak_rate(self) -> float:
         """The learning rate, or the optimizer's usual one if it is omitted, scaled to the effective batch."""
-        rate = self.resolve().learning_rate
-        assert rate is not None
         exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.rate_scaling]
         ratio = self.batch_size * self.accumulate / self.reference_batch
-        return rate * math.pow(ratio, exponent)
+        return self.choose_rate() * math.pow(ratio, exponent)

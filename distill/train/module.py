@@ -40,7 +40,7 @@ from distill.train.logged_values import (
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
-from distill.train.spikes import LossSpikeError, SpikeDetector
+from distill.train.spikes import LossSpikeError, Spike, SpikeDetector
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
@@ -253,7 +253,8 @@ class DistillationModule(lightning.LightningModule):
             loss = cast(Tensor, self.trainer.strategy.reduce(loss.clone(), reduce_op="max"))
         usual = self.spikes.usual
         if self.spikes.is_spike(float(loss)):
-            raise LossSpikeError(self._count_batches(batch_idx), self.trainer.global_step, float(loss), usual)
+            spike = Spike(self._count_batches(batch_idx), self.trainer.global_step, float(loss), usual)
+            raise LossSpikeError(spike)
 
     def _train_stages(self, stages: PipelineTrainer, batch: Batch, batch_idx: int) -> Tensor:
         accumulated = self.trainer.accumulate_grad_batches

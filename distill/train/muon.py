@@ -1,17 +1,18 @@
 """Muon for the matrices of layers, AdamW for everything else, as one optimizer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.adamw import adamw
+
+from distill.train.matrix_optimizer import MatrixOptimizer
 
 _COEFFICIENTS, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 
 
-class Muon(Optimizer):
+class Muon(MatrixOptimizer):
     """Updates matrices by their orthogonalised momentum, scaled to the size of an update of AdamW.
 
     torch.optim.Muon takes matrices only and computes in bfloat16, which takes tens of times as long on a CPU without
@@ -41,22 +42,14 @@ class Muon(Optimizer):
         settings: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings | {"momentum": momentum, "matrices": False})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates all parameters that have a gradient; returns the loss of the closure, if one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["matrices"]:
-                for parameter in parameters:
-                    assert parameter.grad is not None
-                    self._update_matrix(parameter, parameter.grad, group)
-            else:
-                self._update_others(parameters, group)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Updates the parameters of a group that have a gradient."""
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if group["matrices"]:
+            for parameter in parameters:
+                self._update_matrix(parameter, parameter.grad, group)
+        else:
+            self._update_others(parameters, group)
 
     def _update_matrix(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -75,7 +75,6 @@ def build_optimizer(
     Raises:
         InputError: The optimizer is in a package that isn't installed, or can't train this layout.
     """
-    config = config.resolve()
     rate = config.peak_rate
     groups = group_parameters(student, extra, config)
     if make is not None:
@@ -99,13 +98,13 @@ def group_parameters(
     student: PreTrainedModel, extra: Iterable[nn.Parameter], config: TrainConfig
 ) -> list[dict[str, Any]]:
     """Returns the groups of the parameters that require gradients, each with its learning rate and weight decay."""
-    body = {id(p) for p in student.base_model.parameters()}
+    body, body_rate = {id(p) for p in student.base_model.parameters()}, config.peak_rate
     separates = config.optimizer in _MATRIX_OPTIMIZERS
     in_layers = {id(p) for name in find_layer_lists(student) for p in student.get_submodule(name).parameters()}
     groups: dict[_GroupKey, list[nn.Parameter]] = {}
     for p in [*student.parameters(), *extra]:
         if p.requires_grad:
-            rate = config.peak_rate if id(p) in body else config.peak_rate * config.head_rate
+            rate = body_rate if id(p) in body else body_rate * config.head_rate
             mesh = p.device_mesh if isinstance(p, DTensor) else None
             is_matrix = separates and id(p) in in_layers and p.dim() == 2
             key = _GroupKey(rate, config.weight_decay if p.dim() > 1 else 0.0, is_matrix, mesh)

@@ -3,12 +3,15 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 
-_WINDOW, _FEWEST = 32, 8  # losses that the median is taken of, and below which nothing but a number is asked for
+_WINDOW = 32  # most recent losses, whose median is the reference
+_FEWEST = 8  # with fewer losses there is no reference: only a loss that isn't finite is a spike
 
 
-class LossSpikeError(Exception):
+@dataclass(frozen=True)
+class Spike:
     """A loss after which the weights can't be trusted.
 
     Args:
@@ -18,9 +21,18 @@ class LossSpikeError(Exception):
         usual: The median of the losses before it; NaN if there were too few.
     """
 
-    def __init__(self, batch: int, step: int, loss: float, usual: float):
-        super().__init__(f"loss {loss:.4g} in step {step}, where {usual:.4g} is usual")
-        self.batch, self.step, self.loss, self.usual = batch, step, loss, usual
+    batch: int
+    step: int
+    loss: float
+    usual: float
+
+
+class LossSpikeError(Exception):
+    """Ends a training at a spike, to be started again from its last checkpoint."""
+
+    def __init__(self, spike: Spike):
+        super().__init__(f"loss {spike.loss:.4g} in step {spike.step}, where {spike.usual:.4g} is usual")
+        self.spike = spike
 
 
 class SpikeDetector:

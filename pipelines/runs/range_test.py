@@ -13,7 +13,7 @@ from distill.data.batches.encode import Batch
 from distill.parallel.clip import clip_gradients
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.optimizer import build_optimizer
 
 STEPS, LOWEST, HIGHEST = 100, 1e-3, 1e3  # rates as multiples of the optimizer's usual one
 _SMOOTHING, _DIVERGED, _BELOW_LOWEST_LOSS = 0.9, 4.0, 10.0
@@ -58,13 +58,11 @@ def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed
 
 def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) -> RangeTest:
     """Returns the losses of up to 100 steps at growing rates, until the loss diverges."""
-    config, student = module.train_config, module.student
+    config = module.train_config
     usual = replace(config, learning_rate=None, rate_scaling="none", schedule="auto")
     initial = {name: value.detach().clone() for name, value in module.state_dict().items()}
-    student.train()
-    if config.dropout is not None:
-        set_dropout(student, config.dropout)
-    optimizer = build_optimizer(student, module.layer_terms.parameters(), usual, make=module.make_optimizer)
+    module.on_fit_start()
+    optimizer = build_optimizer(module.student, module.layer_terms.parameters(), usual, make=module.make_optimizer)
     peaks = [group["lr"] for group in optimizer.param_groups]
     rates: list[float] = []
     losses: list[float] = []
@@ -82,6 +80,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
         rates.append(usual.peak_rate * factor)
         losses.append(smoothed)
     optimizer.zero_grad()
+    module.on_fit_end()
     module.load_state_dict(initial)
     return RangeTest(tuple(rates), tuple(losses))
 

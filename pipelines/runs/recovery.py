@@ -1,34 +1,17 @@
 """Return to the last checkpoint after a spike of the loss: at half the learning rate, and without the batch."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from distill.errors import InputError
 from distill.train.module import DistillationModule
-from distill.train.spikes import LossSpikeError
+from distill.train.spikes import LossSpikeError, Spike
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.processes import World
 
 FALL = 0.5  # of the learning rate after each spike
-
-
-@dataclass(frozen=True)
-class Spike:
-    """A spike that the training has recovered from, or will.
-
-    Args:
-        batch: Number of the batch, which isn't trained on again.
-        step: Optimizer steps completed before it.
-        loss: The loss.
-        usual: The median of the losses before it.
-    """
-
-    batch: int
-    step: int
-    loss: float
-    usual: float
 
 
 class Recovery:
@@ -55,17 +38,18 @@ class Recovery:
         Raises:
             InputError: There were as many spikes before it as are allowed.
         """
+        spike = error.spike
         if len(self.spikes) >= self.most:
             raise InputError(
-                f"{label}: expected a loss near {error.usual:.4g}, found {error.loss:.4g} in step {error.step}, after "
+                f"{label}: expected a loss near {spike.usual:.4g}, found {spike.loss:.4g} in step {spike.step}, after "
                 f"{self.most} recoveries (train.recoveries): lower the learning rate, or look at the data"
             ) from error
-        self.spikes.append(Spike(error.batch, error.step, error.loss, error.usual))
+        self.spikes.append(spike)
         if self.world.is_rank_zero:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.file, [asdict(spike) for spike in self.spikes])
         console.say(
-            f"  {label}: {error}: back to the last checkpoint, without batch {error.batch}, at "
+            f"  {label}: {error}: back to the last checkpoint, without batch {spike.batch}, at "
             f"{FALL ** len(self.spikes):g} times the learning rate ({len(self.spikes)} of {self.most} recoveries)"
         )
         self.world.barrier()

@@ -152,15 +152,15 @@ def _collect_states(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[
         for optimizer in optimizers
         for parameter, state in _unwrap_optimizer(optimizer).state.items()
         for name, value in state.items()
-        for key, tensor in _flatten_state(name, value)
+        for key, tensor in flatten_state(name, value)
     }
 
 
-def _flatten_state(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+def flatten_state(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     """Yields the plain or sharded tensors of an optimizer state: its own, a list's, or those of a low-bit tensor."""
     if isinstance(value, list):
         for number, each in enumerate(value):
-            yield from _flatten_state(f"{name}[{number}]", each)
+            yield from flatten_state(f"{name}[{number}]", each)
     elif isinstance(value, Tensor) and not isinstance(value, DTensor) and hasattr(value, "__tensor_flatten__"):
         for part in value.__tensor_flatten__()[0]:
             yield f"{name}~{part}", getattr(value, part)
@@ -189,7 +189,7 @@ def _drop_states(optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapp
         keys = [
             f"{STATE}.{names[parameter]}.{key}"
             for name, value in optimizer.state[parameter].items()
-            for key, _ in _flatten_state(name, value)
+            for key, _ in flatten_state(name, value)
         ]
         if any(key not in stored for key in keys):
             del optimizer.state[parameter]

@@ -18,6 +18,7 @@ from distill.parallel.layout import check_layout_fits
 from distill.student.family import ENCODERS
 from distill.student.spec import check_spec
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
+from distill.train.config import TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.deepspeed_json import check_strategy
@@ -115,13 +116,9 @@ def is_head_of_another_task(f: Facts) -> bool:
     return bool(own and f.task and same_head(own) != same_head(f.task))
 
 
-def optimizers_of(s: DistillConfig) -> dict[str, str]:
-    """Returns the optimizer of each kind of training, by the name of its settings."""
-    return {
-        "train": s.train.optimizer,
-        "general.train": s.general.train.optimizer,
-        "teacher_train": s.teacher_train.optimizer,
-    }
+def trainings_of(s: DistillConfig) -> dict[str, TrainConfig]:
+    """Returns the settings of each kind of training, by their name."""
+    return {"train": s.train, "general.train": s.general.train, "teacher_train": s.teacher_train}
 
 
 def check_optimizer_packages(facts: Facts) -> None:
@@ -130,23 +127,30 @@ def check_optimizer_packages(facts: Facts) -> None:
     Raises:
         InputError: One isn't.
     """
-    for setting, name in optimizers_of(facts.settings).items():
-        check_optimizer_package(name, f"{setting}.optimizer")
+    for setting, train in trainings_of(facts.settings).items():
+        check_optimizer_package(train.optimizer, f"{setting}.optimizer")
 
 
-def check_optimizer_layout(setting: str, facts: Facts) -> None:
-    """Checks that an optimizer can train a layout.
+def check_training_layout(setting: str, facts: Facts) -> None:
+    """Checks that the optimizer and the schedule of a training suit its layout.
 
     Raises:
-        InputError: It needs whole matrices or whole states, or DeepSpeed or the precision requires AdamW.
+        InputError: The optimizer needs whole matrices or whole states, DeepSpeed or the precision requires AdamW, or
+            the schedule needs one process.
     """
-    name, machine = optimizers_of(facts.settings)[setting], facts.settings.machine
+    train, machine = trainings_of(facts.settings)[setting], facts.settings.machine
+    name = train.optimizer
     layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
     assert layout is not None
     if name != "adamw" and (machine.strategy or machine.precision == "bf16-stochastic"):
         raise InputError(
             f"{setting}.optimizer {name}: expected adamw with {machine.strategy or 'precision bf16-stochastic'}, which "
             "has an AdamW of its own"
+        )
+    if train.schedule == "find" and (layout.processes > 1 or machine.strategy):
+        raise InputError(
+            f"{setting}.schedule find: expected one process, found {layout.processes}"
+            f"{' with DeepSpeed' if machine.strategy else ''}: the range test trains on one"
         )
     kind = OPTIMIZERS[name]
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
@@ -564,19 +568,8 @@ RULES: tuple[Rule | Check, ...] = (
         ("precision", "student_layout"),
     ),
     Check(check_optimizer_packages),
-    Rule(
-        lambda s, f: "find" in (s.train.schedule, s.general.train.schedule) and is_on_several(f),
-        "train.schedule find: expected one process, found {f.student_processes}: the range test trains on one",
-        ("student_layout",),
-    ),
-    Rule(
-        lambda s, f: s.teacher_train.schedule == "find" and f.tuned_layout.processes > 1,  # type: ignore[union-attr]
-        "teacher_train.schedule find: expected one process, found {f.tuned_layout.processes}: the range test trains on "
-        "one",
-        ("tuned_layout",),
-    ),
     *(
-        Check(partial(check_optimizer_layout, name), (layout,))
+        Check(partial(check_training_layout, name), (layout,))
         for name, layout in (
             ("train", "student_layout"),
             ("general.train", "student_layout"),

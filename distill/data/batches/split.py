@@ -47,7 +47,7 @@ def _split_signals(batch: Batch, slices: Sequence[slice]) -> list[dict[str, Any]
     positions = loss_mask(batch).sum(1)
     ends = torch.cat([positions.new_zeros(1), positions.cumsum(0)]).tolist()
     per_position = batch["labels"].dim() > 1 and not batch["labels"].is_floating_point()
-    signals: Mapping[str, Any] = batch["signals"]  # type: ignore[assignment]
+    signals = cast(Mapping[str, Any], batch["signals"])
     return [
         {
             name: _take_signal(value, at, slice(ends[at.start], ends[at.stop]) if per_position else at)

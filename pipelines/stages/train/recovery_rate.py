@@ -26,6 +26,4 @@ def scale_learning_rate(train: TrainConfig, student: PreTrainedModel, start: Pre
     a student with 67 % reached 83.64 % with 1e-3. A student with a quarter of the weights trains well at 1e-3.
     """
     pruned = 1 - count_layer_weights(student) / count_layer_weights(start)
-    rate = train.resolve().learning_rate
-    assert rate is not None
-    return replace(train, learning_rate=rate * max(MIN_SHARE, pruned) ** 0.5)
+    return replace(train, learning_rate=train.choose_rate() * max(MIN_SHARE, pruned) ** 0.5)

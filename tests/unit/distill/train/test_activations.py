@@ -1,7 +1,6 @@
 """Tests that checkpointed layers keep less for the backward pass and give the same losses and gradients."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +8,9 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
+from benchmarks.activations import measure_peak
 from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -65,18 +64,6 @@ def count_calls(model: PreTrainedModel) -> list[int]:
     norm = next(module for module in layer.modules() if "Norm" in type(module).__name__)
     norm.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     return calls
-
-
-def measure_peak(step: Callable[[], object]) -> int:
-    """Returns the most bytes that torch's allocator held above those at the start of the step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        step()
-    held = peak = 0
-    for event in sorted(run.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
 
 
 @pytest.mark.parametrize("mode", ["full", "selective", "every=2"])
