@@ -37,7 +37,7 @@ from distill.train.logged_values import (
     collect_term_values,
     is_logging_step,
 )
-from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.optimizer import build_optimizer, set_dropout, set_rate
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
 from distill.train.spikes import LossSpikeError, Spike, SpikeDetector
@@ -134,7 +134,7 @@ class DistillationModule(lightning.LightningModule):
                 for group, base, factor in zip(
                     scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
                 ):
-                    group["lr"] = base * factor(scheduler.last_epoch)
+                    set_rate(group, float(base) * factor(scheduler.last_epoch))
 
     def on_fit_end(self) -> None:
         """Ends the activation checkpointing."""

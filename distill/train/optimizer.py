@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -22,7 +22,7 @@ _MATRIX_OPTIMIZERS = ("muon", "apollo")  # their groups say whether they contain
 _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adamw": ("torch.optim", "AdamW", {"fused": True}),
     "adam": ("torch.optim", "Adam", {"fused": True}),
-    "sgd": ("torch.optim", "SGD", {"momentum": 0.9, "nesterov": True, "fused": True}),
+    "sgd": ("torch.optim", "SGD", {"momentum": 0.9, "nesterov": True}),
     "adagrad": ("torch.optim", "Adagrad", {}),
     "adadelta": ("torch.optim", "Adadelta", {}),
     "rmsprop": ("torch.optim", "RMSprop", {}),
@@ -114,6 +114,14 @@ def group_parameters(
         | ({"matrices": key.matrices} if separates else {})
         for key, params in groups.items()
     ]
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Sets the learning rate of a group in place where it is a tensor: the low-bit optimizers are compiled with it."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:

@@ -36,15 +36,15 @@ OPTIMIZERS = {
     "adamax": OptimizerKind(rate=2),
     "nadam": OptimizerKind(),
     "radam": OptimizerKind(rate=2),
-    "adafactor": OptimizerKind(rate=30),
+    "adafactor": OptimizerKind(rate=30, whole=True),
     "muon": OptimizerKind(whole=True),
     "apollo": OptimizerKind(whole=True),
     "lamb": OptimizerKind(rate=20, package="pytorch-optimizer", whole=True),
     "lion": OptimizerKind(rate=0.2, package="pytorch-optimizer"),
     "soap": OptimizerKind(rate=3, package="pytorch-optimizer", whole=True, zero1=False),
     "schedule-free": OptimizerKind(rate=3, package="pytorch-optimizer", zero1=False),
-    "adamw-8bit": OptimizerKind(package="torchao", zero1=False),
-    "adamw-4bit": OptimizerKind(package="torchao", zero1=False),
+    "adamw-8bit": OptimizerKind(package="torchao", whole=True, zero1=False),
+    "adamw-4bit": OptimizerKind(package="torchao", whole=True, zero1=False),
     "adamw-fp8": OptimizerKind(package="torchao", whole=True, zero1=False),
 }
 

@@ -13,7 +13,7 @@ from distill.data.batches.encode import Batch
 from distill.parallel.clip import clip_gradients
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.optimizer import build_optimizer
+from distill.train.optimizer import build_optimizer, set_rate
 
 STEPS, LOWEST, HIGHEST = 100, 1e-3, 1e3  # rates as multiples of the optimizer's usual one
 _SMOOTHING, _DIVERGED, _BELOW_LOWEST_LOSS = 0.9, 4.0, 10.0
@@ -63,7 +63,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
     initial = {name: value.detach().clone() for name, value in module.state_dict().items()}
     module.on_fit_start()
     optimizer = build_optimizer(module.student, module.layer_terms.parameters(), usual, make=module.make_optimizer)
-    peaks = [group["lr"] for group in optimizer.param_groups]
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []
     losses: list[float] = []
     average = 0.0
@@ -71,7 +71,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
         torch.manual_seed(seed + step)
         factor = LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = peak * factor
+            set_rate(group, peak * factor)
         loss = take_step(module, optimizer, batch, config.max_grad_norm)
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
         smoothed = average / (1 - _SMOOTHING ** (step + 1))

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distill.errors import InputError
+from distill.train.optimizer import set_rate
 from pipelines.runs.processes import LostError
 
 TRAINING = "training.pt"
@@ -171,14 +172,14 @@ def flatten_state(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
 def _initialise_states(optimizer: Optimizer) -> None:
     """Creates all states by a step with gradients and rates of 0, for a checkpoint to be loaded into."""
     without_gradient = [p for group in optimizer.param_groups for p in group["params"] if p.grad is None]
-    rates = [group["lr"] for group in optimizer.param_groups]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     for parameter in without_gradient:
         parameter.grad = torch.zeros_like(parameter)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0
+        set_rate(group, 0.0)
     optimizer.step()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+        set_rate(group, rate)
     for parameter in without_gradient:
         parameter.grad = None
 
