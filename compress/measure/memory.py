@@ -1,8 +1,13 @@
-"""Peak memory of this process."""
+"""Memory of this process: what it holds, and the most that it held."""
 
+import ctypes
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers of these options
+_LARGE = 1 << 18  # bytes of a block that is returned to the system as soon as it is freed
 
 
 def reset_peak_memory() -> None:
@@ -15,9 +20,35 @@ def reset_peak_memory() -> None:
 
 def read_peak_memory() -> int:
     """Returns the peak resident bytes since `reset_peak_memory`; rusage alone would include the parent's peak."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _read_status("VmHWM") or _read_usage()
+
+
+def read_resident_memory() -> int:
+    """Returns the resident bytes; where the system doesn't say, the most that there were."""
+    return _read_status("VmRSS") or _read_usage()
+
+
+def return_freed_memory() -> None:
+    """Returns freed blocks to the system now and, large ones, whenever they are freed; has an effect with glibc only.
+
+    Otherwise glibc keeps freed blocks of up to 32 MiB, so that tensors of changing sizes leave gaps between them.
+    """
+    with suppress(AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_TRIM_THRESHOLD, _LARGE)
+        library.malloc_trim(0)
+
+
+def _read_status(name: str) -> int:
+    """Returns a size in bytes of Linux's description of this process, 0 elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _read_usage() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

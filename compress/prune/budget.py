@@ -123,13 +123,13 @@ def check_runtime(runtime: str, precision: str) -> None:
         )
 
 
-def parse_bytes(text: str) -> int:
-    """Parses a size: `10MB` -> 10,000,000; `8MiB` -> 8,388,608.
+def parse_bytes(text: str, setting: str = "budget.max_bytes") -> int:
+    """Parses a size: `10MB` -> 10,000,000; `8MiB` -> 8,388,608. Errors name the setting.
 
     Raises:
         CompressError: The text isn't a number with one of the known units.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match.group(2).lower() not in UNITS:
-        raise CompressError(f"budget.max_bytes: expected a size such as 10MB, 8MiB or 500000, found {text!r}")
+        raise CompressError(f"{setting}: expected a size such as 10MB, 8MiB or 500000, found {text!r}")
     return int(float(match.group(1)) * UNITS[match.group(2).lower()])

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import (
 from transformers import PreTrainedModel
 
 from distill.checkpoint.layers import find_layer_names
-from distill.train.config import EVERY
+from distill.errors import InputError
+from distill.train.config import AUTO, EVERY
 
 NONE, FULL, SELECTIVE = "none", "full", "selective"
 
@@ -48,8 +49,10 @@ def checkpoint_layers(model: PreTrainedModel, mode: str) -> Iterator[None]:
             keeps its input and the results of its costly products (see `KeepCostlyProducts`); `none`.
 
     Raises:
-        InputError: The model has no list of layers.
+        InputError: The model has no list of layers, or the mode is `auto`, which a run chooses.
     """
+    if mode == AUTO:
+        raise InputError("train.checkpointing: expected none, full, selective or every=K, found auto: only runs choose")
     with ExitStack() as changed:
         for number, name in enumerate(find_layer_names(model) if mode != NONE else []):
             if number % _find_interval(mode) == 0:

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from distill.errors import InputError, check_setting
 from distill.train.optimizer_kinds import ADAMW_RATE, OPTIMIZERS, check_optimizer_name
 
+AUTO = "auto"  # chosen from a measurement when the training starts
 EVERY = re.compile(r"every=([1-9]\d*)")  # a mode of activation checkpointing: every second, third, ... layer
 
 # Version of the training code: losses, module, optimizer, schedule, order of batches. It is part of the key of every
@@ -38,7 +39,8 @@ class TrainConfig:
         plateau_cooldown: Validations after a fall that `plateau` ignores.
         floor: The lowest learning rate after the warm-up, as a share of the peak.
         warmup: Share of the steps over which the learning rate rises.
-        batch_size: Rows per batch, over all processes.
+        batch_size: Rows per batch, over all processes; `auto` is `reference_batch`, in the largest micro-batches that
+            fit into memory, with the same losses up to rounding (one process only).
         batch_tokens: Tokens with padding per batch, over all processes, instead of rows; 0 counts rows. Every sample
             has the same weight, so that a batch counts in proportion to its rows.
         accumulate: Batches per optimizer step.
@@ -58,8 +60,8 @@ class TrainConfig:
             the learning rate and without the batch; at 0 it doesn't look for spikes.
         spike: A loss is a spike if it isn't finite or is more than this many times the median of the last 32.
         checkpointing: Layers whose activations are computed again in the backward pass instead of kept: `none`, `full`
-            (all layers), `every=K` (every K-th), or `selective` (all, but the results of their costly products are
-            kept). It trains the same weights.
+            (all layers), `every=K` (every K-th), `selective` (all, but the results of their costly products are
+            kept), or `auto`, the fastest that fits into `machine.memory`. It trains the same weights.
         checkpoint_every: Steps between the checkpoints that a killed run resumes from.
     """
 
@@ -77,7 +79,7 @@ class TrainConfig:
     plateau_cooldown: int = 0
     floor: float = 0.0
     warmup: float = 0.1
-    batch_size: int = 32
+    batch_size: int | Literal["auto"] = 32
     batch_tokens: int = 0
     accumulate: int = 1
     rate_scaling: Literal["none", "sqrt", "linear"] = "none"
@@ -94,8 +96,9 @@ class TrainConfig:
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "cycles", "reference_batch", "checkpoint_every"):
+        for name in ("epochs", "accumulate", "cycles", "reference_batch", "checkpoint_every"):
             check_setting(self, f"train.{name}", getattr(self, name) >= 1, "at least 1")
+        check_setting(self, "train.batch_size", self.rows >= 1, "at least 1, or auto")
         check_optimizer_name(self.optimizer, "train.optimizer")
         check_setting(self, "train.learning_rate", self.learning_rate is None or self.learning_rate > 0, "more than 0")
         check_setting(self, "train.spike", self.spike > 1, "more than 1")
@@ -114,8 +117,8 @@ class TrainConfig:
             "batch_tokens",
         ):
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
-        is_known = self.checkpointing in ("none", "full", "selective") or EVERY.fullmatch(self.checkpointing)
-        check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective or every=K")
+        is_known = self.checkpointing in ("none", "full", "selective", AUTO) or EVERY.fullmatch(self.checkpointing)
+        check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective, every=K or auto")
         check_setting(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
         check_setting(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")
         if self.batch_tokens and self.rate_scaling != "none":
@@ -145,8 +148,13 @@ class TrainConfig:
         return adamw_rate * OPTIMIZERS[self.optimizer].rate if self.learning_rate is None else self.learning_rate
 
     @property
+    def rows(self) -> int:
+        """Rows per batch, over all processes."""
+        return self.reference_batch if self.batch_size == AUTO else int(self.batch_size)
+
+    @property
     def peak_rate(self) -> float:
         """The learning rate, or the optimizer's usual one if it is omitted, scaled to the effective batch."""
         exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.rate_scaling]
-        ratio = self.batch_size * self.accumulate / self.reference_batch
+        ratio = self.rows * self.accumulate / self.reference_batch
         return self.choose_rate() * math.pow(ratio, exponent)

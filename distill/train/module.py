@@ -207,10 +207,13 @@ class DistillationModule(lightning.LightningModule):
         Several processes would have to agree on the parts, and some terms compare the rows of a batch.
         """
         trainer = self._trainer
-        if trainer is None or not getattr(trainer.strategy, "splits_batches", False):
-            return False
+        return trainer is not None and getattr(trainer.strategy, "splits_batches", False) and self.can_split_batches
+
+    @property
+    def can_split_batches(self) -> bool:
+        """Whether the loss of a batch is the sum of those of its parts."""
         compares_rows = self.loss.computes("similarity") or self.loss.layer_map == DYNAMIC or self.loss.balance
-        return not compares_rows and self.across is None and self.on_policy is None
+        return not compares_rows and self.across is None and self.on_policy is None and self.stages is None
 
     def _train_micro_batches(self, batch: Batch, batch_idx: int, *, is_logged: bool) -> tuple[Tensor, TermValues]:
         """Runs the forward and backward passes of a batch in parts; returns its loss and the logged values.

@@ -124,6 +124,24 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"] = rate
 
 
+def take_empty_step(optimizer: Optimizer) -> None:
+    """Takes a step at rates of 0, which creates the optimizer's states and leaves the weights unchanged.
+
+    Parameters without gradients have gradients of 0 meanwhile.
+    """
+    without_gradient = [p for group in optimizer.param_groups for p in group["params"] if p.grad is None]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    for parameter in without_gradient:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        set_rate(group, 0.0)
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        set_rate(group, rate)
+    for parameter in without_gradient:
+        parameter.grad = None
+
+
 def set_dropout(model: nn.Module, rate: float) -> None:
     """Sets the rate of every dropout layer of the model; its config keeps the original rate."""
     for module in model.modules():

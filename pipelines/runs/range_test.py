@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
@@ -88,12 +89,23 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
 def take_step(module: DistillationModule, optimizer: torch.optim.Optimizer, batch: Batch, max_norm: float) -> float:
     """Takes an optimizer step on a batch and returns its loss."""
     optimizer.zero_grad()
-    loss, _ = module.compute_loss(batch)
-    loss.backward()
+    loss = compute_gradients(module, batch)
     if max_norm:
         clip_gradients(module.parameters(), max_norm)
     optimizer.step()
     return float(loss.detach())
+
+
+def compute_gradients(module: DistillationModule, batch: Batch) -> Tensor:
+    """Adds the gradients of a batch to the parameters', in micro-batches where it can be split; returns its loss."""
+    if not module.can_split_batches:
+        loss, _ = module.compute_loss(batch)
+        loss.backward()
+        return loss
+    loss, _ = module.micro_batches.run(
+        batch, module.compute_loss, lambda part: part.backward(), module.parameters(), lambda parts: None
+    )
+    return loss
 
 
 def yield_batches(data: RowsDataModule) -> Iterator[Batch]:

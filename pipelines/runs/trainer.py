@@ -35,6 +35,7 @@ from pipelines.runs.checkpoint_schedule import CheckpointWriter
 from pipelines.runs.console import Advance, Console
 from pipelines.runs.files import recover_folder, replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
+from pipelines.runs.memory_plan import fit_into_memory
 from pipelines.runs.processes import World
 from pipelines.runs.range_test import FILE, find_rate
 from pipelines.runs.recovery import Recovery
@@ -85,6 +86,7 @@ def fit_module(
     progress = FitProgress(console, label, train)
     positions = PositionRecorder(world.everyone)
     convert_precision(precision, module)
+    fit_into_memory(module, data, machine, folder / LOGS, label, console, world, layout.data_parallel)
     found: Metrics = {}
     if train.schedule == "find":
         module.train_config = find_rate(module, data, folder / LOGS / FILE, seed)
@@ -324,7 +326,7 @@ class FitProgress(Callback):
         loader = data.batches
         epochs, batches = divmod(loader.position, len(loader)) if loader is not None else (0, 0)
         if epochs or batches:
-            advance(min(epochs * rows + batches * self.train.batch_size, rows * self.train.epochs), resumed=True)
+            advance(min(epochs * rows + batches * self.train.rows, rows * self.train.epochs), resumed=True)
 
     def on_train_batch_end(
         self,

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distill.errors import InputError
-from distill.train.optimizer import set_rate
+from distill.train.optimizer import take_empty_step
 from pipelines.runs.processes import LostError
 
 TRAINING = "training.pt"
@@ -92,7 +92,7 @@ def load_training(folder: Path, module: nn.Module, optimizers: Sequence[Optimize
             f"{len(tensors)} tensors): the checkpoint is of another model and training can't resume from it"
         )
     for optimizer in map(_unwrap_optimizer, optimizers):
-        _initialise_states(optimizer)
+        take_empty_step(optimizer)  # creates the states that are loaded
         _drop_states(optimizer, _name_parameters(module), stored)
     tensors |= _collect_states(module, optimizers)
     with unwrap_errors():
@@ -167,21 +167,6 @@ def flatten_state(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}~{part}", getattr(value, part)
     elif isinstance(value, Tensor):
         yield name, value
-
-
-def _initialise_states(optimizer: Optimizer) -> None:
-    """Creates all states by a step with gradients and rates of 0, for a checkpoint to be loaded into."""
-    without_gradient = [p for group in optimizer.param_groups for p in group["params"] if p.grad is None]
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    for parameter in without_gradient:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        set_rate(group, 0.0)
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        set_rate(group, rate)
-    for parameter in without_gradient:
-        parameter.grad = None
 
 
 def _drop_states(optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, STORAGE_TYPES]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from compress.prune.budget import Budget
+from compress.prune.budget import Budget, parse_bytes
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from compress.sparsity.config import SparsityConfig
@@ -71,6 +71,9 @@ class MachineConfig:
             bf16-stochastic (bfloat16 weights, updates rounded stochastically) or int8-mixed (8-bit matrix products,
             experimental). auto times a few steps of each of the first four that the machine supports and uses the
             fastest.
+        memory: Memory that each process may take in training, such as 8GB, or `auto`, what is free. The fastest way to
+            fit is measured: smaller micro-batches, activation checkpointing and, only if nothing else fits, AdamW's
+            states in 8 or 4 bits. Empty: no limit.
         threads: CPU threads for training; 0 uses PyTorch's default.
         wandb: Also log to Weights & Biases: off, offline or online.
         log_every: Steps between two rows of the logs, at least 1; limited to a quarter of an epoch.
@@ -85,6 +88,7 @@ class MachineConfig:
     bucket_mb: int = 25
     prefetch: int = 1
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed", "fp8", "bf16-stochastic", "int8-mixed"] = "auto"
+    memory: str = ""
     threads: int = 0
     wandb: Literal["off", "offline", "online"] = "off"
     log_every: int = 25
@@ -100,6 +104,8 @@ class MachineConfig:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
+        if self.memory not in ("", "auto"):
+            parse_bytes(self.memory, "machine.memory")
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"machine.timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from compress.prune.budget import parse_bytes
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, match_layers
@@ -11,7 +12,7 @@ from distill.tasks.names import LANGUAGE
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.layouts import Layouts, layout_settings, resolve_layout
+from pipelines.settings.layouts import Layouts, count_parameters, layout_settings, resolve_layout
 from pipelines.settings.lengths import check_lengths, fitted_length
 from pipelines.settings.places import open_local
 from pipelines.settings.plan import Plan
@@ -173,6 +174,7 @@ def complete_plan(facts: Facts, task_reason: str) -> Plan:
     plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes)
     plan.check_precision(facts.precision)
     check_pipeline_stages(plan)
+    check_memory_floor(plan)
     check_lengths(settings, {"teacher": teacher.config} | ({"student": student.config} if student is not None else {}))
     return plan
 
@@ -235,6 +237,35 @@ def check_pipeline_stages(plan: Plan) -> None:
             raise InputError(
                 f"{who}.layout {layout}: expected no pipeline stages for {plan.task}, found {layout.pp}: a row of its "
                 "outputs is neither a sample nor a position, which is what stages exchange; use fsdp or tp"
+            )
+
+
+_LEAST_BYTES = 9  # per trained parameter: the fp32 weight, its gradient, and AdamW's moments in 4 bits each
+
+
+def check_memory_floor(plan: Plan) -> None:
+    """Checks that weights, gradients and the smallest optimizer states fit into the memory budget, without activations.
+
+    Raises:
+        InputError: They don't fit.
+    """
+    setting = plan.settings.machine.memory
+    if not setting or setting == "auto":
+        return
+    from compress.measure.memory import read_resident_memory
+
+    budget, held = parse_bytes(setting, "machine.memory"), read_resident_memory()
+    models = {"student": (plan.student_config, plan.layouts.student)}
+    if is_finetuned(plan):
+        models["teacher"] = (plan.teacher.config, plan.layouts.tuned)
+    for who, (config, layout) in models.items():
+        shards = layout.pp * layout.fsdp * layout.tp
+        least = held + _LEAST_BYTES * count_parameters(config) // shards
+        if budget < least:
+            raise InputError(
+                f"machine.memory {setting}: expected at least {least / 1e6:,.0f} MB to train the {who}, without its "
+                f"activations ({held / 1e6:,.0f} MB for libraries, the rest for weights, gradients and optimizer "
+                "states); use a smaller model or more memory"
             )
 
 

@@ -18,7 +18,7 @@ from distill.parallel.layout import check_layout_fits
 from distill.student.family import ENCODERS
 from distill.student.spec import check_spec
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
-from distill.train.config import TrainConfig
+from distill.train.config import AUTO, TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.deepspeed_json import check_strategy
@@ -152,11 +152,40 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.schedule find: expected one process, found {layout.processes}"
             f"{' with DeepSpeed' if machine.strategy else ''}: the range test trains on one"
         )
+    check_memory_layout(setting, facts)
     kind = OPTIMIZERS[name]
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
         raise InputError(
             f"{setting}.optimizer {name}: expected layout replicated{' or zero1' if kind.zero1 else ''}"
             f"{'' if kind.whole else ', or sharded weights'}, found {layout}: it can't update shards; use adamw"
+        )
+
+
+def check_memory_layout(setting: str, facts: Facts) -> None:
+    """Checks that a training that is fit into memory can be measured step by step.
+
+    Raises:
+        InputError: It is on-policy, in pipeline stages or by DeepSpeed, or its batch can't be split.
+    """
+    s, train = facts.settings, trainings_of(facts.settings)[setting]
+    layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
+    assert layout is not None
+    wanted = {
+        "machine.memory": s.machine.memory,
+        f"{setting}.checkpointing": train.checkpointing == AUTO and AUTO,
+        f"{setting}.batch_size": train.batch_size == AUTO and AUTO,
+    }
+    name, value = next(((name, value) for name, value in wanted.items() if value), ("", ""))
+    if not name:
+        return
+    found = "DeepSpeed" if s.machine.strategy else f"{layout.pp} pipeline stages" if layout.pp > 1 else ""
+    found = found or ("sequences that the student generates" if setting == "train" and s.on_policy.share else "")
+    if found:
+        raise InputError(f"{name} {value}: expected a training whose steps can be measured alone, found {found}")
+    if train.batch_size == AUTO and (layout.processes > 1 or train.batch_tokens):
+        found = f"{layout.processes} processes" if layout.processes > 1 else f"batch_tokens {train.batch_tokens}"
+        raise InputError(
+            f"{setting}.batch_size auto: expected one process and no batch_tokens, found {found}; set a number"
         )
 
 

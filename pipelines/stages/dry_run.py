@@ -37,7 +37,7 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
     blocks = f"{general.blocks:,} blocks" if general.blocks else "all"
     is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"
     bytes_per_text = count_cached_bytes(config, teacher, student, task_class) if is_cached else 0
-    steps = config.train.epochs * -(-rows // (config.train.batch_size * config.train.accumulate))
+    steps = config.train.epochs * -(-rows // (config.train.rows * config.train.accumulate))
     duration = "" if config.train.batch_tokens else f", {steps} steps"  # rows aren't encoded yet: lengths are unknown
     return [
         ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} {noun}"),

@@ -61,6 +61,7 @@ SMALLER = {
     "recipes/tinybert": GENERAL,
     "configs/pruned": PRUNED,
     "--speedup": PRUNED,
+    "--model my-llama": {"data.max_length": 64, "precision": 32},  # each candidate computes the whole vocabulary
     "my_tagger": {"epochs": 4},
     "--min-score": {"min-score": 0.01},  # of the score of a teacher trained on a slice
     "--on_policy": {"on_policy.new_tokens": 8},

@@ -43,6 +43,7 @@ class RowsDataModule(lightning.LightningDataModule):
         self.signals, self.threads = signals, threads if signals is not None else 0
         self.batches: TrainBatches | None = None
         self.position = 0
+        self.parts = 1  # micro-batches of a training batch; batches for evaluation are smaller by that factor
 
     def train_dataloader(self) -> TrainBatches:
         """Returns this process's training batches, from the saved position on."""
@@ -99,9 +100,9 @@ class RowsDataModule(lightning.LightningDataModule):
         return self.build_eval_batches(self.validation)
 
     def build_eval_batches(self, rows: EncodedRows) -> EvalBatches:
-        """Returns this process's batches of a split for evaluation, of twice the batch size."""
+        """Returns this process's batches of a split for evaluation, of twice the rows of a micro-batch."""
         rank, ranks = self.find_rank()
-        return EvalBatches(rows, 2 * self.batch_size, self.pad_id, rank=rank, ranks=ranks)
+        return EvalBatches(rows, max(1, 2 * self.batch_size // self.parts), self.pad_id, rank=rank, ranks=ranks)
 
 
 class TextDataModule(RowsDataModule):

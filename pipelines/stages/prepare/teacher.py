@@ -59,7 +59,7 @@ def teacher_stage(
             tokenizer,
             encode=task.encode,
             encode_train=task.encode_train,
-            batch_size=config.teacher_train.batch_size,
+            batch_size=config.teacher_train.rows,
             batch_tokens=config.teacher_train.batch_tokens,
             max_length=config.data.max_length,
             seed=run.seed,

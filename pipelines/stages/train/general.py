@@ -91,7 +91,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             train,
             held_out,
             pad_id=pad_id,
-            batch_size=general.train.batch_size,
+            batch_size=general.train.rows,
             batch_tokens=general.train.batch_tokens,
             seed=run.seed,
         )

@@ -113,7 +113,7 @@ def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTraine
     teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
     student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
     rows = drawn_rows(config, read_data(data).train, task, own, teacher_tokenizer if other else None, run.seed)
-    size, ranks = config.train.batch_size, plan.layouts.student.data_parallel
+    size, ranks = config.train.rows, plan.layouts.student.data_parallel
     batches = TrainBatches(rows, size, find_padding_id(own), seed=run.seed, ranks=ranks)
     return student.float(), list(islice(batches, BATCHES))
 
@@ -131,7 +131,7 @@ def drawn_rows(
     If several texts make up a row and the drawn texts yield too few rows, 64 times as many texts are drawn.
     """
     table, length = part.table(), config.data.max_length
-    wanted = BATCHES * config.train.batch_size
+    wanted = BATCHES * config.train.rows
 
     def encoded(numbers: np.ndarray) -> EncodedRows:
         few = type(part).from_table(table.take(pa.array(numbers)))

@@ -47,7 +47,7 @@ def build_training_texts(
         tokenizer,
         encode=task.encode if task else encode_texts,
         encode_train=encode_train,
-        batch_size=config.train.batch_size,
+        batch_size=config.train.rows,
         batch_tokens=config.train.batch_tokens,
         max_length=config.data.max_length,
         seed=run.seed,

@@ -1,0 +1,273 @@
+"""How a training fits into a memory budget: parts of a batch, activation checkpointing, and low-bit optimizer states.
+
+Each way is measured on the longest rows of the data; the fastest that fits is chosen. All but the low-bit states train
+the same weights, up to rounding.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from compress.measure.memory import return_freed_memory
+from distill.data.batches.data_module import RowsDataModule
+from distill.errors import InputError
+from distill.train.activations import FULL, NONE, SELECTIVE
+from distill.train.config import AUTO, TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.optimizer import build_optimizer
+from pipelines.runs.console import Console
+from pipelines.runs.files import write_json
+from pipelines.runs.memory_budget import read_held_memory, resolve_memory_budget
+from pipelines.runs.processes import World
+from pipelines.runs.step_cost import (
+    PassCost,
+    build_longest_batch,
+    find_device,
+    measure_optimizer,
+    measure_pass,
+    train_temporarily,
+)
+from pipelines.settings.distill_config import MachineConfig
+
+FILE = "memory.json"
+_MARGIN = 1.05  # predictions are that exact
+# Bytes of AdamW's states for a parameter, with the scales of their blocks; only if nothing else fits.
+LOW_BIT = {"adamw-8bit": 2.06, "adamw-4bit": 1.08}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A way to train, with what it takes.
+
+    Args:
+        checkpointing: Mode of activation checkpointing.
+        parts: Number of micro-batches of a batch.
+        optimizer: Name of the optimizer.
+        peak: Bytes that the process is predicted to hold at most.
+        seconds: Measured time of the passes of a batch of the longest rows; 0 if it doesn't fit.
+    """
+
+    checkpointing: str
+    parts: int
+    optimizer: str
+    peak: int
+    seconds: float = 0.0
+
+    def apply(self, module: DistillationModule, data: RowsDataModule) -> None:
+        """Gives the settings to a training."""
+        module.train_config = replace(module.train_config, checkpointing=self.checkpointing, optimizer=self.optimizer)
+        module.micro_batches.parts = data.parts = self.parts
+
+
+def fit_into_memory(
+    module: DistillationModule,
+    data: RowsDataModule,
+    machine: MachineConfig,
+    folder: Path,
+    label: str,
+    console: Console,
+    world: World,
+    shares: int = 1,
+) -> None:
+    """Applies the plan of the stage's folder to a training, or chooses, prints and stores one; every process calls it.
+
+    Does nothing if neither a budget nor `auto` is set.
+
+    Args:
+        module, data: The training.
+        machine: The budget.
+        folder: Where the plan is stored.
+        label: Names the training in messages.
+        console: Prints the plans.
+        world: The processes.
+        shares: Number of processes that share the rows of a batch.
+
+    Raises:
+        InputError: Nothing fits.
+    """
+    train, file = module.train_config, folder / FILE
+    if not (machine.memory or AUTO in (train.checkpointing, train.batch_size)):
+        return
+    stored = world.broadcast(json.loads(file.read_text()) if world.is_rank_zero and file.exists() else None)
+    if stored is None:
+        budget = resolve_memory_budget(machine.memory or AUTO, find_device(module), world.size)
+        budget = min(world.gather(budget))
+        plans = MemoryPlanner(module, data, budget, world, shares, adapts=bool(machine.memory)).list_plans()
+        chosen = choose_plan(plans, budget, label)
+        print_plans(console, label, plans, chosen, budget)
+        stored = asdict(chosen)
+        if world.is_rank_zero:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, stored)
+    MemoryPlan(**stored).apply(module, data)
+
+
+class MemoryPlanner:
+    """Measures the ways in which a training may be carried out.
+
+    Args:
+        module: The training; its weights stay the same.
+        data: Its batches.
+        budget: Bytes that a process may hold.
+        world: The processes, which measure together and choose the same.
+        shares: Number of processes that share the rows of a batch.
+        adapts: Whether checkpointing and optimizer may be changed, and not only the parts of a batch.
+    """
+
+    def __init__(
+        self,
+        module: DistillationModule,
+        data: RowsDataModule,
+        budget: int,
+        world: World,
+        shares: int = 1,
+        *,
+        adapts: bool = True,
+    ):
+        self.module, self.data, self.budget, self.world = module, data, budget, world
+        self.adapts, self.train, self.device = adapts, module.train_config, find_device(module)
+        self.rows = -(-count_longest_rows(data, self.train) // shares)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.gradients = sum(parameter.nbytes for parameter in trained)
+        self.numbers = sum(parameter.numel() for parameter in trained)
+        with train_temporarily(module, NONE):
+            self._measure(1)  # loads kernels, which take memory once
+        return_freed_memory()
+        self.held = self._agree(read_held_memory(self.device))
+        self.states, self.step_peak = self._measure_states()
+
+    def list_plans(self) -> list[MemoryPlan]:
+        """Returns the best plan of each mode, or only the training as it is if that fits.
+
+        AdamW's states have fewer bits only if nothing else fits.
+        """
+        plans = []
+        for mode in self.list_modes():
+            plans.append(self.plan_mode(mode))
+            if plans[0].parts == 1 and plans[0].seconds:
+                return plans
+        for optimizer, width in LOW_BIT.items():
+            if any(plan.seconds for plan in plans) or not self.may_reduce_states:
+                break
+            self.states = int(width * self.numbers)
+            self.step_peak = self.states
+            plans += [replace(self.plan_mode(mode), optimizer=optimizer) for mode in self.list_modes()]
+        return plans
+
+    @property
+    def may_reduce_states(self) -> bool:
+        """Whether low-bit states can replace the optimizer's: they need one process and AdamW's rate."""
+        is_replaceable = self.train.optimizer == "adamw" and self.module.make_optimizer is None
+        return self.adapts and is_replaceable and self.world.size == 1
+
+    def list_modes(self) -> list[str]:
+        """Returns the modes of checkpointing to choose from; a mode that the settings name isn't changed."""
+        if self.train.checkpointing == AUTO or (self.adapts and self.train.checkpointing == NONE):
+            return [NONE, SELECTIVE, FULL]
+        return [self.train.checkpointing]
+
+    def list_parts(self) -> Iterator[int]:
+        """Yields the numbers of micro-batches to choose from, in ascending order."""
+        parts = 1
+        while parts < 2 * self.rows:
+            yield min(parts, self.rows)
+            if self.world.size > 1 or not self.module.can_split_batches:
+                return
+            parts *= 2
+
+    def plan_mode(self, mode: str) -> MemoryPlan:
+        """Returns the plan of a mode with the fewest parts that fit, or with the most if none does."""
+        with train_temporarily(self.module, mode):
+            one, two = (self._measure(rows).later for rows in (1, min(2, self.rows)))
+            for parts in self.list_parts():
+                rows = -(-self.rows // parts)
+                peak = self.held + self.states + self._kept_gradients + self.gradients + one + (rows - 1) * (two - one)
+                if _MARGIN * peak <= self.budget:
+                    return self._measure_plan(mode, parts)
+        return MemoryPlan(mode, parts, self.train.optimizer, max(peak, self._optimizer_peak))
+
+    def _measure_plan(self, mode: str, parts: int) -> MemoryPlan:
+        cost = self._measure(-(-self.rows // parts))
+        return MemoryPlan(mode, parts, self.train.optimizer, self.predict_peak(cost, parts), parts * cost.seconds)
+
+    def predict_peak(self, cost: PassCost, parts: int) -> int:
+        """Returns the bytes that a training holds at most, from the cost of its micro-batches' passes."""
+        passes = cost.first if parts == 1 else self.gradients + cost.later
+        return max(self.held + self.states + self._kept_gradients + passes, self._optimizer_peak)
+
+    @property
+    def _kept_gradients(self) -> int:
+        """Bytes of the gradients of earlier batches of an accumulation."""
+        return self.gradients if self.train.accumulate > 1 else 0
+
+    @property
+    def _optimizer_peak(self) -> int:
+        return self.held + self.gradients + self.step_peak
+
+    def _measure(self, rows: int) -> PassCost:
+        """Returns the cost of a micro-batch of the longest rows, that of the slowest and largest process."""
+        cost = measure_pass(self.module, build_longest_batch(self.module, self.data, rows))
+        return PassCost(self._agree(cost.first), self._agree(cost.later), max(self.world.gather(cost.seconds)))
+
+    def _measure_states(self) -> tuple[int, int]:
+        """Returns the bytes of the optimizer's states, and of a step that creates them."""
+        optimizer = build_optimizer(
+            self.module.student,
+            self.module.layer_terms.parameters(),
+            self.train,
+            shard=self.module.shard_optimizer,
+            make=self.module.make_optimizer,
+        )
+        for parameter in self.module.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        cost = measure_optimizer(optimizer, self.device)
+        self.module.zero_grad()
+        return self._agree(cost.states), self._agree(cost.peak)
+
+    def _agree(self, value: int) -> int:
+        return max(self.world.gather(value))
+
+
+def count_longest_rows(data: RowsDataModule, train: TrainConfig) -> int:
+    """Returns the number of rows of a batch of the longest ones."""
+    rows = train.rows if not train.batch_tokens else max(1, train.batch_tokens // int(data.train.lengths.max()))
+    return min(rows, len(data.train))
+
+
+def choose_plan(plans: list[MemoryPlan], budget: int, label: str) -> MemoryPlan:
+    """Returns the fastest plan that fits.
+
+    Raises:
+        InputError: None fits.
+    """
+    fitting = [plan for plan in plans if plan.seconds and _MARGIN * plan.peak <= budget]
+    if fitting:
+        return min(fitting, key=lambda plan: plan.seconds)
+    least = min(plans, key=lambda plan: plan.peak)
+    raise InputError(
+        f"machine.memory: expected at least {_MARGIN * least.peak / 1e6:,.0f} MB for {label!r}, with checkpointing "
+        f"{least.checkpointing}, {least.optimizer} and a row at a time, found {budget / 1e6:,.0f} MB: nothing that is "
+        "left to try fits; use a smaller model, a lower data.max_length or more memory"
+    )
+
+
+def print_plans(console: Console, label: str, plans: list[MemoryPlan], chosen: MemoryPlan, budget: int) -> None:
+    """Prints the table that the plan was chosen from."""
+    console.table(
+        f"{label}: memory for at most {budget / 1e6:,.0f} MB",
+        ("checkpointing", "optimizer", "micro-batches", "predicted peak", "batch of the longest rows", ""),
+        [
+            (
+                plan.checkpointing,
+                plan.optimizer,
+                str(plan.parts),
+                f"{plan.peak / 1e6:,.0f} MB",
+                f"{plan.seconds:.2f} s" if plan.seconds else "doesn't fit",
+                "chosen" if plan == chosen else "",
+            )
+            for plan in plans
+        ],
+    )

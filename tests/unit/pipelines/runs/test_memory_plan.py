@@ -1,0 +1,135 @@
+"""Tests of plans that fit a training into a memory budget."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Examples, Splits
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.console import Console
+from pipelines.runs.memory_budget import resolve_memory_budget
+from pipelines.runs.memory_plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
+from pipelines.runs.processes import World
+from pipelines.settings.distill_config import MachineConfig
+
+TRAIN = TrainConfig(batch_size=64, dropout=0.1)
+CPU = torch.device("cpu")
+PLENTY = 1 << 40
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer) -> TextDataModule:
+    draw = torch.Generator().manual_seed(0)
+    texts = [" ".join(["baka"] * int(length)) for length in torch.randint(20, 120, (70,), generator=draw)]
+    rows = Examples(texts, None, [number % 2 for number in range(70)])
+    few = Examples(texts[:2], None, [0, 1])
+    splits = Splits(("even", "odd"), rows, few, few, Examples([], None), {})
+    return TextDataModule(splits, tokenizer, batch_size=64, max_length=128)
+
+
+def build_module(train: TrainConfig = TRAIN) -> DistillationModule:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=128, **sizes))
+    return DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=train)
+
+
+def plan_with(module: DistillationModule, data: TextDataModule, budget: int, *, adapts: bool = True) -> MemoryPlanner:
+    return MemoryPlanner(module, data, budget, World(), adapts=adapts)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "radam"])
+def test_planning_leaves_weights_mode_and_gradients_as_they_were(data, optimizer):
+    module = build_module(replace(TRAIN, optimizer=optimizer))
+    module.student.eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    plan_with(module, data, 0).list_plans()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert module.train_config.checkpointing == "none"
+
+
+def test_a_training_that_fits_is_left_as_it_is(data):
+    plans = plan_with(build_module(), data, PLENTY).list_plans()
+    assert [(plan.checkpointing, plan.parts, plan.optimizer) for plan in plans] == [("none", 1, "adamw")]
+    assert choose_plan(plans, PLENTY, "test") is plans[0]
+
+
+def test_less_memory_means_more_parts_or_recomputation_within_the_budget(data):
+    module = build_module()
+    planner = plan_with(module, data, PLENTY)
+    plain = planner.list_plans()[0]
+    floor = planner.held + planner.states + 2 * planner.gradients
+    assert plain.peak - floor > 20e6  # activations
+    budget = int(1.05 * (floor + (plain.peak - floor) / 3))
+    planner = plan_with(module, data, budget)
+    plans = planner.list_plans()
+    chosen = choose_plan(plans, budget, "test")
+    assert chosen.peak <= budget
+    assert chosen.parts > 1 or chosen.checkpointing != "none"
+    assert plans[0].parts > next(plan for plan in plans if plan.checkpointing == "full").parts
+
+
+def test_only_the_parts_change_where_the_settings_name_a_mode(data):
+    planner = plan_with(build_module(replace(TRAIN, checkpointing="selective")), data, PLENTY)
+    assert planner.list_modes() == ["selective"]
+    assert plan_with(build_module(), data, PLENTY, adapts=False).list_modes() == ["none"]
+
+
+def test_batches_whose_rows_are_compared_stay_whole(data):
+    module = build_module()
+    module.loss = LossConfig(kl=0, ce=1, balance=5)
+    assert list(plan_with(module, data, PLENTY).list_parts()) == [1]
+    assert list(plan_with(build_module(), data, PLENTY).list_parts()) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_budget_below_the_floor_names_what_would_fit(data, tmp_path):
+    with pytest.raises(InputError, match=r"machine.memory: expected at least [\d,]+ MB for 'test'.*found 1 MB"):
+        fit_into_memory(
+            build_module(), data, MachineConfig(memory="1MB"), tmp_path, "test", Console(quiet=True), World()
+        )
+    assert not (tmp_path / FILE).exists()
+
+
+def test_states_have_fewer_bits_only_if_nothing_else_fits(data):
+    optimizers = [plan.optimizer for plan in plan_with(build_module(), data, 0).list_plans()]
+    assert optimizers == ["adamw"] * 3 + ["adamw-8bit"] * 3 + ["adamw-4bit"] * 3
+    kept = plan_with(build_module(replace(TRAIN, optimizer="sgd")), data, 0).list_plans()
+    assert {plan.optimizer for plan in kept} == {"sgd"}
+
+
+def test_the_stored_plan_of_a_stage_is_applied_again(data, tmp_path):
+    module = build_module(replace(TRAIN, checkpointing="auto"))
+    stored = '{"checkpointing": "full", "parts": 4, "optimizer": "adamw", "peak": 1, "seconds": 1.0}'
+    (tmp_path / FILE).write_text(stored)
+    fit_into_memory(module, data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
+    assert (module.train_config.checkpointing, module.micro_batches.parts, data.parts) == ("full", 4, 4)
+    assert (tmp_path / FILE).read_text() == stored
+    data.parts = 1
+
+
+def test_the_chosen_plan_is_stored(data, tmp_path):
+    module = build_module(replace(TRAIN, checkpointing="auto"))
+    fit_into_memory(module, data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
+    assert module.train_config.checkpointing == "none"
+    assert json.loads((tmp_path / FILE).read_text())["parts"] == 1
+
+
+def test_nothing_is_measured_without_a_budget_or_auto(data, tmp_path):
+    fit_into_memory(build_module(), data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
+    assert not (tmp_path / FILE).exists()
+
+
+def test_the_budget_is_the_size_in_the_settings_or_below_what_is_free():
+    assert resolve_memory_budget("3GB", CPU, 1) == 3_000_000_000
+    one, two = resolve_memory_budget("auto", CPU, 1), resolve_memory_budget("auto", CPU, 2)
+    assert 0 < two < one
