@@ -167,7 +167,7 @@ def test_a_model_without_a_list_of_layers_is_refused():
 
 @pytest.mark.parametrize("mode", ["half", "every=0", "every=", ""])
 def test_an_unknown_mode_is_refused(mode):
-    with pytest.raises(InputError, match="train.checkpointing: expected none, full, selective or every=K, found"):
+    with pytest.raises(InputError, match="train.checkpointing: expected none, full, selective, every=K or auto, found"):
         TrainConfig(checkpointing=mode)
 
 

@@ -76,7 +76,8 @@ def test_less_memory_means_more_parts_or_recomputation_within_the_budget(data):
     chosen = choose_plan(plans, budget, "test")
     assert chosen.peak <= budget
     assert chosen.parts > 1 or chosen.checkpointing != "none"
-    assert plans[0].parts > next(plan for plan in plans if plan.checkpointing == "full").parts
+    assert plans[0].parts > 1
+    assert plans[0].parts >= next(plan for plan in plans if plan.checkpointing == "full").parts
 
 
 def test_only_the_parts_change_where_the_settings_name_a_mode(data):
