@@ -99,11 +99,14 @@ def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
 
 def read_data(artefact: Artefact) -> Splits:
     """Reads the splits that the data stage wrote."""
-    description = json.loads((artefact.folder / "data.json").read_text())
+    return read_data_folder(artefact.folder)
+
+
+def read_data_folder(folder: Path) -> Splits:
+    """Reads the splits from the data stage's folder."""
+    description = json.loads((folder / "data.json").read_text())
     split_class = TASKS[description["task"]].split_class
-    parts = {
-        part: split_class.from_table(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in SPLIT_NAMES
-    }
+    parts = {part: split_class.from_table(pa.parquet.read_table(folder / f"{part}.parquet")) for part in SPLIT_NAMES}
     return Splits(tuple(description["labels"]), **parts, notes=description["notes"], remarks=description["remarks"])
 
 
