@@ -180,6 +180,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     fresh = [str(tmp_path / "none") if word == str(output) else word for word in arguments]
     message = run_to_success("distill", [*fresh, "--dry-run"])
     assert message.count("will run") == 8
+    assert "Predicted from a sample of the data" in message
     assert "120" not in message or "108 / 12 / 40 texts" in message
     assert not (tmp_path / "none").exists()
 
