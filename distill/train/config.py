@@ -44,6 +44,10 @@ class TrainConfig:
         batch_tokens: Tokens with padding per batch, over all processes, instead of rows; 0 counts rows. Every sample
             has the same weight, so that a batch counts in proportion to its rows.
         accumulate: Batches per optimizer step.
+        batch_growth: Whether the effective batch grows between epochs, by accumulating twice as many batches each time:
+            `none`, `schedule` (after every epoch), or `noise`, once the measured noise scale of the gradient is twice
+            the batch. The learning rate grows with its root, or as `rate_scaling: linear` says.
+        largest_batch: Rows of the largest effective batch that it grows to.
         rate_scaling: How the learning rate follows the effective batch, `batch_size` times `accumulate`: `none`, or
             multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the root of it (`sqrt`, as for Adam).
         reference_batch: Rows of the effective batch that the learning rate was chosen for.
@@ -82,6 +86,8 @@ class TrainConfig:
     batch_size: int | Literal["auto"] = 32
     batch_tokens: int = 0
     accumulate: int = 1
+    batch_growth: Literal["none", "schedule", "noise"] = "none"
+    largest_batch: int = 256
     rate_scaling: Literal["none", "sqrt", "linear"] = "none"
     reference_batch: int = 32
     weight_decay: float = 0.01
@@ -125,6 +131,12 @@ class TrainConfig:
             raise InputError(
                 f"train.rate_scaling: expected none with batch_tokens, found {self.rate_scaling}: the batches have no "
                 "fixed number of rows"
+            )
+        if self.batch_growth == "noise" and (self.accumulate < 2 or self.batch_tokens):
+            found = f"{self.accumulate}" if self.accumulate < 2 else f"batch_tokens {self.batch_tokens}"
+            raise InputError(
+                f"train.batch_growth noise: expected accumulate of 2 or more and no batch_tokens, found {found}: the "
+                "noise is estimated from the gradients of a batch and of the accumulated ones"
             )
         if self.optimizer == "schedule-free" and self.schedule not in ("auto", "constant"):
             raise InputError(

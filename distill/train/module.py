@@ -9,7 +9,7 @@ from typing import Literal, cast
 import lightning
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,6 +29,7 @@ from distill.parallel.pipeline_stage import freeze_embeddings
 from distill.tasks.logit_rows import OutputRows
 from distill.train.activations import checkpoint_layers
 from distill.train.balance import BalanceState, GradientBalance
+from distill.train.batch_growth import NOISE, BatchGrowth
 from distill.train.config import TrainConfig
 from distill.train.logged_values import (
     TermValues,
@@ -109,7 +110,7 @@ class DistillationModule(lightning.LightningModule):
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.memory_settings = ExitStack()  # of the student in training
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
-        self.micro_batches = MicroBatches()
+        self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
         self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
         self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
@@ -128,7 +129,11 @@ class DistillationModule(lightning.LightningModule):
         self.memory_settings.enter_context(checkpoint_layers(self.student, self.train_config.checkpointing))
 
     def on_train_start(self) -> None:
-        """Gives a resumed training the rate of its step, which the checkpoint of a time before a spike doesn't have."""
+        """Gives a resumed training its accumulation, and the rate of its step.
+
+        Lightning calls no `on_train_epoch_start` within an epoch, and a checkpoint from before a spike has another rate.
+        """
+        self._accumulate_batches()
         if self.recovery_factor != 1:
             for scheduler in (cast(LambdaLR, each.scheduler) for each in self.trainer.lr_scheduler_configs):
                 for group, base, factor in zip(
@@ -278,8 +283,40 @@ class DistillationModule(lightning.LightningModule):
     def current_loss(self) -> LossConfig:
         """The loss settings of the current step: ramps and gradient balancing applied."""
         trainer = self._trainer
-        progress = 0.0 if trainer is None or not self.loss.ramps else trainer.global_step / max(1, self.total_steps - 1)
+        progress = 0.0 if trainer is None or not self.loss.ramps else self._count_steps() / max(1, self.total_steps - 1)
         return self.balance.scale_weights(self.loss.interpolate_ramps(min(1.0, progress)))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the effective batch grows during the training."""
+        return self.train_config.batch_growth != "none"
+
+    def _count_steps(self) -> int:
+        """Returns the optimizer steps so far, or those that there would have been without growing batches."""
+        return self.growth.steps if self.grows else self.trainer.global_step
+
+    def on_train_epoch_start(self) -> None:
+        """Sets the number of accumulated batches of the epoch."""
+        self._accumulate_batches()
+
+    def _accumulate_batches(self) -> None:
+        if self.grows:
+            self.growth.start_epoch(self.trainer.current_epoch)
+            self.trainer.accumulate_grad_batches = self.growth.accumulated
+
+    def on_after_backward(self) -> None:
+        """Measures the noise of the gradient."""
+        if self.train_config.batch_growth == NOISE:
+            number = self.trainer.fit_loop.batch_idx % self.growth.accumulated
+            if number in (0, self.growth.accumulated - 1):
+                gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+                self.growth.observe_batch(float(torch.nn.utils.get_total_norm(gradients)) ** 2, number)
+
+    def lr_scheduler_step(self, scheduler: LRSchedulerTypeUnion, metric: object) -> None:
+        """Advances the schedule by the steps that there would have been without growing batches."""
+        for _ in range(self.growth.factor):
+            super().lr_scheduler_step(scheduler, metric)
+        self.growth.steps += self.growth.factor
 
     def _balance_gradients(self, terms: dict[str, Tensor]) -> None:
         trainer = self._trainer
@@ -292,14 +329,17 @@ class DistillationModule(lightning.LightningModule):
         self.balance.update(trainer.global_step, terms, self.parameters(), mean)
 
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Adds the states of the gradient balancing, the learning rate, the last losses and the micro-batches."""
+        """Adds the states of gradient balancing, learning rate, batch growth and micro-batches, and the last losses."""
+        checkpoint["growth"] = self.growth.state_dict()
         checkpoint["balance"] = self.balance.state_dict()
         checkpoint["rate_control"] = self.rate_control.state_dict()
         checkpoint["losses"] = list(self.spikes.losses)
         checkpoint["micro_batches"] = self.micro_batches.parts
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Restores the states of the gradient balancing, the learning rate, the last losses and the micro-batches."""
+        """Restores what `on_save_checkpoint` added."""
+        if "growth" in checkpoint:
+            self.growth.load_state_dict(cast(dict[str, float], checkpoint["growth"]))
         if "balance" in checkpoint:
             self.balance.load_state_dict(cast(BalanceState, checkpoint["balance"]))
         self.micro_batches.parts = int(cast(int, checkpoint.get("micro_batches", 1)))
@@ -317,7 +357,7 @@ class DistillationModule(lightning.LightningModule):
             optimizer.zero_grad()
 
     def _find_rate_factor(self) -> float:
-        return self.rate_control.factor * self.recovery_factor
+        return self.rate_control.factor * self.recovery_factor * self.growth.rate_factor
 
     def _log_step(self, total: Tensor, term_values: TermValues) -> None:
         check_finite_loss(total, self.trainer.global_step)
@@ -325,6 +365,9 @@ class DistillationModule(lightning.LightningModule):
         values |= collect_run_values(self.trainer, self.layer_terms)
         if self.on_policy is not None:
             values["train/generation_share"] = self.on_policy.generation_time.measure_share()
+        if self.grows:
+            values["train/batch_rows"] = float(self.train_config.rows * self.growth.accumulated)
+            values["train/noise_scale"] = min(self.growth.noise.rows, torch.finfo(torch.float32).max)
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def on_validation_start(self) -> None:

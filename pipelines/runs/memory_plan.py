@@ -201,7 +201,7 @@ class MemoryPlanner:
     @property
     def _kept_gradients(self) -> int:
         """Bytes of the gradients of earlier batches of an accumulation."""
-        return self.gradients if self.train.accumulate > 1 else 0
+        return self.gradients if self.train.accumulate > 1 or self.module.grows else 0
 
     @property
     def _optimizer_peak(self) -> int:

@@ -152,6 +152,12 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.schedule find: expected one process, found {layout.processes}"
             f"{' with DeepSpeed' if machine.strategy else ''}: the range test trains on one"
         )
+    if train.batch_growth != "none" and (machine.strategy or (train.batch_growth == "noise" and layout.processes > 1)):
+        found = "DeepSpeed" if machine.strategy else f"{layout.processes} processes"
+        raise InputError(
+            f"{setting}.batch_growth {train.batch_growth}: expected one process, or schedule without DeepSpeed, found "
+            f"{found}"
+        )
     check_memory_layout(setting, facts)
     kind = OPTIMIZERS[name]
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
