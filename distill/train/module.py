@@ -131,7 +131,8 @@ class DistillationModule(lightning.LightningModule):
     def on_train_start(self) -> None:
         """Gives a resumed training its accumulation, and the rate of its step.
 
-        Lightning calls no `on_train_epoch_start` within an epoch, and a checkpoint from before a spike has another rate.
+        Lightning calls no `on_train_epoch_start` when it resumes within an epoch, and a checkpoint from before a spike
+        has another rate.
         """
         self._accumulate_batches()
         if self.recovery_factor != 1:
