@@ -74,7 +74,8 @@ def main() -> None:
         return
     plain = run_worker(options.batches, "whole")
     floor = run_worker(options.batches, "rows")
-    assert plain is not None and floor is not None, "the unlimited runs end"
+    assert plain is not None
+    assert floor is not None
     console, draw = Console(), np.random.default_rng(options.seed)
     console.say(f"plain: {plain.peak / 1e6:.0f} MB above the start, a row at a time: {floor.peak / 1e6:.0f} MB")
     rows = []

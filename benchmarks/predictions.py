@@ -1,6 +1,6 @@
 """Predicted memory and time of a run's stages against those of the run itself.
 
-    python -m benchmarks.predictions --output runs/predictions             # 8 settings of 3 encoders: hours on two cores
+    python -m benchmarks.predictions --output runs/predictions            # 8 settings of 3 encoders: hours on two cores
     python -m benchmarks.predictions --output runs/predictions --sizes small --rows 600 --only plain,full
 
 Encoders of random weights are fine-tuned on rows of Banking77 and distilled into half of their layers. The prediction,
