@@ -1,23 +1,33 @@
-"""Memory and time of a decoder's training step with activation checkpointing, on labels alone.
+"""Memory and time of a decoder's training step with activation checkpointing and offload, on labels alone.
 
     python -m benchmarks.activations                       # 110M random weights, 32,000 tokens of vocabulary, 4 x 1,024
     python -m benchmarks.activations --layers 2 --rows 1 --length 256 --rounds 2
 
 The plain step is timed twice, once with all logits at a time. Printed per mode: the bytes that torch's allocator held
-at most above those before the step (weights and gradients exist already), the time as a median of ratios in the same
-round, and whether loss and gradients equal those of the plain step, with dropout. The floor is the input of each layer.
-Step times on a busy machine mean nothing.
+at most above those before the step (weights and gradients exist already); the most that the process held above what it
+held before, as memory without a file behind it (RssAnon in /proc/self/status, every 2 ms), and in all (VmHWM, where
+the mapped pages of the file for offloaded activations count, although the system can take them back); the time as a
+median of ratios in the same round; and whether loss and gradients equal those of the plain step, with dropout. The
+floor is the input of each layer. Pages of the file that aren't mapped are in no column: they are in the system's cache
+of files. The file is in --folder, which should be on a disk. Step times on a busy machine mean nothing.
 """
 
 import argparse
+import ctypes
+import gc
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.sharded_memory import record_peak
 from benchmarks.timing import median_ratio, time_in_turns
+from compress.measure.memory import read_peak_memory, reset_peak_memory
 from distill.losses.config import LossConfig
 from distill.train.activations import checkpoint_layers
 from distill.train.config import TrainConfig
@@ -27,6 +37,8 @@ from pipelines.settings.this_machine import describe_machine
 
 MODES = ("none", "selective", "every=2", "full")
 ALL_LOGITS = "none, all logits at a time"
+OFFLOADED = ("none, offloaded", "full, offloaded")
+_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LABELS_ONLY = LossConfig(kl=0, ce=1)
 
 
@@ -41,26 +53,33 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1, help="of attention, for the comparison of gradients")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="of offloaded activations")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    return_freed_memory()
     console = Console()
     model = build_decoder(options.width, options.layers, options.vocabulary, options.dropout)
     batch = draw_batch(options.vocabulary, options.rows, options.length)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
-    steps = {mode: build_step(model, batch, mode) for mode in (ALL_LOGITS, *MODES)}
+    steps = {mode: build_step(model, batch, mode, options.folder) for mode in (ALL_LOGITS, *MODES, *OFFLOADED)}
     loss, gradients = steps["none"]()
     expected = loss, [gradient.clone() for gradient in gradients]
     equal = {mode: is_equal(step(), expected) for mode, step in steps.items()}
     del expected, gradients
     peaks = {mode: measure_peak(step) for mode, step in steps.items()}
+    resident = {mode: measure_resident(step) for mode, step in steps.items()}
     times = time_in_turns(steps, options.rounds, warmup=1)
     floor = 4 * options.rows * options.length * options.width * options.layers
     console.table(
         f"Decoder of {parameters / 1e6:.0f}M parameters, {options.rows} x {options.length} tokens",
-        ("checkpointing", "MB above the start", "of none", "time, of none", "loss and gradients equal"),
+        (
+            "checkpointing", "MB above the start", "of none", "RssAnon MB", "VmHWM MB", "time, of none",
+            "loss and gradients equal",
+        ),
         [
             (mode, f"{peaks[mode] / 1e6:.0f}", f"{peaks[mode] / peaks['none']:.2f}",
+             *(f"{each / 1e6:.0f}" for each in resident[mode]),
              f"{median_ratio(times[mode], times['none']):.2f}", "yes" if equal[mode] else "no")
             for mode in steps
         ],
@@ -90,11 +109,19 @@ def draw_batch(vocabulary: int, rows: int, length: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.roll(-1, 1)}
 
 
+def return_freed_memory() -> None:
+    """Makes the C library give large blocks back to the system as soon as they are freed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
+
+
 def build_step(
-    model: LlamaForCausalLM, batch: dict[str, Tensor], mode: str
+    model: LlamaForCausalLM, batch: dict[str, Tensor], mode: str, folder: Path
 ) -> Callable[[], tuple[Tensor, list[Tensor]]]:
     """Returns a function that computes the loss and the gradients of a batch in place."""
-    module = DistillationModule(model, loss=LABELS_ONLY, train=TrainConfig())
+    train = TrainConfig(offload="activations") if mode in OFFLOADED else TrainConfig()
+    module = DistillationModule(model, loss=LABELS_ONLY, train=train)
+    module.scratch = folder
     if mode == ALL_LOGITS:
         module.fused_term.name = ""
     checkpointing = mode.partition(",")[0]
@@ -128,6 +155,16 @@ def measure_peak(step: Callable[[], object]) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
+
+
+def measure_resident(step: Callable[[], object]) -> tuple[int, int]:
+    """Returns by how many bytes RssAnon and the resident memory rose at most in a step."""
+    gc.collect()
+    reset_peak_memory()
+    start = read_peak_memory()
+    with record_peak() as peak:
+        step()
+    return peak.most, read_peak_memory() - start
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ class TrainConfig:
         checkpointing: Layers whose activations are computed again in the backward pass instead of kept: `none`, `full`
             (all layers), `every=K` (every K-th), `selective` (all, but the results of their costly products are
             kept), or `auto`, the fastest that fits into `machine.memory`. It trains the same weights.
+        offload: With `activations`, what the backward pass needs leaves the memory of the device in between: from a GPU
+            to the CPU's memory, from a CPU to a file in the run's folder, without a name. It trains the same weights.
         checkpoint_every: Steps between the checkpoints that a killed run resumes from.
     """
 
@@ -99,6 +101,7 @@ class TrainConfig:
     recoveries: int = 0
     spike: float = 8.0
     checkpointing: str = "none"
+    offload: Literal["none", "activations"] = "none"
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:

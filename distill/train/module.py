@@ -1,9 +1,12 @@
 """The LightningModule that trains a student on a weighted sum of objectives with signals from a teacher."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Literal, cast
 
 import lightning
@@ -38,6 +41,7 @@ from distill.train.logged_values import (
     collect_term_values,
     is_logging_step,
 )
+from distill.train.offload import ActivationOffload
 from distill.train.optimizer import build_optimizer, set_dropout, set_rate
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
@@ -109,6 +113,8 @@ class DistillationModule(lightning.LightningModule):
         self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.memory_settings = ExitStack()  # of the student in training
+        self.offload: ActivationOffload | None = None  # in training
+        self.scratch = Path(gettempdir())  # for temporary files
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
         self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
         self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
@@ -122,7 +128,7 @@ class DistillationModule(lightning.LightningModule):
         return run_student(self.student, batch, **settings)
 
     def on_fit_start(self) -> None:
-        """Puts the student into training mode, with the configured dropout and activation checkpointing."""
+        """Puts the student into training mode, with the configured dropout and memory settings."""
         self.student.train()  # transformers loads models in eval mode, and Lightning does not change the mode
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
@@ -143,8 +149,9 @@ class DistillationModule(lightning.LightningModule):
                     set_rate(group, float(base) * factor(scheduler.last_epoch))
 
     def on_fit_end(self) -> None:
-        """Ends the activation checkpointing."""
+        """Ends activation checkpointing and offload."""
         self.memory_settings.close()
+        self.offload = None
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the unweighted values of the terms on a batch.
@@ -154,10 +161,18 @@ class DistillationModule(lightning.LightningModule):
         Raises:
             InputError: The signals of a term are missing or not finite.
         """
-        if self.across is not None:
-            return self.across.compute_terms(self.student, self.loss, batch)
-        step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_term)
-        return step.compute_terms(batch, self.read_signals(batch), self.current_loss, self._process_mean)
+        with self._offload_activations(batch):
+            if self.across is not None:
+                return self.across.compute_terms(self.student, self.loss, batch)
+            step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_term)
+            return step.compute_terms(batch, self.read_signals(batch), self.current_loss, self._process_mean)
+
+    def _offload_activations(self, batch: Batch) -> AbstractContextManager[None]:
+        if self.train_config.offload == "none" or not torch.is_grad_enabled():
+            return nullcontext()
+        if self.offload is None:  # the batch is where the model computes, which weights need not be
+            self.offload = ActivationOffload(batch["attention_mask"].device, self.scratch)
+        return self.offload.offload(chain(self.parameters(), self.buffers()), batch)
 
     def read_signals(self, batch: Batch) -> TeacherSignals:
         """Returns the teacher's signals for a batch.

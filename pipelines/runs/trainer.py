@@ -77,7 +77,7 @@ def fit_module(
     world = world or World()
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    scratch = folder / SCRATCH
+    scratch = module.scratch = folder / SCRATCH
     recovery = Recovery(scratch / "spikes.json", train.recoveries, world)
     checkpoints = CheckpointWriter(scratch / "checkpoints", train.checkpoint_every, world, from_start=recovery.most > 0)
     stopper = EarlyStop(scratch / "best", train.patience)

@@ -132,11 +132,11 @@ def check_optimizer_packages(facts: Facts) -> None:
 
 
 def check_training_layout(setting: str, facts: Facts) -> None:
-    """Checks that the optimizer and the schedule of a training suit its layout.
+    """Checks that the optimizer, the schedule and the memory settings of a training suit its layout.
 
     Raises:
-        InputError: The optimizer needs whole matrices or whole states, DeepSpeed or the precision requires AdamW, or
-            the schedule needs one process.
+        InputError: The optimizer needs whole matrices or whole states, DeepSpeed or the precision requires AdamW,
+            the schedule needs one process, or activations can't be offloaded.
     """
     train, machine = trainings_of(facts.settings)[setting], facts.settings.machine
     name = train.optimizer
@@ -159,6 +159,11 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{found}"
         )
     check_memory_layout(setting, facts)
+    if train.offload != "none" and (layout.pp > 1 or machine.strategy):
+        raise InputError(
+            f"{setting}.offload activations: expected a layout without pipeline stages and no machine.strategy, found "
+            f"{machine.strategy or layout}: they run forward and backward passes themselves; use checkpointing"
+        )
     kind = OPTIMIZERS[name]
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
         raise InputError(

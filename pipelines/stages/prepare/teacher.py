@@ -99,7 +99,7 @@ def build_untrained_teacher(
     return model
 
 
-_WITHOUT_EFFECT = ("checkpoint_every", "checkpointing")  # on the trained weights
+_WITHOUT_EFFECT = ("checkpoint_every", "checkpointing", "offload")  # on the trained weights
 
 
 def training_settings(config: DistillConfig, name: str) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The benchmarks of activation checkpointing and of optimizers, on tiny models."""
+"""The benchmarks of activation checkpointing and offload, and of optimizers, on tiny models."""
 
 import re
 import sys
@@ -21,9 +21,10 @@ def run(module, capsys, monkeypatch, *arguments: str) -> dict[str, list[str]]:
 def test_checkpointed_steps_equal_the_plain_one_and_hold_less(capsys, monkeypatch):
     sizes = ["--width", "128", "--layers", "3", "--vocabulary", "500", "--rows", "2", "--length", "128"]
     found = run(activations, capsys, monkeypatch, *sizes, "--rounds", "1", "--threads", "1")
-    assert found.keys() >= {*activations.MODES, activations.ALL_LOGITS}
-    assert all(found[mode][-1] == "yes" for mode in activations.MODES)
+    assert found.keys() >= {*activations.MODES, *activations.OFFLOADED, activations.ALL_LOGITS}
+    assert all(found[mode][-1] == "yes" for mode in (*activations.MODES, *activations.OFFLOADED))
     assert float(found["full"][1]) < float(found["selective"][1]) < float(found["none"][1]) == 1
+    assert float(found["none, offloaded"][1]) < 0.6
 
 
 def test_states_are_counted_for_each_parameter(capsys, monkeypatch):
