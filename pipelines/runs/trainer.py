@@ -111,6 +111,7 @@ def fit_module(
         except LossSpikeError as error:
             recovery.record(error, console, label)
     stops.raise_if_requested()
+    console.say(f"  {label}: {data.wait_share:.1%} of the time was spent waiting for data")
     strategy_of(trainer).restore_weights(module)
     stopper.restore(module)
     if not MODES[precision].is_stock:

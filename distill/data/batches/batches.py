@@ -5,8 +5,10 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from distill.data.batches.encode import Batch
+from distill.data.batches.pinning import pin_batch
 from distill.data.batches.read_ahead import Prefetcher, Waiting
 from distill.data.batches.share import shard_batch, weigh_batch
 
@@ -94,6 +96,8 @@ class TrainBatches:
         rank, ranks: Rank of this process and number of the processes that share each batch.
         signals: Computes the teacher's signals of a batch, which are added under `signals`.
         threads: Threads that prepare batches ahead of the step; 0 prepares each batch on request.
+        pinned_for: GPU for which the threads copy batches into pinned memory, from which they can be moved to it while
+            it computes; None for any other device.
     """
 
     def __init__(
@@ -108,10 +112,12 @@ class TrainBatches:
         ranks: int = 1,
         signals: Signals | None = None,
         threads: int = 0,
+        pinned_for: torch.device | None = None,
     ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
         self.signals, self.threads, self.waiting = signals, threads, Waiting()
+        self.pinned_for = pinned_for
         self.position = 0  # batches yielded since the start of the first epoch
 
     def __len__(self) -> int:
@@ -146,7 +152,7 @@ class TrainBatches:
             weigh_batch(batch, len(rows) * len(self) / len(self.data))
         if self.signals is not None:
             batch["signals"] = self.signals(batch)
-        return batch
+        return batch if self.pinned_for is None else pin_batch(batch, self.pinned_for)
 
     def state_dict(self) -> dict[str, int]:
         """Returns the number of batches yielded since the start of the first epoch."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EncodedRows, EvalBatches, Signals, TrainBatches
@@ -22,7 +23,7 @@ class RowsDataModule(lightning.LightningDataModule):
         batch_tokens: Tokens with padding per training batch instead of rows; 0 counts rows.
         seed: Seed of the order of training batches.
         signals: A `CacheReader`: training batches contain the teacher's signals, read ahead of the step.
-        threads: Threads that read ahead.
+        threads: Threads that collate batches, and read their signals, ahead of the step; 0 collates them in the step.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class RowsDataModule(lightning.LightningDataModule):
         super().__init__()
         self.train, self.validation = train, validation
         self.pad_id, self.batch_size, self.batch_tokens, self.seed = pad_id, batch_size, batch_tokens, seed
-        self.signals, self.threads = signals, threads if signals is not None else 0
+        self.signals, self.threads = signals, threads
         self.batches: TrainBatches | None = None
         self.position = 0
         self.parts = 1  # micro-batches of a training batch; batches for evaluation are smaller by that factor
+        self.wait_share = 0.0  # of the last fit's time, in which training waited for data
 
     def train_dataloader(self) -> TrainBatches:
         """Returns this process's training batches, from the saved position on."""
@@ -64,6 +66,7 @@ class RowsDataModule(lightning.LightningDataModule):
             ranks=ranks,
             signals=self.signals,
             threads=self.threads,
+            pinned_for=self.find_gpu(),
         )
 
     def measure_wait_share(self) -> float:
@@ -80,6 +83,8 @@ class RowsDataModule(lightning.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Resets the position, so that another fit with the same data starts at the first batch."""
+        if self.batches is not None:
+            self.wait_share = self.batches.waiting.measure_total_share()
         self.position, self.batches = 0, None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -94,6 +99,11 @@ class RowsDataModule(lightning.LightningDataModule):
             return 0, 1
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+
+    def find_gpu(self) -> torch.device | None:
+        """Returns the GPU that this process trains on; None on other devices."""
+        device = None if self.trainer is None else self.trainer.strategy.root_device
+        return device if device is not None and device.type == "cuda" else None
 
     def val_dataloader(self) -> EvalBatches:
         """Returns this process's batches of the validation split."""

@@ -16,10 +16,12 @@ class Waiting:
 
     def __init__(self) -> None:
         self.waited, self.since = 0.0, time.perf_counter()
+        self.total, self.start = 0.0, self.since
 
     def add(self, seconds: float) -> None:
         """Adds time that the consumer waited."""
         self.waited += seconds
+        self.total += seconds
 
     def measure_share(self) -> float:
         """Returns the share of the time since the last call that was spent waiting, 0 to 1."""
@@ -27,6 +29,10 @@ class Waiting:
         share = self.waited / max(now - self.since, 1e-9)
         self.waited, self.since = 0.0, now
         return share
+
+    def measure_total_share(self) -> float:
+        """Returns the share of all time so far that was spent waiting, 0 to 1."""
+        return self.total / max(time.perf_counter() - self.start, 1e-9)
 
 
 class Prefetcher(Generic[Item, Result]):

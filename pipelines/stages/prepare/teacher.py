@@ -76,7 +76,7 @@ def teacher_stage(
         )
         metrics = finetune_teacher(run, config, model, task, texts, folder, precision, layout, mesh)
         save_model(model, tokenizer, folder / MODEL)
-        return {"trained": True} | metrics
+        return {"trained": True, "wait_share": texts.wait_share} | metrics
 
     return run.stage(
         name, settings, {"data": data, "teacher": run.digest(checkpoint)}, work, version=VERSION, together=True

@@ -150,7 +150,7 @@ class StudentTraining:
         save_model(student, tokenizers.student, folder / MODEL)
         notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
         notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
-        return metrics | {"params": student.num_parameters()} | notes
+        return metrics | {"wait_share": texts.wait_share, "params": student.num_parameters()} | notes
 
     @cached_property
     def teacher_config(self) -> PretrainedConfig:

@@ -112,7 +112,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             callbacks=[LayerByLayer(general.progressive)] if general.progressive else [],
         )
         save_model(student, tokenizer, folder / MODEL)
-        return metrics | {"blocks": len(train), "params": student.num_parameters()}
+        return metrics | {"wait_share": rows.wait_share, "blocks": len(train), "params": student.num_parameters()}
 
     return run.stage("general", settings, inputs, work, version=VERSION, together=True)
 

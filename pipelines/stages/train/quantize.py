@@ -137,7 +137,7 @@ class QuantizedTraining:
         self.run.console.say(f"  quantize: validation {score:.4f}, in float {validation.float_score:.4f}")
         metrics: JsonObject = {"val/float": validation.float_score, "val/calibrated": score}
         if self.quantization.method == "qat":
-            metrics |= self.train(model, texts, task, folder)
+            metrics |= self.train(model, texts, task, folder) | {"wait_share": texts.wait_share}
         rounding = convert_quantized(model)
         save_model(model, tokenizer, folder / MODEL)
         save_quantization(rounding, folder / MODEL)

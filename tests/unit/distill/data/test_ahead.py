@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from distill.data.batches.batches import TrainBatches
+from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Encoded
 from distill.data.batches.read_ahead import Prefetcher, Waiting
+from distill.data.batches.token_blocks import LanguageBlocks
+from distill.data.masking.config import MaskConfig
+from distill.data.masking.masks import MaskedBlocks
 from distill.errors import InputError
 
 
@@ -102,3 +106,73 @@ def test_a_resumed_reader_does_not_skip_batches_that_were_only_read_ahead(thread
     rest = labels(iter(resumed)) + labels(iter(resumed))
     assert seen + rest == everything
     assert stopped.state_dict()["position"] in (2, 3)
+
+
+class Recorded:
+    """Rows that record the threads on which they are collated."""
+
+    def __init__(self, rows: int = 40):
+        self.rows, self.threads = data(rows), set[str]()
+        self.lengths = self.rows.lengths
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def collate(self, rows: np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, torch.Tensor]:
+        self.threads.add(threading.current_thread().name)
+        return self.rows.collate(rows, pad_id, epoch)
+
+
+def test_a_data_module_without_signals_collates_ahead_of_the_step():
+    rows = Recorded()
+    module = RowsDataModule(rows, rows, batch_size=8, seed=3)
+    found = list(module.train_dataloader())
+    assert len(found) == 5
+    assert all(name.startswith("ahead") for name in rows.threads)
+    expected = TrainBatches(rows.rows, 8, 0, seed=3)
+    for batch, plain in zip(found, expected, strict=True):
+        assert batch.keys() == plain.keys()
+        assert all(torch.equal(batch[name], value) for name, value in plain.items())
+
+
+def test_a_data_module_reports_the_share_of_the_waiting_after_a_fit():
+    rows = Recorded()
+    module = RowsDataModule(rows, rows, batch_size=8, threads=0)
+    for _ in module.train_dataloader():
+        time.sleep(0.01)  # the step
+    assert module.wait_share == 0
+    module.teardown("fit")
+    assert 0 < module.wait_share < 0.9
+
+
+def test_the_share_of_all_waiting_includes_what_was_logged_before():
+    waiting = Waiting()
+    waiting.start -= 10
+    waiting.add(4)
+    waiting.measure_share()
+    waiting.add(1)
+    assert waiting.measure_total_share() == pytest.approx(0.5, abs=0.01)
+
+
+def test_masked_rows_collated_on_several_threads_equal_those_of_one_process():
+    rng = np.random.default_rng(1)
+    blocks = LanguageBlocks([rng.integers(5, 200, 12) for _ in range(60)])
+    masked = MaskedBlocks(blocks, MaskConfig(), 4, 200, (0, 1, 2, 3, 4))
+    plain, ahead = TrainBatches(masked, 4, 0, seed=3), TrainBatches(masked, 4, 0, seed=3, threads=3)
+    for _ in range(2):  # epochs, whose masks differ
+        for expected, found in zip(plain, ahead, strict=True):
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
+def test_batches_for_a_gpu_are_pinned_with_their_nested_signals():
+    def nested(batch: dict[str, torch.Tensor]) -> dict[str, object]:
+        return {"logits": torch.ones(2), "hidden": {3: torch.ones(2)}, "ids": [torch.ones(2)]}
+
+    batches = TrainBatches(data(), 8, 0, seed=3, signals=nested, threads=1, pinned_for=torch.device("cuda", 0))
+    batch = next(iter(batches))
+    found = batch.pop("signals")
+    assert all(value.is_pinned() for value in batch.values())
+    assert found["logits"].is_pinned()
+    assert found["hidden"][3].is_pinned()
+    assert found["ids"][0].is_pinned()
