@@ -1,5 +1,6 @@
 """Encoding of texts as token ids, and padding."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,13 +16,32 @@ ENCODED_AT_ONCE = 4096  # tokenized together: the tokenizer's own rows take ten 
 Batch = dict[str, Tensor]
 
 
+class StoredRows(Sequence[np.ndarray]):
+    """Rows of token ids, int64 [length] each, that are read from a file when they are used; replaces a list of them."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each row, int64 [rows]; known without reading the rows."""
+
+    def find_row(self, row: int) -> int:
+        """Returns the number of a row from 0, where negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return int(row) % len(self)
+
+
 class TokenRows:
     """Base class of encoded splits: unpadded token ids and, if the tokenizer returns them, types, int64 [length] each.
 
     `positions` [length] are true where the model predicts; None if it predicts at every token or once per sample.
     """
 
-    input_ids: list[np.ndarray]
+    input_ids: Sequence[np.ndarray]
     token_type_ids: list[np.ndarray] | None
 
     def __len__(self) -> int:
@@ -30,6 +50,8 @@ class TokenRows:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row, int64 [rows]."""
+        if isinstance(self.input_ids, StoredRows):
+            return self.input_ids.lengths
         return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
     @property
@@ -57,7 +79,7 @@ class TokenRows:
         types = None
         if self.token_type_ids is not None and other.token_type_ids is not None:
             types = self.token_type_ids + other.token_type_ids
-        return self.input_ids + other.input_ids, types
+        return [*self.input_ids, *other.input_ids], types
 
 
 @dataclass(frozen=True)

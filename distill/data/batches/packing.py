@@ -11,7 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EncodedRows
 from distill.data.batches.encode import IGNORED, Batch
-from distill.data.batches.token_blocks import TEXTS_AT_ONCE, LanguageBlocks, find_end_token
+from distill.data.batches.token_blocks import (
+    TEXTS_AT_ONCE,
+    LanguageBlocks,
+    check_block_length,
+    find_end_token,
+    is_framed,
+)
 from distill.errors import InputError
 
 
@@ -149,16 +155,12 @@ def text_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], len
         InputError: `length` leaves fewer than two tokens of text per document, the tokenizer has no end token, or no
             text has two tokens.
     """
-    framed = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
+    framed = is_framed(tokenizer)
     first = [int(tokenizer.cls_token_id)] if framed else find_first_ids(tokenizer)
     last = [int(tokenizer.sep_token_id)] if framed else []
     end = [] if framed else [require_end_token(tokenizer)]
     step = length - len(first) - len(last)
-    if step < 2:
-        raise InputError(
-            f"length: expected at least {len(first) + len(last) + 2} tokens a document, found {length}: "
-            "there would be no next token to predict"
-        )
+    check_block_length(length, len(first) + len(last), "a document")
     documents: list[np.ndarray] = []
     notes = {"cut_texts": 0, "dropped_tokens": 0}
     for start in range(0, len(texts), TEXTS_AT_ONCE):

@@ -32,13 +32,9 @@ def token_blocks(
             "tokenizer: expected an eos or a sep token, found neither: the end of one text and the start of the next "
             "would be learned as one sentence"
         )
-    framed = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
+    framed = is_framed(tokenizer)
     frame = 2 if framed else 0
-    if length < frame + 2:
-        raise InputError(
-            f"length: expected at least {frame + 2} tokens a block, found {length}: "
-            "there would be no next token to predict"
-        )
+    check_block_length(length, frame)
     step = length - frame
     stream = _build_stream(tokenizer, texts, end, limit * step)
     blocks = [stream[start : start + step] for start in range(0, max(len(stream) - 1, 0), step)]
@@ -47,6 +43,24 @@ def token_blocks(
         return blocks
     first, last = np.array([tokenizer.cls_token_id], np.int64), np.array([tokenizer.sep_token_id], np.int64)
     return [np.concatenate([first, block, last]) for block in blocks]
+
+
+def is_framed(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Returns whether the tokenizer has a cls and a sep token, which then frame every block or document."""
+    return tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
+
+
+def check_block_length(length: int, frame: int, what: str = "a block") -> None:
+    """Checks that a row of `length` tokens has room for two tokens of text beside the `frame` special ones.
+
+    Raises:
+        InputError: It has no room.
+    """
+    if length < frame + 2:
+        raise InputError(
+            f"length: expected at least {frame + 2} tokens {what}, found {length}: "
+            "there would be no next token to predict"
+        )
 
 
 def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -75,7 +89,7 @@ def _build_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end:
 class LanguageBlocks(TokenRows):
     """Blocks of token ids, int64 [length] each; `counted` are the counts of split texts and dropped tokens."""
 
-    input_ids: list[np.ndarray]
+    input_ids: Sequence[np.ndarray]
     token_type_ids: None = None
     counted: dict[str, int] = field(default_factory=dict)
 

@@ -1,0 +1,1 @@
+"""Texts larger than memory: tokenized once, in parallel processes, and stored as memory-mapped token ids."""
