@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -16,12 +17,12 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hash_files(folder: Path) -> dict[str, str]:
-    """Returns relative name -> SHA-256 of all files in a folder."""
+def hash_files(folder: Path, hash_one: Callable[[Path], str] = hash_file) -> dict[str, str]:
+    """Returns relative name -> SHA-256 of all files in a folder, each computed or looked up by `hash_one`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hash_file(path) for path in files}
+    return {str(path.relative_to(folder)): hash_one(path) for path in files}
 
 
-def hash_content(path: Path) -> str:
+def hash_content(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
     """Returns the hash of a file, or of all files of a folder and their names; symbolic links are followed."""
-    return hash_file(path) if path.is_file() else hash_json(hash_files(path))
+    return hash_one(path) if path.is_file() else hash_json(hash_files(path, hash_one))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NotRequired, TypeAlias, TypedDict, cast
@@ -93,8 +93,12 @@ def read_manifest(folder: Path) -> Manifest:
     return cast(Manifest, content)
 
 
-def read_complete_manifest(folder: Path, identity: StageIdentity) -> Manifest:
+def read_complete_manifest(
+    folder: Path, identity: StageIdentity, hash_one: Callable[[Path], str] = hash_file
+) -> Manifest:
     """Returns the manifest of a complete stage whose files exist, are unchanged, and are the only ones.
+
+    `hash_one` computes the hash of a file or looks it up.
 
     Raises:
         ManifestError: The manifest is missing or unreliable.
@@ -104,11 +108,11 @@ def read_complete_manifest(folder: Path, identity: StageIdentity) -> Manifest:
     expected = json.loads(json.dumps(identity, default=str))
     if any(manifest.get(key) != value for key, value in expected.items()):
         raise InputError(f"stage {str(folder)!r}: its manifest is of another stage; remove the folder to rebuild it")
-    check_files(folder, manifest["outputs"])
+    check_files(folder, manifest["outputs"], hash_one)
     return manifest
 
 
-def check_files(folder: Path, outputs: Mapping[str, OutputFile]) -> None:
+def check_files(folder: Path, outputs: Mapping[str, OutputFile], hash_one: Callable[[Path], str] = hash_file) -> None:
     """Checks that a stage's folder contains exactly the files that its manifest lists.
 
     Raises:
@@ -122,7 +126,7 @@ def check_files(folder: Path, outputs: Mapping[str, OutputFile]) -> None:
                 f"stage {str(folder)!r}: {name} links to {str(path.resolve())!r}, outside the stage's folder: what is "
                 "there may change at any time; move the file itself here, or remove the folder to rebuild the stage"
             )
-        if not path.is_file() or hash_file(path) != recorded["sha256"]:
+        if not path.is_file() or hash_one(path) != recorded["sha256"]:
             problem = "was changed" if path.is_file() else "is missing"
             raise InputError(
                 f"stage {str(folder)!r}: {name} {problem} since the stage ended: later stages would be built on "
@@ -157,10 +161,10 @@ def list_files(folder: Path) -> Sequence[str]:
     return sorted(name for name in found if name not in own and not name.startswith(f"{SCRATCH}/"))
 
 
-def describe_outputs(folder: Path) -> dict[str, OutputFile]:
+def describe_outputs(folder: Path, hash_one: Callable[[Path], str] = hash_file) -> dict[str, OutputFile]:
     """Returns the files that a stage wrote, as its manifest lists them."""
     paths = {name: folder / name for name in list_files(folder)}
-    return {name: {"sha256": hash_file(path), "bytes": path.stat().st_size} for name, path in paths.items()}
+    return {name: {"sha256": hash_one(path), "bytes": path.stat().st_size} for name, path in paths.items()}
 
 
 def hash_outputs(outputs: Mapping[str, OutputFile]) -> str:

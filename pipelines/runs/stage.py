@@ -18,6 +18,8 @@ from compress.measure.memory import read_peak_memory, reset_peak_memory
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
+from pipelines.runs.digests import FILE as DIGESTS
+from pipelines.runs.digests import DigestIndex
 from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import (
     MANIFEST,
@@ -97,6 +99,7 @@ class Run:
                     "versions of their algorithms: they are kept, and every stage is rebuilt beside them"
                 )
         self.world.check_folder(output)
+        self.digests = DigestIndex(output / DIGESTS, writes=self.world.is_rank_zero and not dry)
 
     def stage(
         self,
@@ -156,7 +159,7 @@ class Run:
 
     def content_hash(self, path: Path) -> str:
         """Returns the hash of a file or folder that the run uses; each machine of the run reads it once."""
-        return self.world.compute_once(lambda: hash_content(path))
+        return self.world.compute_once(lambda: hash_content(path, self.digests.hash_file))
 
     def digest(self, checkpoint: Checkpoint) -> str:
         """Returns the hash of a checkpoint that the run uses; each machine of the run reads it once."""
@@ -178,7 +181,7 @@ class Run:
         if not os.path.lexists(folder):
             return None, ""
         try:
-            return read_complete_manifest(folder, identity), ""
+            return read_complete_manifest(folder, identity, self.digests.hash_file), ""
         except ManifestError as damage:
             if not self.dry:
                 aside = set_aside(folder)
@@ -220,7 +223,7 @@ class Run:
     def _measure_outputs(
         self, partial: Path, metrics: JsonObject, seconds: float, resumed: bool, memory: Sequence[int]
     ) -> Measurements:
-        outputs = describe_outputs(partial)
+        outputs = describe_outputs(partial, self.digests.hash_file)
         return {
             "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
             "outputs": outputs,

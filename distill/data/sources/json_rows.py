@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,26 @@ def read_jsonl(file: Path) -> pa.Table:
         InputError: A line is not JSON, or not an object (names the row).
     """
     rows = _TableBuilder()
+    for row in _iterate_objects(file):
+        rows.add(row)
+    return rows.build()
+
+
+def iterate_jsonl(file: Path, rows: int) -> Iterator[pa.Table]:
+    """Yields the table that `read_jsonl` returns in parts of at most `rows` rows, each with the keys of its own rows.
+
+    Raises:
+        InputError: As in `read_jsonl`, when the row is reached.
+    """
+    objects = _iterate_objects(file)
+    while part := list(islice(objects, rows)):
+        table = _TableBuilder()
+        for row in part:
+            table.add(row)
+        yield table.build()
+
+
+def _iterate_objects(file: Path) -> Iterator[dict[str, Any]]:
     with open_bytes(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -32,8 +53,7 @@ def read_jsonl(file: Path) -> pa.Table:
                 row = _parse_json(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise InputError(f"data {str(file)!r}: row {number} is not JSON in UTF-8: {error}") from error
-            rows.add(_check_object(row, f"data {str(file)!r}: row {number}"))
-    return rows.build()
+            yield _check_object(row, f"data {str(file)!r}: row {number}")
 
 
 def read_json_rows(file: Path) -> pa.Table:

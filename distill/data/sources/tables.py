@@ -18,6 +18,8 @@ from distill.data.sources.separated import read_csv, read_tsv
 from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
 
+BUFFER_BYTES = 1 << 20  # of a parquet file's column that are read at a time
+
 
 def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
     """Reads every existing split, by its standard name: train, validation, test.
@@ -128,13 +130,27 @@ def _strip_names(table: pa.Table) -> pa.Table:
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
-def _read_parquet(file: Path) -> pa.Table:
+def open_parquet(file: Path) -> pa.parquet.ParquetFile:
+    """Opens a parquet file, whose pages are read when they are used.
+
+    Raises:
+        InputError: The file can't be read, or its footer is damaged.
+    """
     with open_bytes(file) as stream:  # Arrow opens an uncompressed file by its path
         source = io.BytesIO(stream.read()) if is_compressed(file) else file
     try:
-        opened = pa.parquet.ParquetFile(source, page_checksum_verification=True)
+        return pa.parquet.ParquetFile(source, page_checksum_verification=True, buffer_size=BUFFER_BYTES)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"data {str(file)!r}: not a parquet file, or its footer is damaged: {error}") from error
+
+
+def describe_row_group(first: int, rows: int, group: int) -> str:
+    """Describes the damaged row group of `rows` rows after the first `first` rows of a file."""
+    return f"rows {first + 1} to {first + rows} (row group {group}) are damaged"
+
+
+def _read_parquet(file: Path) -> pa.Table:
+    opened = open_parquet(file)
     groups, first = [], 0
     for index in range(opened.num_row_groups):
         rows = opened.metadata.row_group(index).num_rows
@@ -142,8 +158,7 @@ def _read_parquet(file: Path) -> pa.Table:
             groups.append(opened.read_row_group(index))
             groups[-1].validate(full=True)  # otherwise invalid UTF-8 fails later, without the file's name
         except (pa.ArrowException, OSError) as error:
-            where = f"rows {first + 1} to {first + rows} (row group {index})"
-            raise InputError(f"data {str(file)!r}: {where} are damaged: {error}") from error
+            raise InputError(f"data {str(file)!r}: {describe_row_group(first, rows, index)}: {error}") from error
         first += rows
     return pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
 

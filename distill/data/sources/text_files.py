@@ -7,7 +7,7 @@ import pyarrow as pa
 from distill.data.config import DataConfig
 from distill.data.sources.columns import find_column, find_columns, missing_column_error
 from distill.data.sources.files import COMPRESSED, format_of, read_utf8, split_of
-from distill.data.sources.tables import TABLE_READERS, check_single, list_extensions, read_splits
+from distill.data.sources.tables import TABLE_READERS, check_single, find_split_files, list_extensions, read_splits
 from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
 
@@ -53,8 +53,15 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
 
 
 def split_names(path: str, subset: str | None = None) -> tuple[str, ...]:
-    """Returns the splits that `read_texts` finds at `path`."""
-    return tuple(find_text_files(path) or read_splits(path, subset))
+    """Returns the splits that `read_texts` finds at `path`; of a file or folder, its content isn't read."""
+    source = Path(path).expanduser()
+    if texts := find_text_files(path):
+        return tuple(texts)
+    return (
+        ("train",)
+        if source.is_file()
+        else tuple(find_split_files(source) if source.is_dir() else read_splits(path, subset))
+    )
 
 
 def find_text_files(path: str) -> dict[str, list[Path]]:

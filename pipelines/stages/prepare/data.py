@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from distill.checkpoint.digest import hash_content, hash_file
 from distill.data.config import DataConfig
 from distill.data.rows.reading_remarks import describe_reading
 from distill.data.rows.sentences import LINES
@@ -21,7 +22,6 @@ from distill.tasks.choose import TASKS
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from pipelines.runs.console import Console
-from pipelines.runs.files import hash_content
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 
@@ -44,7 +44,7 @@ def data_stage(
     settings = {name: value for name, value in asdict(config).items() if name not in OTHER_STAGES}
     settings |= {"task": task} if task != TextClassification.name else {}
     settings |= {"how": dict(arguments)} if arguments else {}
-    inputs = {"data": run.world.compute_once(lambda: hash_source(config))}
+    inputs = {"data": run.world.compute_once(lambda: hash_source(config, run.digests.hash_file))}
     print_reading_remarks(run.console, config)
     if config.unlabelled is not None:
         inputs["unlabelled"] = run.content_hash(Path(config.unlabelled).expanduser())
@@ -67,20 +67,23 @@ def print_reading_remarks(console: Console, config: DataConfig) -> None:
         console.say(f"  data: {line}")
 
 
-def hash_source(config: DataConfig) -> str:
-    """Returns a hash of the data to be read: of file contents, or of the rows of a hub data set."""
+def hash_source(config: DataConfig, hash_one: Callable[[Path], str] = hash_file) -> str:
+    """Returns a hash of the data to be read: of file contents, or of the rows of a hub data set.
+
+    `hash_one` computes the hash of a file or looks it up.
+    """
     path = Path(config.path).expanduser()
     if path.is_file():
-        return hash_content(path)
+        return hash_one(path)
     total = hashlib.sha256()
     if path.is_dir() and (files := find_text_files(config.path)):
         for split, each in sorted(files.items()):
-            total.update("".join(f"{split}:{hash_content(file)}" for file in each).encode())
+            total.update("".join(f"{split}:{hash_one(file)}" for file in each).encode())
     elif (path / LINES).is_file():
-        total.update("".join(f"{file.name}:{hash_content(file)}" for file in sorted(path.iterdir())).encode())
+        total.update("".join(f"{file.name}:{hash_content(file, hash_one)}" for file in sorted(path.iterdir())).encode())
     elif path.is_dir():
         for split, file in sorted(find_split_files(path).items()):
-            total.update(f"{split}:{format_of(file)}:{hash_content(file)}".encode())
+            total.update(f"{split}:{format_of(file)}:{hash_one(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
             total.update(f"{split}:{json.dumps(table.to_pydict(), default=str)}".encode())

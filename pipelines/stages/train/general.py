@@ -1,7 +1,9 @@
 """The general stage: task-agnostic distillation on plain text from the teacher as it was published."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import lightning
 import numpy as np
@@ -15,7 +17,10 @@ from distill.data.batches.data_module import RowsDataModule, TextDataModule
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.masking.masks import MaskedBlocks
+from distill.data.sources.text_batches import count_rows, find_large_files, iterate_texts
 from distill.data.sources.text_files import read_texts, split_names
+from distill.data.stored.rows import StreamBlocks
+from distill.data.stored.tokens import StoredTokens
 from distill.errors import InputError
 from distill.student.build import build_student
 from distill.tasks.task import Task, output_layer
@@ -34,10 +39,12 @@ from pipelines.settings.distill_config import GeneralConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import hash_source, print_reading_remarks
 from pipelines.stages.prepare.teacher import MODEL, select_key_settings
+from pipelines.stages.prepare.tokens import tokens_stage
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
 ORDER_STREAM = 7  # random stream for the order of the texts
+Blocks = TypeVar("Blocks", list[np.ndarray], StreamBlocks)
 MASKED_LM_CLASS, BODY_CLASS = "AutoModelForMaskedLM", "AutoModel"
 
 
@@ -56,7 +63,9 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
         "precision": precision,
     }
     path, data = Path(general.data).expanduser(), DataConfig(path=general.data)
-    digest = run.world.compute_once(lambda: hash_content(path) if path.exists() else hash_source(data))
+    digest = run.world.compute_once(
+        lambda: hash_content(path, run.digests.hash_file) if path.exists() else hash_source(data)
+    )
     inputs = {"data": digest, "teacher": run.digest(plan.teacher)}
     print_reading_remarks(run.console, data)
     if plan.student is not None:
@@ -73,7 +82,10 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
 
         student, mesh = build_placed_model(run, layout, folder, build, auto, prefetch=config.machine.prefetch)
         run.console.say(f"  general: {type(student).__name__}, {student.num_parameters() / 1e6:.1f}M parameters")
-        train, held_out = read_blocks(general, tokenizer, run.seed)
+        if find_large_files(general.data) and tokenizer.is_fast:
+            train, held_out = store_blocks(run, general, tokenizer, digest)
+        else:
+            train, held_out = read_blocks(general, tokenizer, run.seed)
         run.console.say(f"  general: {len(train):,} blocks of up to {general.length} tokens, {len(held_out)} held out")
         device = choose_device("auto")
         online = OnlineTeacher(teacher.to(device), general.loss.teacher_outputs, device=device)  # type: ignore[arg-type]
@@ -156,11 +168,62 @@ def read_blocks(
         held_out = token_blocks(tokenizer, validation, general.length, limit=HELD_OUT)
         blocks = token_blocks(tokenizer, shuffled, general.length, limit=general.blocks)
     else:
-        count = min(HELD_OUT, max(1, general.blocks // 10))
-        blocks = token_blocks(tokenizer, shuffled, general.length, limit=general.blocks and general.blocks + count)
-        count = min(HELD_OUT, max(1, len(blocks) // 11))
-        blocks, held_out = blocks[:-count], blocks[-count:]
-    if not blocks:
+        limit = limit_with_held_out(general)
+        blocks, held_out = hold_out_end(token_blocks(tokenizer, shuffled, general.length, limit=limit))
+    return build_rows(general, tokenizer, blocks, held_out)
+
+
+def store_blocks(
+    run: Run, general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, digest: str
+) -> tuple[EncodedRows, EncodedRows]:
+    """Returns the blocks of `read_blocks` for text that is larger than memory: read from the `tokens` stage.
+
+    All of the training text is tokenized, also for a few blocks of it.
+
+    Raises:
+        InputError: As in `read_blocks`.
+    """
+
+    def tokenize(split: str) -> StoredTokens:
+        files = find_large_files(general.data, split)
+        texts = partial(iterate_texts, general.data, general.text, split=split)
+        return tokens_stage(run, tokenizer, f"{digest}, {split}, column {general.text}", texts, count_rows(files))
+
+    tokens = tokenize("train")
+    order = np.random.default_rng([run.seed, ORDER_STREAM]).permutation(len(tokens))
+    held_out: Sequence[np.ndarray]
+    if "validation" in split_names(general.data):
+        held_out = StreamBlocks.build(tokenize("validation"), tokenizer, general.length, limit=HELD_OUT)
+        blocks = StreamBlocks.build(tokens, tokenizer, general.length, order=order, limit=general.blocks)
+    else:
+        limit = limit_with_held_out(general)
+        blocks, held_out = hold_out_end(StreamBlocks.build(tokens, tokenizer, general.length, order=order, limit=limit))
+    return build_rows(general, tokenizer, blocks, held_out)
+
+
+def limit_with_held_out(general: GeneralConfig) -> int:
+    """Returns the maximum number of blocks including those held out; 0 for all."""
+    return general.blocks and general.blocks + min(HELD_OUT, max(1, general.blocks // 10))
+
+
+def hold_out_end(blocks: Blocks) -> tuple[Blocks, Blocks]:
+    """Returns (the first blocks, the last ones): one block in eleven, at most HELD_OUT."""
+    count = min(HELD_OUT, max(1, len(blocks) // 11))
+    return blocks[:-count], blocks[-count:]
+
+
+def build_rows(
+    general: GeneralConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    blocks: Sequence[np.ndarray],
+    held_out: Sequence[np.ndarray],
+) -> tuple[EncodedRows, EncodedRows]:
+    """Returns the training and the held-out blocks in the form that the loss terms need.
+
+    Raises:
+        InputError: There are no blocks to train on.
+    """
+    if not len(blocks):
         raise InputError(
             f"general.data {general.data!r}: expected more than one block of {general.length} tokens, found fewer"
         )

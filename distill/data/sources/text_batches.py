@@ -1,0 +1,134 @@
+"""Texts of a source, one after another, where all of them at once may not fit into memory."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from distill.data.config import DataConfig
+from distill.data.sources.columns import find_column, find_columns, missing_column_error
+from distill.data.sources.files import format_of, is_compressed, open_bytes, read_utf8
+from distill.data.sources.json_rows import iterate_jsonl
+from distill.data.sources.tables import BUFFER_BYTES, describe_row_group, find_split_files, open_parquet
+from distill.data.sources.text_column import iterate_cells
+from distill.data.sources.text_files import find_text_files, read_texts
+from distill.errors import InputError
+
+LARGE = 64 << 20  # bytes of a split's files from which on its texts are read one after another
+ROWS_AT_ONCE = 8192
+
+
+def find_large_files(path: str, split: str = "train") -> list[Path]:
+    """Returns a split's files, of LARGE bytes or more, whose texts can be read one after another.
+
+    Those are parquet and jsonl tables and folders of txt files; for anything else the list is empty.
+    """
+    source = Path(path).expanduser()
+    if source.is_dir():
+        texts = find_text_files(path)
+        files = texts[split] if split in texts else [] if texts else _find_table(source, split)
+    else:
+        files = [source] if split == "train" and source.is_file() and _is_streamable(source) else []
+    return files if sum(file.stat().st_size for file in files) >= LARGE else []
+
+
+def iterate_texts(
+    path: str, column: str | None = None, *, split: str = "train", subset: str | None = None
+) -> Iterator[str]:
+    """Yields the documents that `read_texts` returns, in the same order.
+
+    Of a large source (see `find_large_files`) only a few thousand exist at a time; any other is read as a whole.
+
+    Raises:
+        InputError: As in `read_texts`; for a large source when the text that causes it is reached.
+    """
+    files = find_large_files(path, split)
+    if not files:
+        yield from read_texts(path, column, split=split, subset=subset)
+        return
+    where, count, found = f"data {path!r}, {split}", 0, False
+    for text in _iterate_files(files, column, where):
+        count += 1
+        if text.strip():
+            found = True
+            yield text
+    if not found:
+        raise InputError(f"{where}: expected text, found none in {count} documents: no token would be left")
+
+
+def count_rows(files: Sequence[Path]) -> int:
+    """Returns the number of documents in a split's files, those without text included, without parsing them."""
+    if len(files) != 1 or format_of(files[0]) == ".txt":
+        return len(files)
+    if format_of(files[0]) == ".parquet":
+        return int(open_parquet(files[0]).metadata.num_rows)
+    with open_bytes(files[0]) as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(BUFFER_BYTES), b""))
+
+
+def _find_table(folder: Path, split: str) -> list[Path]:
+    file = find_split_files(folder).get(split)
+    return [file] if file is not None and _is_streamable(file) else []
+
+
+def _is_streamable(file: Path) -> bool:
+    if format_of(file) == ".parquet" and not is_compressed(file):
+        # Class ids are replaced by their names, which the whole table's reader does.
+        return b"ClassLabel" not in (open_parquet(file).schema_arrow.metadata or {}).get(b"huggingface", b"")
+    return format_of(file) == ".jsonl"
+
+
+def _iterate_files(files: list[Path], column: str | None, where: str) -> Iterator[str]:
+    """Yields the texts of txt files or of one table, also those without a character."""
+    if format_of(files[0]) == ".parquet":
+        yield from _iterate_column(_iterate_parquet(files[0], column, where), column, where)
+        return
+    if format_of(files[0]) == ".jsonl":
+        yield from _iterate_column(iterate_jsonl(files[0], ROWS_AT_ONCE), column, where)
+        return
+    if column is not None:
+        raise InputError(f"{where}: expected a table with a column {column!r}, found txt files, which have no columns")
+    for file in files:
+        yield read_utf8(file)
+
+
+def _iterate_column(tables: Iterator[pa.Table], column: str | None, where: str) -> Iterator[str]:
+    """Yields the texts of a column of adjacent parts of a table, empty for null.
+
+    Rows before the first one that has the column, in a format where rows may lack it, have no text.
+    """
+    table, is_found = None, False
+    for table in tables:
+        name = column or find_column(table, ("text",))
+        if name is None or name not in table.column_names:
+            yield from [""] * table.num_rows
+            continue
+        is_found = True
+        values = table[find_columns(table, DataConfig(text=name), where, labelled=False).text]
+        yield from (value or "" for value in iterate_cells(values))
+    if not is_found and table is not None:
+        if column is None:
+            raise missing_column_error("text", ("text",), table, where)
+        find_columns(table, DataConfig(text=column), where, labelled=False)  # raises the error for the column
+
+
+def _iterate_parquet(file: Path, column: str | None, where: str) -> Iterator[pa.Table]:
+    """Yields the rows of a parquet file with the column of the texts only, of which a few pages are in memory."""
+    opened, first = open_parquet(file), 0
+    names = [name.strip() for name in opened.schema_arrow.names]
+    empty = opened.schema_arrow.empty_table().rename_columns(names)
+    name = column or find_column(empty, ("text",))
+    if name is None:
+        raise missing_column_error("text", ("text",), empty, where)
+    text = find_columns(empty, DataConfig(text=name), where, labelled=False).text
+    stored = opened.schema_arrow.names[names.index(text)]
+    for group in range(opened.num_row_groups):
+        rows = opened.metadata.row_group(group).num_rows
+        try:
+            for batch in opened.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[stored], use_threads=False):
+                batch.validate(full=True)
+                yield pa.Table.from_batches([batch]).rename_columns([text])
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"data {str(file)!r}: {describe_row_group(first, rows, group)}: {error}") from error
+        first += rows

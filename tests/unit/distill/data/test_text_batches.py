@@ -1,0 +1,81 @@
+"""Tests that texts read one after another equal those of the whole source, and that errors are the same."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distill.data.sources import text_batches
+from distill.data.sources.text_batches import find_large_files, iterate_texts
+from distill.data.sources.text_files import read_texts
+from distill.errors import InputError
+
+ROWS = ["one", "", "  ", "two\nlines", None, "ünïcode", *map(str, range(40))]
+
+
+@pytest.fixture(autouse=True)
+def _every_source_is_large(monkeypatch):
+    monkeypatch.setattr(text_batches, "LARGE", 1)
+    monkeypatch.setattr(text_batches, "ROWS_AT_ONCE", 7)
+
+
+def write_source(folder, kind):
+    if kind == "txt":
+        for number, text in enumerate(ROWS):
+            (folder / f"{number:03}.txt").write_text(text or "")
+        return folder
+    file = folder / f"train.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({" Text ": ROWS, "other": list(range(len(ROWS)))}), file, row_group_size=20)
+    elif kind == "jsonl":
+        file.write_text("\n".join(json.dumps({"Text": text, "other": i}) for i, text in enumerate(ROWS)))
+    else:
+        file.write_text("Text,other\n" + "".join(f'"{text or ""}",{i}\n' for i, text in enumerate(ROWS)))
+    return file
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv", "txt"])
+def test_texts_read_one_after_another_equal_those_read_at_once(tmp_path, kind):
+    source = write_source(tmp_path, kind)
+    assert bool(find_large_files(str(source))) == (kind != "csv")  # csv is read at once, for its quotes
+    assert list(iterate_texts(str(source))) == read_texts(str(source))
+    assert list(iterate_texts(str(tmp_path))) == read_texts(str(tmp_path))
+
+
+def test_rows_of_json_may_lack_the_column(tmp_path):
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"other": {i}}}\n' for i in range(9)) + '{"text": "last"}\n')
+    assert list(iterate_texts(str(tmp_path))) == read_texts(str(tmp_path)) == ["last"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "txt"])
+def test_a_column_that_does_not_exist_is_refused_as_when_read_at_once(tmp_path, kind):
+    source = str(write_source(tmp_path, kind))
+    with pytest.raises(InputError) as expected:
+        read_texts(source, "body")
+    with pytest.raises(InputError) as found:
+        list(iterate_texts(source, "body"))
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_damaged_row_is_named_when_it_is_reached(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 10 + "no json\n")
+    texts = iterate_texts(str(tmp_path))
+    assert [next(texts) for _ in range(7)] == ["a"] * 7
+    with pytest.raises(InputError, match="row 11 is not JSON"):
+        list(texts)
+
+
+def test_a_source_without_text_is_refused(tmp_path):
+    pq.write_table(pa.table({"text": ["", " "]}), tmp_path / "train.parquet")
+    with pytest.raises(InputError, match="found none in 2 documents"):
+        list(iterate_texts(str(tmp_path)))
+
+
+def test_classes_as_texts_are_read_at_once(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [0, 1]}).cast_column("text", datasets.ClassLabel(names=["no", "yes"]))
+    rows.to_parquet(tmp_path / "train.parquet")
+    assert find_large_files(str(tmp_path)) == []
+    assert list(iterate_texts(str(tmp_path))) == ["no", "yes"]
