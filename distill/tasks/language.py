@@ -22,7 +22,10 @@ from distill.data.rows.chat_config import ChatConfig
 from distill.data.rows.chat_template import read_template_file
 from distill.data.rows.conversations import Conversations, load_all_conversations, load_conversations
 from distill.data.rows.documents import load_all_documents, load_documents
+from distill.data.sources.stored_texts import StoredTexts
 from distill.data.splits.examples import Examples, Splits
+from distill.data.stored.rows import StreamBlocks, TextRows
+from distill.data.stored.tokens import StoredTokens
 from distill.errors import InputError
 from distill.tasks.scorer import RowAccuracy, Scorer
 from distill.tasks.task import Task
@@ -55,8 +58,17 @@ class Language(Task):
         """Returns `max_length`, as a tokenizer's own limit often belongs to another model."""
         return max_length
 
-    def encode_texts(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> LanguageBlocks:
+    def encode_texts(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | StoredTokens, max_length: int
+    ) -> LanguageBlocks:
         """Returns the texts as blocks of one stream, or as separate documents, depending on the packing."""
+        if isinstance(texts, StoredTokens):
+            if self.packing == "stream":
+                return LanguageBlocks(StreamBlocks.build(texts, tokenizer, max_length))
+            rows = TextRows.build(texts, tokenizer, max_length)
+            return LanguageBlocks(rows, counted=rows.counted)
+        if isinstance(texts, StoredTexts):
+            texts = texts.load()
         if self.packing == "stream":
             return LanguageBlocks(token_blocks(tokenizer, texts, max_length))
         return text_documents(tokenizer, texts, max_length)
@@ -172,7 +184,7 @@ class MaskedLM(Language):
         """Returns the task with the packing and the masks in `settings`."""
         return cls(tuple(labels), settings.get("packing", "stream"), MaskConfig(**settings.get("masking", {})))
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> MaskedBlocks:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> MaskedBlocks:
         """Returns the texts of a split as token ids, whose batches are masked."""
         return MaskedBlocks.build(self.encode_texts(tokenizer, part.texts, max_length), self.masking, tokenizer)
 

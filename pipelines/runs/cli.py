@@ -134,7 +134,7 @@ def list_settings(config_class: type, prefix: str = "") -> dict[str, object]:
 def run(main: Callable[[Sequence[str]], None]) -> None:
     """Runs a command; invalid input exits with code 2 and a message instead of a traceback."""
     # set here and not in the library, so that a notebook's own settings are unaffected
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # no command forks a process that tokenizes
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # Otherwise the last bits of a product depend on the memory alignment of its weights, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

@@ -105,8 +105,9 @@ def iterate_cells(column: pa.ChunkedArray) -> Iterator[Any]:
 
 
 def select_texts(texts: Sequence[str], rows: Sequence[int] | np.ndarray) -> Sequence[str]:
-    """Returns the texts of these rows, as a column if they are one."""
-    return texts.take(rows) if isinstance(texts, TextColumn) else [texts[i] for i in rows]
+    """Returns the texts of these rows, as a column if they are one or `StoredTexts`."""
+    take = getattr(texts, "take", None)
+    return [texts[i] for i in rows] if take is None else take(rows)
 
 
 def concatenate_texts(first: Sequence[str], second: Sequence[str]) -> Sequence[str]:

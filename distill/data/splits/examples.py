@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from distill.data.sources.text_column import TextColumn, concatenate_texts, select_texts, text_array
@@ -42,7 +43,7 @@ class Examples:
         pairs = None if self.pairs is None else concatenate_texts(self.pairs, other.pairs or [])
         return Examples(concatenate_texts(self.texts, other.texts), pairs)
 
-    def take(self, rows: Sequence[int]) -> "Examples":
+    def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
         """Returns some of the examples, in the order of `rows`."""
         pairs = None if self.pairs is None else select_texts(self.pairs, rows)
         return Examples(select_texts(self.texts, rows), pairs, [self.labels[i] for i in rows] if self.labels else [])

@@ -2,7 +2,8 @@
 
 import hashlib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.compute
 
 from distill.data.splits.findings import Findings
 
+KEYS_AT_ONCE = 1 << 20
 _KEY_BYTES = 16
 
 
@@ -30,7 +32,14 @@ def normalise_text(text: str) -> str:
     return " ".join(text.casefold().translate(FOLDING).split()) or text.strip()
 
 
-def compute_text_keys(texts: Sequence[str], pairs: Sequence[str] | None = None) -> pa.Array:
+def iterate_text_keys(part: Any) -> Iterator[pa.Array]:
+    """Yields the digests of a split's rows, of at most KEYS_AT_ONCE rows at a time; see `compute_text_keys`."""
+    texts, pairs = iter(part.texts), None if part.pairs is None else iter(part.pairs)
+    for _ in range(0, len(part.texts), KEYS_AT_ONCE):
+        yield compute_text_keys(islice(texts, KEYS_AT_ONCE), None if pairs is None else islice(pairs, KEYS_AT_ONCE))
+
+
+def compute_text_keys(texts: Iterable[str], pairs: Iterable[str] | None = None) -> pa.Array:
     """Returns a digest of 16 bytes of each normalised text, or pair of texts."""
     rows = zip(texts, pairs, strict=True) if pairs is not None else zip(texts, strict=True)
     digests = bytearray()
@@ -60,20 +69,24 @@ def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "te
     Returns:
         Indices of the unlabelled rows that occur in neither test nor validation.
     """
-    keys = {name: compute_text_keys(part.texts, part.pairs) for name, part in parts.items()}
+    keys = {name: compute_text_keys(part.texts, part.pairs) for name, part in parts.items() if name != "train"}
+    in_train = {name: np.zeros(len(each), bool) for name, each in keys.items()}
+    for block in iterate_text_keys(parts["train"]):  # the keys of all training texts may not fit into memory
+        for name, own in keys.items():
+            in_train[name] |= are_in(own, block)
     for split, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
-        count = int(are_in(keys[split], keys[other]).sum())
+        count = int((in_train[split] if other == "train" else are_in(keys[split], keys[other])).sum())
         remark = f"{split}: {count:,} of {len(keys[split]):,} {what} also occur in {other}, and stay in both"
         findings.add(f"{split}_texts_also_in_{other}", count, remark)
     unlabelled = keys.get("unlabelled", ())
     if not len(unlabelled):
         return []
-    shared = {split: are_in(unlabelled, keys[split]) for split in ("test", "validation", "train")}
+    shared = {split: are_in(unlabelled, keys[split]) for split in ("test", "validation")}
     for split in ("test", "validation"):
         count = int(shared[split].sum())
         remark = f"unlabelled: {count:,} of {len(unlabelled):,} {what} were left out, because they occur in {split}"
         findings.add(f"unlabelled_dropped_in_{split}", count, remark)
-    count = int(shared["train"].sum())
+    count = int(in_train["unlabelled"].sum())
     remark = f"unlabelled: {count:,} of {len(unlabelled):,} {what} also occur in train, and stay in both"
     findings.add("unlabelled_texts_also_in_train", count, remark)
     kept: list[int] = np.flatnonzero(~(shared["test"] | shared["validation"])).tolist()

@@ -1,7 +1,7 @@
 """The texts that exported files are compared and timed on."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     from distill.data.rows.conversations import Conversations
@@ -20,8 +20,11 @@ def sample_texts(examples: "Examples | Tagged", count: int, seed: int) -> Texts:
 
 def select_texts_and_pairs(examples: "Examples | Tagged", rows: "Iterable[int]") -> Texts:
     """Returns the texts of these rows, and their pairs if there are any."""
-    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
-    return [examples.texts[i] for i in rows], pairs
+    from distill.data.sources.text_column import select_texts
+
+    numbers = list(rows)
+    pairs = [examples.pairs[i] for i in numbers] if examples.pairs is not None else None
+    return list(select_texts(cast("Sequence[Any]", examples.texts), numbers)), pairs
 
 
 def hash_texts(examples: "Examples | Tagged") -> str:

@@ -12,21 +12,26 @@ import pyarrow.parquet
 
 from distill.checkpoint.digest import hash_content, hash_file
 from distill.data.config import DataConfig
+from distill.data.rows.documents import load_documents
 from distill.data.rows.reading_remarks import describe_reading
 from distill.data.rows.sentences import LINES
+from distill.data.sources import text_batches
 from distill.data.sources.files import format_of
+from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.tables import find_split_files, read_splits
 from distill.data.sources.text_files import find_text_files
-from distill.data.splits.examples import Splits
+from distill.data.splits.examples import Examples, Splits
 from distill.tasks.choose import TASKS
+from distill.tasks.language import CausalLM, MaskedLM
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from pipelines.runs.console import Console
-from pipelines.runs.manifest import JsonObject
+from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 OTHER_STAGES = ("path", "unlabelled", "max_length", "packing")  # settings without effect on this stage
+PLAIN_TEXT = (CausalLM.name, MaskedLM.name)
 SPLIT_NAMES = ("train", "validation", "test", "unlabelled")
 
 
@@ -50,7 +55,7 @@ def data_stage(
         inputs["unlabelled"] = run.content_hash(Path(config.unlabelled).expanduser())
 
     def work(folder: Path) -> JsonObject:
-        splits = TASKS[task].read(config, run.seed)
+        splits = read_splits_of(task, config, run.seed, folder / SCRATCH)
         write_splits(splits, folder, settings)
         counts = {part: len(getattr(splits, part)) for part in SPLIT_NAMES} | {"classes": len(splits.labels)}
         return counts | splits.notes | {"remarks": list(splits.remarks)}
@@ -59,6 +64,13 @@ def data_stage(
     for remark in done.metrics.get("remarks", []):
         run.console.say(f"  {remark}")
     return done
+
+
+def read_splits_of(task: str, config: DataConfig, seed: int, scratch: Path) -> Splits:
+    """Returns the splits of a data set; those of plain text that may not fit into memory are files in `scratch`."""
+    if task in PLAIN_TEXT:
+        return load_documents(config, seed, scratch)
+    return TASKS[task].read(config, seed)
 
 
 def print_reading_remarks(console: Console, config: DataConfig) -> None:
@@ -92,8 +104,12 @@ def hash_source(config: DataConfig, hash_one: Callable[[Path], str] = hash_file)
 
 def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
     """Writes the splits, the labels and the task's settings to a stage's folder."""
-    for part in SPLIT_NAMES:
-        pa.parquet.write_table(getattr(splits, part).table(), folder / f"{part}.parquet")
+    for name in SPLIT_NAMES:
+        part, file = getattr(splits, name), folder / f"{name}.parquet"
+        if isinstance(part, Examples) and isinstance(part.texts, StoredTexts):
+            part.texts.copy_to(file)
+        else:
+            pa.parquet.write_table(part.table(), file)
     description: JsonObject = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
     description |= {"notes": splits.notes, "remarks": list(splits.remarks)}
     description |= {"how": settings["how"]} if "how" in settings else {}
@@ -101,16 +117,22 @@ def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
 
 
 def read_data(artefact: Artefact) -> Splits:
-    """Reads the splits that the data stage wrote."""
+    """Reads the splits that the data stage wrote; large ones of plain text stay in their files."""
     return read_data_folder(artefact.folder)
 
 
 def read_data_folder(folder: Path) -> Splits:
     """Reads the splits from the data stage's folder."""
     description = json.loads((folder / "data.json").read_text())
-    split_class = TASKS[description["task"]].split_class
-    parts = {part: split_class.from_table(pa.parquet.read_table(folder / f"{part}.parquet")) for part in SPLIT_NAMES}
+    parts = {name: read_part(folder / f"{name}.parquet", description["task"]) for name in SPLIT_NAMES}
     return Splits(tuple(description["labels"]), **parts, notes=description["notes"], remarks=description["remarks"])
+
+
+def read_part(file: Path, task: str) -> Any:
+    """Reads a split that the data stage wrote."""
+    if task in PLAIN_TEXT and file.stat().st_size >= text_batches.LARGE:
+        return Examples(StoredTexts(file))
+    return TASKS[task].split_class.from_table(pa.parquet.read_table(file))
 
 
 def read_task(artefact: Artefact) -> Task:

@@ -28,6 +28,7 @@ from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.tokens import SplitEncoder
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MODEL = "model"
@@ -54,11 +55,12 @@ def teacher_stage(
             if run.world.is_rank_zero:
                 export_huggingface(task.load_with_head(str(source), rows), tokenizer, folder / MODEL)
             return {"trained": False}
+        encoder = SplitEncoder(run, task)
         texts = TextDataModule(
             splits,
             tokenizer,
-            encode=task.encode,
-            encode_train=task.encode_train,
+            encode=encoder.encode,
+            encode_train=encoder.encode_train,
             batch_size=config.teacher_train.rows,
             batch_tokens=config.teacher_train.batch_tokens,
             max_length=config.data.max_length,

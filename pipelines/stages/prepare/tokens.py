@@ -1,12 +1,16 @@
 """The tokens stage: texts larger than memory, tokenized once for all stages that train on them, and later runs."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.packing import require_end_token
-from distill.data.stored.tokens import StoredTokens, write_tokens
+from distill.data.sources.stored_texts import StoredTexts
+from distill.data.stored.tokens import StoredTokens, TokenizedTexts, write_tokens
+from distill.tasks.task import Task
 from distill.teacher.fingerprint import tokenizer_fingerprint
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
@@ -41,3 +45,30 @@ def tokens_stage(
 
     done = run.stage("tokens", settings, {"texts": source}, work, version=VERSION, seeded=False)
     return StoredTokens.open(done.folder)
+
+
+@dataclass(frozen=True)
+class SplitEncoder:
+    """Encodes the splits of a run as its task does; texts that may not fit into memory by the tokens stage.
+
+    Every process of the run has to encode, as the tokens stage is one of all processes.
+    """
+
+    run: Run
+    task: Task
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        """Returns a split as rows to evaluate on; see `Task.encode`."""
+        return self.task.encode(tokenizer, self.tokenize(tokenizer, part), max_length)
+
+    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        """Returns a split as rows to train on; see `Task.encode_train`."""
+        return self.task.encode_train(tokenizer, self.tokenize(tokenizer, part), max_length)
+
+    def tokenize(self, tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
+        """Returns a split whose texts are tokens in a file if they are texts in a file, and otherwise as it is."""
+        texts = getattr(part, "texts", None)
+        if not isinstance(texts, StoredTexts) or not tokenizer.is_fast:
+            return part
+        digest = self.run.content_hash(texts.file)
+        return TokenizedTexts(tokens_stage(self.run, tokenizer, digest, lambda: iter(texts), len(texts)))

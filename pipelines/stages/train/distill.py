@@ -32,6 +32,7 @@ from pipelines.stages.cache.online_teacher import call_teacher, load_configured_
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
+from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.general import attach_head
 from pipelines.stages.train.pruned_start import PrunedStart
@@ -176,7 +177,7 @@ class StudentTraining:
         if self.pruned is not None:
             student = self.pruned.build_student()
         elif self.general is not None:
-            texts = build_labelled_texts(run, plan.settings, splits, tokenizers.student, task)
+            texts = build_labelled_texts(run, plan.settings, splits, tokenizers.student, SplitEncoder(run, task))
             student = attach_head(run, self.general.folder / MODEL, task, texts)
         else:
             student = make_student(plan, teacher, tokenizers.teacher, task, run.seed, own_tokenizer=tokenizers.differ)
@@ -238,7 +239,13 @@ class StudentTraining:
             signals = open_cached_signals(self.cache, self.pruned)
         teacher_tokenizer = tokenizers.teacher if tokenizers.differ else None
         texts = build_training_texts(
-            self.run, self.plan.settings, splits, tokenizers.student, signals, task, teacher_tokenizer
+            self.run,
+            self.plan.settings,
+            splits,
+            tokenizers.student,
+            signals,
+            SplitEncoder(self.run, task),
+            teacher_tokenizer,
         )
         for part, notes in texts.notes.items():
             self.run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))

@@ -19,6 +19,7 @@ from compress.measure.precision_speed import choose_fastest_mode, measure_modes,
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import EncodedRows, TrainBatches
 from distill.data.batches.packing import find_padding_id
+from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.models.inputs import build_inputs
 from distill.tasks.task import Task
@@ -130,11 +131,11 @@ def drawn_rows(
 
     If several texts make up a row and the drawn texts yield too few rows, 64 times as many texts are drawn.
     """
-    table, length = part.table(), config.data.max_length
+    length = config.data.max_length
     wanted = BATCHES * config.train.rows
 
     def encoded(numbers: np.ndarray) -> EncodedRows:
-        few = type(part).from_table(table.take(pa.array(numbers)))
+        few = take_rows(part, numbers)
         if teacher_tokenizer is not None:
             return rows_across(config, tokenizer, teacher_tokenizer, few.texts, length)
         result: EncodedRows = task.encode_train(tokenizer, few, length)
@@ -143,6 +144,13 @@ def drawn_rows(
     order = np.random.default_rng(seed).permutation(len(part))
     rows = encoded(np.sort(order[:wanted]))
     return rows if len(rows) >= wanted or len(part) <= wanted else encoded(np.sort(order[: 64 * wanted]))
+
+
+def take_rows(part: Any, numbers: np.ndarray) -> Any:
+    """Returns some rows of a split."""
+    if isinstance(part, Examples):
+        return part.take(numbers)
+    return type(part).from_table(part.table().take(pa.array(numbers)))
 
 
 def time_precisions(

@@ -29,6 +29,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
+from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.sparsity import SparsityCallback
@@ -146,7 +147,9 @@ class QuantizedTraining:
     def build_texts(self, tokenizer: PreTrainedTokenizerBase, task: Task) -> TextDataModule:
         """Returns the texts with the teacher's cached signals."""
         signals = open_cached_signals(self.cache, self.student)
-        return build_training_texts(self.run, self.config, read_data(self.data), tokenizer, signals, task)
+        return build_training_texts(
+            self.run, self.config, read_data(self.data), tokenizer, signals, SplitEncoder(self.run, task)
+        )
 
     def calibrate(self, model: PreTrainedModel, validation: Validation, drawn: Sequence[dict[str, Tensor]]) -> int:
         """Makes the model round, with ranges from the drawn texts, and returns the number of layers that do."""

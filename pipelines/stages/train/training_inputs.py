@@ -12,6 +12,7 @@ from distill.data.batches.batches import EncodedRows, Signals
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Batch
 from distill.data.batches.encode import encode_samples as encode_texts
+from distill.data.sources.stored_texts import StoredTexts
 from distill.data.splits.examples import Examples, Splits
 from distill.losses.teacher_signals import SignalSource
 from distill.tasks.task import Task
@@ -19,6 +20,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.tokenizers import rows_across
 from pipelines.stages.cache.stage import CACHE
+from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, TranslatedSignals
 from pipelines.stages.train.pruned_start import PrunedStart
 
@@ -29,17 +31,19 @@ def build_training_texts(
     splits: Splits,
     tokenizer: PreTrainedTokenizerBase,
     signals: Signals | None = None,
-    task: Task | None = None,
+    task: Task | SplitEncoder | None = None,
     teacher_tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> TextDataModule:
     """Returns the texts that the student trains on, including unlabelled ones if the loss needs the teacher.
 
     With `teacher_tokenizer`, a tokenizer that differs from the student's, each row has the text in both tokenizations.
+    Stages that every process works on pass a `SplitEncoder` as task, for texts that may not fit into memory.
     """
 
     def encode_twice(tokenizer: PreTrainedTokenizerBase, part: Examples, length: int) -> EncodedRows:
         assert teacher_tokenizer is not None
-        return rows_across(config, tokenizer, teacher_tokenizer, part.texts, length)
+        texts = part.texts.load() if isinstance(part.texts, StoredTexts) else part.texts
+        return rows_across(config, tokenizer, teacher_tokenizer, texts, length)
 
     encode_train = encode_twice if teacher_tokenizer is not None else task.encode_train if task else None
     return TextDataModule(
@@ -57,7 +61,7 @@ def build_training_texts(
 
 
 def build_labelled_texts(
-    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase, task: Task
+    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase, task: Task | SplitEncoder
 ) -> TextDataModule:
     """Returns the labelled texts alone, in the form in which they are scored."""
     length = config.data.max_length

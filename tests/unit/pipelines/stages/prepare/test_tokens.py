@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from distill.data.batches.data_module import TextDataModule
+from distill.data.config import DataConfig
 from distill.data.sources import text_batches
+from distill.data.sources.stored_texts import StoredTexts
 from distill.data.stored.tokens import HEADER
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
 from pipelines.settings.distill_config import GeneralConfig
-from pipelines.stages.prepare.tokens import tokens_stage
+from pipelines.stages.prepare.data import data_stage, read_data, read_task
+from pipelines.stages.prepare.tokens import SplitEncoder, tokens_stage
 from pipelines.stages.train.general import read_blocks, store_blocks
 from support.tiny_models import WORDS
 
@@ -84,3 +88,37 @@ def test_blocks_of_large_text_equal_those_read_at_once(
         batch, plain = (each.collate(range(len(other)), 0, 1) for each in (own, other))
         assert batch.keys() == plain.keys()
         assert all(batch[name].equal(value) for name, value in plain.items())
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
+@pytest.mark.parametrize("packing", ["stream", "none", "documents"])
+def test_a_language_model_is_trained_on_the_same_rows_of_large_text(tokenizer, tmp_path, monkeypatch, task, packing):
+    source = tmp_path / "text.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(60)))
+    arguments = {"packing": packing} | ({"masking": {}} if task == "masked-lm" else {})
+
+    def encode(name: str) -> TextDataModule:
+        run = Run(tmp_path / name, 3, Console())
+        data = data_stage(run, DataConfig(str(source)), task, arguments)
+        splits, encoder = read_data(data), SplitEncoder(run, read_task(data))
+        assert isinstance(splits.train.texts, StoredTexts) == (name == "stored")
+        settings = {"encode": encoder.encode, "encode_train": encoder.encode_train, "max_length": 16, "seed": 3}
+        return TextDataModule(splits, tokenizer, **settings)
+
+    expected = encode("memory")
+    monkeypatch.setattr(text_batches, "LARGE", 1)
+    found = encode("stored")
+    assert len(list((tmp_path / "stored" / "tokens").iterdir())) == 3
+    assert not (tmp_path / "memory" / "tokens").exists()
+    for name in ("train", "validation", "test"):
+        own, other = getattr(found, name), getattr(expected, name)
+        assert own.lengths.tolist() == other.lengths.tolist()
+        batch, plain = (each.collate(range(len(other)), 0, 1) for each in (own, other))
+        assert batch.keys() == plain.keys()
+        assert all(batch[field].equal(value) for field, value in plain.items())
+    assert found.notes == expected.notes
+    for batch, plain in zip(found.train_dataloader(), expected.train_dataloader(), strict=True):
+        assert all(batch[field].equal(value) for field, value in plain.items())
+    for name in ("train", "validation", "test"):
+        files = [next((tmp_path / run / "data").glob(f"*/{name}.parquet")) for run in ("memory", "stored")]
+        assert files[0].read_bytes() == files[1].read_bytes()
