@@ -6,9 +6,9 @@ from pathlib import Path
 from distill.checkpoint.digest import hash_file
 from pipelines.runs.files import write_json
 
-FILE = "digests.json"  # in the output folder
+DIGESTS = "digests.json"  # in the output folder
 REMEMBERED = (".parquet", ".jsonl", ".txt", ".tokens")  # weights are always read in full
-LARGE = 64 << 20  # bytes; smaller files are read in a moment
+REMEMBERED_FROM = 64 << 20  # bytes; smaller files are read in a moment
 
 
 class DigestIndex:
@@ -31,7 +31,7 @@ class DigestIndex:
     def hash_file(self, path: Path) -> str:
         """Returns the SHA-256 of a file; of a large file of text or tokens, the remembered one if it is unchanged."""
         status = path.stat()
-        if status.st_size < LARGE or path.suffix not in REMEMBERED:
+        if status.st_size < REMEMBERED_FROM or path.suffix not in REMEMBERED:
             return hash_file(path)
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         if key not in self.known:

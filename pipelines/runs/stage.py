@@ -18,8 +18,7 @@ from compress.measure.memory import read_peak_memory, reset_peak_memory
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
-from pipelines.runs.digests import FILE as DIGESTS
-from pipelines.runs.digests import DigestIndex
+from pipelines.runs.digests import DIGESTS, DigestIndex
 from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import (
     MANIFEST,

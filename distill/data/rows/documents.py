@@ -8,7 +8,7 @@ import numpy as np
 
 from distill.data.config import DataConfig
 from distill.data.sources.stored_texts import StoredTexts
-from distill.data.sources.text_batches import find_large_files, iterate_texts
+from distill.data.sources.text_batches import find_large_files, stream_texts
 from distill.data.sources.text_files import read_texts, split_names
 from distill.data.splits.evaluated import choose_test
 from distill.data.splits.examples import Examples, Splits
@@ -41,7 +41,7 @@ def load_documents(config: DataConfig, seed: int = 0, scratch: Path | None = Non
 def _read_documents(config: DataConfig, split: str, scratch: Path | None) -> Sequence[str]:
     if scratch is None or not find_large_files(config.path, split):
         return read_texts(config.path, config.text, split=split, subset=config.subset)
-    return StoredTexts.write(scratch / f"{split}.parquet", iterate_texts(config.path, config.text, split=split))
+    return StoredTexts.write(scratch / f"{split}.parquet", stream_texts(config.path, config.text, split=split))
 
 
 def load_all_documents(config: DataConfig) -> Examples:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from distill.data.sources.tables import open_parquet
 from distill.data.sources.text_column import TextColumn
 
-ROWS_AT_ONCE = 8192
+TEXTS_IN_ARRAY = 8192
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 64 << 20  # maximum sizes of a row group; the rows are pyarrow's own default
 _SCHEMA = pa.schema([("text", pa.string())])
 
@@ -36,7 +36,7 @@ class StoredTexts(Sequence[str]):
     def write(cls, file: Path, texts: Iterable[str]) -> "StoredTexts":
         """Writes texts to a new file."""
         remaining = iter(texts)
-        blocks = iter(lambda: pa.array(islice(remaining, ROWS_AT_ONCE), pa.string()), pa.array([], pa.string()))
+        blocks = iter(lambda: pa.array(islice(remaining, TEXTS_IN_ARRAY), pa.string()), pa.array([], pa.string()))
         _write_arrays(file, blocks)
         return cls(file)
 
@@ -66,7 +66,7 @@ class StoredTexts(Sequence[str]):
     def iterate_arrays(self) -> Iterator[pa.Array]:
         """Yields the texts as Arrow arrays of a few thousand."""
         first = 0
-        for batch in open_parquet(self.file).iter_batches(ROWS_AT_ONCE, use_threads=False):
+        for batch in open_parquet(self.file).iter_batches(TEXTS_IN_ARRAY, use_threads=False):
             array = batch.column(0)
             if self.chosen is not None:
                 array = array.filter(pa.array(self.chosen[first : first + len(batch)]))

@@ -33,7 +33,7 @@ def find_large_files(path: str, split: str = "train") -> list[Path]:
     return files if sum(file.stat().st_size for file in files) >= LARGE else []
 
 
-def iterate_texts(
+def stream_texts(
     path: str, column: str | None = None, *, split: str = "train", subset: str | None = None
 ) -> Iterator[str]:
     """Yields the documents that `read_texts` returns, in the same order.

@@ -17,7 +17,7 @@ from distill.data.batches.data_module import RowsDataModule, TextDataModule
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.masking.masks import MaskedBlocks
-from distill.data.sources.text_batches import count_rows, find_large_files, iterate_texts
+from distill.data.sources.text_batches import count_rows, find_large_files, stream_texts
 from distill.data.sources.text_files import read_texts, split_names
 from distill.data.stored.rows import StreamBlocks
 from distill.data.stored.tokens import StoredTokens
@@ -44,7 +44,7 @@ from pipelines.stages.prepare.tokens import tokens_stage
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
 ORDER_STREAM = 7  # random stream for the order of the texts
-Blocks = TypeVar("Blocks", list[np.ndarray], StreamBlocks)
+_Blocks = TypeVar("_Blocks", list[np.ndarray], StreamBlocks)
 MASKED_LM_CLASS, BODY_CLASS = "AutoModelForMaskedLM", "AutoModel"
 
 
@@ -186,7 +186,7 @@ def store_blocks(
 
     def tokenize(split: str) -> StoredTokens:
         files = find_large_files(general.data, split)
-        texts = partial(iterate_texts, general.data, general.text, split=split)
+        texts = partial(stream_texts, general.data, general.text, split=split)
         return tokens_stage(run, tokenizer, f"{digest}, {split}, column {general.text}", texts, count_rows(files))
 
     tokens = tokenize("train")
@@ -206,7 +206,7 @@ def limit_with_held_out(general: GeneralConfig) -> int:
     return general.blocks and general.blocks + min(HELD_OUT, max(1, general.blocks // 10))
 
 
-def hold_out_end(blocks: Blocks) -> tuple[Blocks, Blocks]:
+def hold_out_end(blocks: _Blocks) -> tuple[_Blocks, _Blocks]:
     """Returns (the first blocks, the last ones): one block in eleven, at most HELD_OUT."""
     count = min(HELD_OUT, max(1, len(blocks) // 11))
     return blocks[:-count], blocks[-count:]

@@ -19,7 +19,7 @@ TEXTS = [f"text {i}" for i in range(50)]
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(stored_texts, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(stored_texts, "TEXTS_IN_ARRAY", 7)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.data.sources import text_batches
-from distill.data.sources.text_batches import find_large_files, iterate_texts
+from distill.data.sources.text_batches import find_large_files, stream_texts
 from distill.data.sources.text_files import read_texts
 from distill.errors import InputError
 
@@ -39,13 +39,13 @@ def write_source(folder, kind):
 def test_texts_read_one_after_another_equal_those_read_at_once(tmp_path, kind):
     source = write_source(tmp_path, kind)
     assert bool(find_large_files(str(source))) == (kind != "csv")  # csv is read at once, for its quotes
-    assert list(iterate_texts(str(source))) == read_texts(str(source))
-    assert list(iterate_texts(str(tmp_path))) == read_texts(str(tmp_path))
+    assert list(stream_texts(str(source))) == read_texts(str(source))
+    assert list(stream_texts(str(tmp_path))) == read_texts(str(tmp_path))
 
 
 def test_rows_of_json_may_lack_the_column(tmp_path):
     (tmp_path / "train.jsonl").write_text("".join(f'{{"other": {i}}}\n' for i in range(9)) + '{"text": "last"}\n')
-    assert list(iterate_texts(str(tmp_path))) == read_texts(str(tmp_path)) == ["last"]
+    assert list(stream_texts(str(tmp_path))) == read_texts(str(tmp_path)) == ["last"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "txt"])
@@ -54,13 +54,13 @@ def test_a_column_that_does_not_exist_is_refused_as_when_read_at_once(tmp_path, 
     with pytest.raises(InputError) as expected:
         read_texts(source, "body")
     with pytest.raises(InputError) as found:
-        list(iterate_texts(source, "body"))
+        list(stream_texts(source, "body"))
     assert str(found.value) == str(expected.value)
 
 
 def test_a_damaged_row_is_named_when_it_is_reached(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 10 + "no json\n")
-    texts = iterate_texts(str(tmp_path))
+    texts = stream_texts(str(tmp_path))
     assert [next(texts) for _ in range(7)] == ["a"] * 7
     with pytest.raises(InputError, match="row 11 is not JSON"):
         list(texts)
@@ -69,7 +69,7 @@ def test_a_damaged_row_is_named_when_it_is_reached(tmp_path):
 def test_a_source_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"text": ["", " "]}), tmp_path / "train.parquet")
     with pytest.raises(InputError, match="found none in 2 documents"):
-        list(iterate_texts(str(tmp_path)))
+        list(stream_texts(str(tmp_path)))
 
 
 def test_classes_as_texts_are_read_at_once(tmp_path):
@@ -78,4 +78,4 @@ def test_classes_as_texts_are_read_at_once(tmp_path):
     rows = datasets.Dataset.from_dict({"text": [0, 1]}).cast_column("text", datasets.ClassLabel(names=["no", "yes"]))
     rows.to_parquet(tmp_path / "train.parquet")
     assert find_large_files(str(tmp_path)) == []
-    assert list(iterate_texts(str(tmp_path))) == ["no", "yes"]
+    assert list(stream_texts(str(tmp_path))) == ["no", "yes"]

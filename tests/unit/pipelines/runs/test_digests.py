@@ -14,7 +14,7 @@ def reads(monkeypatch):
     """Files are large from one byte on; returns the names of those that were read."""
     found: list[str] = []
     real = digests.hash_file
-    monkeypatch.setattr(digests, "LARGE", 1)
+    monkeypatch.setattr(digests, "REMEMBERED_FROM", 1)
     monkeypatch.setattr(digests, "hash_file", lambda path: found.append(path.name) or real(path))
     return found
 
@@ -46,7 +46,7 @@ def test_weights_and_small_files_are_always_read(tmp_path, reads, monkeypatch):
     index = DigestIndex(tmp_path / "digests.json", writes=True)
     for _ in range(2):
         index.hash_file(weights)
-    monkeypatch.setattr(digests, "LARGE", 100)
+    monkeypatch.setattr(digests, "REMEMBERED_FROM", 100)
     text = tmp_path / "a.parquet"
     text.write_bytes(b"text")
     for _ in range(2):
