@@ -89,7 +89,7 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
 
 def write_huggingface(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a folder that transformers loads."""
-    export_huggingface(source.model, source.tokenizer, folder / str(target))
+    export_huggingface(source.trained or source.model, source.tokenizer, folder / str(target))
     if source.rounding is not None:
         save_quantization(source.rounding, folder / str(target))
 

@@ -2,6 +2,8 @@
 
 from transformers import PretrainedConfig
 
+from distill.checkpoint.stock_type import stock_type
+
 # Families whose first token has the position after the padding id.
 SHIFTED = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "esm",
            "ibert", "longformer", "luke", "mpnet", "xmod")  # fmt: skip
@@ -20,4 +22,4 @@ def find_max_tokens(config: PretrainedConfig) -> int | None:
         return None
     if rotary and rotary.get("rope_type") != "default":
         return None
-    return positions - (config.pad_token_id or 0) - 1 if config.model_type in SHIFTED else positions
+    return positions - (config.pad_token_id or 0) - 1 if stock_type(config.model_type) in SHIFTED else positions

@@ -12,7 +12,7 @@ from distill.checkpoint.layers import find_layer_stack, rename_layer
 from distill.checkpoint.pruned import modeling_pruned
 from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, is_pruned
 from distill.errors import InputError
-from distill.slicing.config import PrunedSizes, build_pruned_config, find_stock_config
+from distill.slicing.config import PrunedSizes, build_pruned_config, check_stock_norms, find_stock_config
 from distill.slicing.factors import find_kept_rank, merge_factor_shapes, merge_factors
 from distill.slicing.shape import Shape, check_shape
 from distill.slicing.tracing.axes import Axis
@@ -87,6 +87,7 @@ def build_filled(
 
 def plan_model(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> ModelDefinition:
     """Chooses the class by building an empty model of the stock class and comparing it with the pruned shapes."""
+    check_stock_norms(model)
     check_shape(model, axes, shape)
     stock = type(model).stock if is_pruned(model) else type(model)  # type: ignore[attr-defined]
     dense, sizes = dense_stock_config(model.config), measure_sizes(model, axes, shape)

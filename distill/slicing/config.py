@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.checkpoint.layers import rename_layer, select_layer_settings
-from distill.checkpoint.pruned import modeling_pruned
+from distill.checkpoint.pruned import is_renormed, modeling_pruned
+from distill.errors import InputError
 from distill.slicing.attributes import FFN, find_attribute
 
 AS_HIDDEN = ("embedding_size", "pooler_hidden_size")  # widths that equal the hidden size unless a family sets them
@@ -42,6 +43,20 @@ class PrunedSizes:
     ffn: tuple[int, ...] = ()
     width: int | None = None
     rank: int = 0
+
+
+def check_stock_norms(model: PreTrainedModel) -> None:
+    """Checks that a model has the norms of its stock class.
+
+    Raises:
+        InputError: It has others, which the classes of pruned models don't have.
+    """
+    if is_renormed(model):
+        kinds = sorted(set(model.config.norms.values()))
+        raise InputError(
+            f"{type(model).__name__}: expected the norms of the stock class, found {', '.join(kinds)}: the class of "
+            "pruned models has none of them, so it can't be pruned; build a smaller student with norm= instead"
+        )
 
 
 def empty_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from distill.checkpoint.pruned import modeling_pruned
 from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, is_pruned
 from distill.errors import InputError
 from distill.slicing.build import build_filled
-from distill.slicing.config import PrunedSizes, build_pruned_config
+from distill.slicing.config import PrunedSizes, build_pruned_config, check_stock_norms
 from distill.slicing.factors import count_factor_parameters, find_factor_names
 
 UNSEEN = 1e-3  # weight of an unused token: small enough to matter only once all used tokens are represented
@@ -45,6 +45,7 @@ def factorise_embeddings(
         tokens take most of the rank. The divergence of the outputs of a BERT of width 384 at rank 64, on Banking77
         texts that weren't counted, is 0.112 with counts, 0.047 with their roots.
     """
+    check_stock_norms(model)
     whole = multiply_factors(model)
     check_rank(model, rank, *whole.shape)
     left, right = factorise_table(whole, rank, None if counts is None else weigh_tokens(counts, len(whole)))

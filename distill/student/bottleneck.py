@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
 
+from distill.checkpoint.norm_kinds import MOBILEBERT
 from distill.errors import InputError
 from distill.slicing.factorise import factorise_table
 from distill.student.family import ENCODERS, family_of
@@ -89,13 +90,18 @@ def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBe
         hidden_act=read_activation(teacher) if given.preset == "inverted-bottleneck" else "relu",
         use_bottleneck_attention=blocks.narrow_attention,
         key_query_shared_bottleneck=not blocks.narrow_attention,
-        normalization_type=blocks.norm,
+        normalization_type=choose_norm(given, blocks),
         trigram_input=True,
         pad_token_id=teacher.pad_token_id,
         id2label=teacher.id2label,
         label2id=teacher.label2id,
         problem_type=teacher.problem_type,
     )
+
+
+def choose_norm(given: StudentSpec, blocks: Blocks) -> str:
+    """Returns the stock class's normalization_type; norms of another kind are made from layer_norm afterwards."""
+    return blocks.norm if given.norm in ("", MOBILEBERT[blocks.norm]) else "layer_norm"
 
 
 def read_activation(teacher: PretrainedConfig) -> str:
@@ -213,6 +219,9 @@ def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
         embeddings.token_type_embeddings.weight.copy_(types.weight)
     words = wide_table(teacher)
     wide = words + positions[torch.arange(len(words)) % min(64, len(positions))]
+    if isinstance(embeddings.LayerNorm, nn.LayerNorm) and isinstance(norm, nn.LayerNorm):
+        embeddings.LayerNorm.load_state_dict(norm.state_dict())
+        return
     wide = wide if types is None else wide + types.weight[0]
     scale, shift = line_through(wide, norm(wide))
     embeddings.LayerNorm.weight.copy_(scale)

@@ -21,6 +21,8 @@ from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorise_all_tables
 from distill.student.family import FAMILIES, Family, family_of
 from distill.student.first_layer import without_first_norm
+from distill.student.norms import check_family_kind
+from distill.student.renorm import renorm_student
 from distill.student.selection import select_coordinates
 from distill.student.spec import Sizes, parse_spec, resolve_sizes
 
@@ -32,10 +34,11 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     every weight that uses them. With the teacher's own sizes the student equals the teacher. The weights of a `fresh`
     spec are drawn at random from `seed`, as are the blocks of a bottleneck student, see `build_bottlenecks`. Where the
     stock class treats a layer according to its position, the weights compensate for a changed position; for ModernBERT
-    only approximately, see `without_first_norm`.
+    only approximately, see `without_first_norm`. Another kind of normalisation replaces that of the built student, see
+    `renorm_student`.
 
     Raises:
-        InputError: The family is not supported, or the sizes are not possible.
+        InputError: The family is not supported, the sizes are not possible, or it can't have the requested norms.
 
     Source: layers as in Sanh et al. 2019 (arXiv 1910.01108, section 3); widths as in Xu et al. 2024, Weight Selection
     (arXiv 2311.18823), but by the norm of all weights that a coordinate runs through instead of evenly.
@@ -45,6 +48,8 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
         student = build_bottlenecks(teacher, given, seed)
     else:
         student = build_sliced(teacher, spec, seed, fresh=given.fresh)
+    if given.norm:
+        student = renorm_student(student, given.norm, seed)
     if getattr(teacher, "generation_config", None) is not None:
         student.generation_config = copy.deepcopy(teacher.generation_config)  # contains the end tokens
     result: PreTrainedModel = student.eval()
@@ -168,16 +173,19 @@ def check_shapes(found: Shapes, expected: Shapes, left_out: Mapping[str, str], s
 
 
 def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
-    """Returns the config of the student that `spec` requests.
+    """Returns the config of the student that `spec` requests, before norms of another kind replace its own.
 
     Raises:
-        InputError: The sizes are not possible, or the config has no attribute for one of them.
+        InputError: The sizes are not possible, the config has no attribute for one of them, or the family can't have
+            the requested norms.
     """
     if spec == "teacher":  # works for any family, since nothing is removed
         return copy.deepcopy(teacher)
     given = parse_spec(spec)
     if given.is_blocks:
         return bottleneck_config(teacher, given)
+    if given.norm:
+        check_family_kind(given.norm, teacher.model_type)
     family, old = family_of(teacher), read_teacher_sizes(teacher)
     new = resolve_sizes(spec, old)
     if family.fills and new.heads != old.heads:
@@ -205,6 +213,11 @@ def read_teacher_sizes(config: PretrainedConfig) -> Sizes:
     Raises:
         InputError: The teacher was pruned, or its config has no attribute for one of the sizes.
     """
+    if hasattr(config, "norms"):
+        raise InputError(
+            f"student: can't be built from a teacher of type {config.model_type!r}: its norms aren't those of a stock "
+            "class. Name a checkpoint with --student instead"
+        )
     if hasattr(config, "pruned"):
         raise InputError(
             f"student: can't be built from a teacher of type {config.model_type!r}: its layers differ in their sizes. "

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from distill.errors import InputError
 from distill.slicing.spacing import space_layers_evenly
+from distill.student.norms import check_kind
 
 _WIDTHS = ("hidden", "heads", "ffn")
 KEYS = ("layers", *_WIDTHS, "embeddings")
 BLOCK_KEYS = (*KEYS, "inner", "stacks")  # for bottleneck students
 FRESH = "fresh"
+NORM_KEY = "norm"
 NEAR = 0.75  # similarity of a misspelt preset; no hub name without a slash is this close to a preset
 
 
@@ -60,7 +62,8 @@ class StudentConfig:
             tinybert6, minilm-l6-h384: the same shares of the teacher as these models have of BERT-base; mobilebert,
             mobilebert-tiny: bottleneck blocks; inverted-bottleneck: their teacher; teacher: the entire teacher); sizes
             such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh`
-            before them for random weights. If omitted it is distilbert, or teacher if a budget determines the pruning.
+            before them for random weights; `norm=` layernorm, rmsnorm, nonorm or batchnorm among the sizes for another
+            normalisation. If omitted it is distilbert, or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
             replicated if training fits into each process's memory, else fsdp.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
@@ -116,12 +119,21 @@ PRESETS = (*SHARE_PRESETS, *BLOCKS)
 
 @dataclass(frozen=True)
 class StudentSpec:
-    """A parsed spec relative to the teacher: its preset, whether the weights are random, and its explicit sizes."""
+    """A parsed spec relative to the teacher.
+
+    Args:
+        text: The spec.
+        preset: Its preset; empty without one.
+        fresh: The weights are random.
+        requested: Its explicit sizes.
+        norm: Kind of normalisation; empty for that of the stock class.
+    """
 
     text: str
     preset: str
     fresh: bool
     requested: dict[str, tuple[int, ...]]
+    norm: str = ""
 
     @property
     def is_blocks(self) -> bool:
@@ -150,8 +162,15 @@ def check_spec(spec: str) -> None:
     """Checks the syntax of a spec; `resolve` checks its sizes against the teacher's.
 
     Raises:
-        InputError: The spec can't be parsed, or the name of a preset is misspelt.
+        InputError: The spec can't be parsed, the name of a preset is misspelt, or a checkpoint is to have another kind
+            of normalisation.
     """
+    checkpoint = re.split(rf",\s*{NORM_KEY}\s*=", spec)[0]
+    if checkpoint != spec and not is_relative(checkpoint) and not is_folder(spec):
+        raise InputError(
+            f"student {spec!r}: expected norm= after sizes or a preset only, found it after {checkpoint!r}: a trained "
+            "checkpoint keeps its normalisation"
+        )
     if is_relative(spec):
         parse_spec(spec)
         return
@@ -162,6 +181,11 @@ def check_spec(spec: str) -> None:
             f"student {spec!r}: expected a folder, a hub id or one preset among {', '.join(PRESETS)}, found neither; "
             f"did you mean {near!r}?"
         )
+
+
+def read_norm(spec: str) -> str:
+    """Returns the kind of normalisation that a spec requests; empty for a checkpoint, and if it requests none."""
+    return parse_spec(spec).norm if is_relative(spec) else ""
 
 
 def is_folder(spec: str) -> bool:
@@ -185,7 +209,8 @@ def parse_spec(spec: str) -> StudentSpec:
     """Parses a relative spec.
 
     Raises:
-        InputError: The preset or a key is unknown, a key is given twice, or a size isn't a number.
+        InputError: The preset, a key or a kind of normalisation is unknown, a key is given twice, or a size isn't a
+            number.
     """
     words = re.split(r",(?=[^,=]+=)", spec)
     named = [] if "=" in words[0] else [each.strip() for each in words.pop(0).split(",")]
@@ -197,21 +222,26 @@ def parse_spec(spec: str) -> StudentSpec:
             + "".join(f"; did you mean {near!r}?" for near in [*map(near_preset, presets)][:1] if near)
         )
     preset = presets[0] if presets else ""
-    keys = BLOCK_KEYS if preset in BLOCKS else KEYS
+    keys = (*(BLOCK_KEYS if preset in BLOCKS else KEYS), NORM_KEY)
     requested: dict[str, tuple[int, ...]] = {}
+    norm = ""
     for word in words:
         key, _, value = (each.strip() for each in word.partition("="))
         if key not in keys:
             raise InputError(f"student {spec!r}: expected {', '.join(keys)}, found {key!r}")
-        if key in requested:
+        if key in requested or (key == NORM_KEY and norm):
             raise InputError(f"student {spec!r}: {key} is given twice: its meaning is ambiguous")
+        if key == NORM_KEY:
+            check_kind(value, spec)
+            norm = value
+            continue
         if not re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", value):
             raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
         numbers = tuple(int(number) for number in value.split(","))
         if key != "layers" and len(numbers) != 1:
             raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
         requested[key] = numbers
-    return StudentSpec(spec, preset, fresh, requested)
+    return StudentSpec(spec, preset, fresh, requested, norm)
 
 
 def resolve_sizes(spec: str, teacher: Sizes) -> Sizes:

@@ -20,6 +20,7 @@ from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
+from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.checkpoint.outputs import logits_of
 from distill.data.batches.encode import IGNORED, Batch
 from distill.losses.compose import weighted_sum
@@ -225,7 +226,8 @@ class DistillationModule(lightning.LightningModule):
     def splits_batches(self) -> bool:
         """Whether a batch that doesn't fit into memory can be trained in parts, with a backward pass for each.
 
-        Several processes would have to agree on the parts, and some terms compare the rows of a batch.
+        Several processes would have to agree on the parts, and some terms, and batch norms, compare the rows of a
+        batch.
         """
         trainer = self._trainer
         return trainer is not None and getattr(trainer.strategy, "splits_batches", False) and self.can_split_batches
@@ -234,6 +236,7 @@ class DistillationModule(lightning.LightningModule):
     def can_split_batches(self) -> bool:
         """Whether the loss of a batch is the sum of those of its parts."""
         compares_rows = self.loss.computes("similarity") or self.loss.layer_map == DYNAMIC or self.loss.balance
+        compares_rows = compares_rows or BATCHNORM in getattr(self.student.config, "norms", {}).values()
         return not compares_rows and self.across is None and self.on_policy is None and self.stages is None
 
     def _train_micro_batches(self, batch: Batch, batch_idx: int, *, is_logged: bool) -> tuple[Tensor, TermValues]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import WEIGHTS, export_huggingface
 from distill.checkpoint.auto_class import AutoClass
+from distill.checkpoint.pruned import register_pruned
 from distill.checkpoint.sentence_folder import write_form
 from distill.models.sentence_encoder import PooledModel
 from distill.parallel.apply import reshard
@@ -74,6 +75,7 @@ def load_in_layout(
 
     A frozen model computes bit-identical outputs to an unsharded one.
     """
+    register_pruned(folder)
     if layout.pp > 1:
         stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp)
         stage.requires_grad_(not frozen)

@@ -12,11 +12,13 @@ from functools import partial
 from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
 from compress.prune.budget import Budget
 from distill.checkpoint.head_task import same_head
+from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.errors import InputError
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
 from distill.parallel.layout import check_layout_fits
 from distill.student.family import ENCODERS
-from distill.student.spec import check_spec
+from distill.student.norms import check_family_kind
+from distill.student.spec import check_spec, parse_spec, read_norm
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
 from distill.train.config import AUTO, TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
@@ -200,6 +202,30 @@ def check_memory_layout(setting: str, facts: Facts) -> None:
         )
 
 
+def has_batchnorm(s: DistillConfig, f: Facts) -> bool:
+    """Returns whether the student is built with batch norms, or is a checkpoint that has them."""
+    stored = f.student.description.get("norms", {}) if f.student is not None else {}
+    return read_norm(s.student.spec) == BATCHNORM or BATCHNORM in stored.values()
+
+
+def check_norms(facts: Facts) -> None:
+    """Checks that a student of the teacher's family can have the requested normalisation.
+
+    Raises:
+        InputError: It can't.
+    """
+    spec = facts.settings.student.spec
+    assert facts.teacher is not None
+    norm = read_norm(spec)
+    if norm and not parse_spec(spec).is_blocks:
+        check_family_kind(norm, facts.teacher.model_type)
+
+
+def has_other_norms(f: Facts) -> bool:
+    """Returns whether the model to prune has norms of another kind than its stock class."""
+    return any("norms" in each.description for each in (f.teacher, f.student) if each is not None)
+
+
 def teaches_single_layers(s: DistillConfig) -> bool:
     """Returns whether the loss of the general phase pairs each layer of the student with one layer of the teacher."""
     loss = s.general.loss
@@ -328,6 +354,31 @@ RULES: tuple[Rule | Check, ...] = (
         "pipelines.prune and pipelines.distill prune and quantize",
     ),
     Check(check_ignored_budget),
+    Rule(
+        lambda s, f: s.budget.requested and read_norm(s.student.spec),
+        "student {s.student.spec!r}: expected no norm= with a budget, found one: a student with other normalisations "
+        "can't be pruned; build it smaller",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and has_other_norms(f),
+        "budget: expected a model with the normalisations of its stock class, found one with others: it can't be "
+        "pruned; build it smaller",
+        ("opened",),
+    ),
+    Rule(
+        lambda s, f: read_norm(s.student.spec) and f.task == "sentence-embedding",
+        "student {s.student.spec!r}: expected no norm= for sentence-embedding, found one: sentence encoders are stored "
+        "with a stock body",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            has_batchnorm(s, f) and (s.train.checkpointing != "none" or s.general.train.checkpointing != "none")
+        ),
+        "student norm=batchnorm: expected train.checkpointing none, found another: the second forward pass would count "
+        "a batch in the running statistics twice",
+    ),
+    Check(check_norms, ("teacher",)),
     Rule(
         lambda s, f: (
             s.student.given and ((f.is_student_built and s.student.spec != "teacher") or not s.quantize.scheme)
@@ -564,6 +615,22 @@ RULES: tuple[Rule | Check, ...] = (
         lambda s, f: s.sparsity.requested and is_on_several(f),
         "sparsity: expected one process, found {f.student_processes}: each would choose different "
         "zeros; leave --devices out",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: has_batchnorm(s, f) and is_on_several(f),
+        "student norm=batchnorm: expected one process, found {f.student_processes}: each would normalise by the "
+        "statistics of its own rows; leave --devices out",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: (
+            read_norm(s.student.spec)
+            and f.student_layout is not None
+            and (f.student_layout.tp > 1 or f.student_layout.pp > 1)
+        ),
+        "student {s.student.spec!r}: expected student.layout replicated, zero1, zero2 or fsdp with norm=, found "
+        "{f.student_layout}: tensor parallelism and pipeline stages are for stock classes",
         ("student_layout",),
     ),
     Rule(

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.export.common.huggingface import TorchModel, input_names
 from compress.export.common.rows import Layer, layers_of
 from compress.quantize.prepare import ModelQuantization, requantize
+from distill.checkpoint.stock_type import stock_type
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Source:
         tokenizer: Its tokenizer.
         rounding: Schemes, scales and grids it is deployed with; None for a model that isn't quantized.
         reduced: Whether ONNX Runtime's own int8 of a model that isn't quantized uses 7-bit weights.
+        trained: The model with the norms that it was trained with, if they are folded in `model`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     rounding: ModelQuantization | None = None
     reduced: bool = False
+    trained: PreTrainedModel | None = None
 
     @property
     def inputs(self) -> list[str]:
@@ -37,7 +40,8 @@ class Source:
         """Longest text in tokens that the model's positions and the tokenizer's limit allow."""
         config = self.model.config
         most = int(getattr(config, "max_position_embeddings", 512))
-        first = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+        is_shifted = stock_type(config.model_type) in ("roberta", "xlm-roberta")
+        first = (config.pad_token_id or 0) + 1 if is_shifted else 0
         return min(most - first, self.tokenizer.model_max_length)
 
     @property

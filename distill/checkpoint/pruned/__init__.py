@@ -1,4 +1,4 @@
-"""Pruned checkpoints: the modelling code that they ship, saving, loading and registration.
+"""Pruned and renormed checkpoints: the modelling code that they ship, saving, loading and registration.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.checkpoint.pruned.folder import auto_class_of, load_pruned, register_pruned, save_pruned
-    from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, head_width, is_pruned
+    from distill.checkpoint.pruned.model import (
+        dense_stock_config,
+        embedding_rank,
+        head_width,
+        is_pruned,
+        is_renormed,
+        stock_class,
+    )
 
 EXPORTS = {
     "auto_class_of": "folder",
@@ -16,9 +23,11 @@ EXPORTS = {
     "embedding_rank": "model",
     "head_width": "model",
     "is_pruned": "model",
+    "is_renormed": "model",
     "load_pruned": "folder",
     "register_pruned": "folder",
     "save_pruned": "folder",
+    "stock_class": "model",
 }
 __all__ = [
     "auto_class_of",
@@ -26,9 +35,11 @@ __all__ = [
     "embedding_rank",
     "head_width",
     "is_pruned",
+    "is_renormed",
     "load_pruned",
     "register_pruned",
     "save_pruned",
+    "stock_class",
 ]
 
 

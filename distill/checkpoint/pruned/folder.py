@@ -1,8 +1,9 @@
-"""Saving and loading of pruned models; modelling code in a checkpoint must be identical to this package's own."""
+"""Saving and loading of pruned and renormed models; modelling code in a checkpoint must be this package's own."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import transformers
@@ -11,17 +12,20 @@ from transformers import PreTrainedModel
 from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import read_config_json
 from distill.checkpoint.digest import hash_file
-from distill.checkpoint.pruned import modeling_pruned
-from distill.checkpoint.pruned.model import is_pruned
+from distill.checkpoint.pruned import modeling_pruned, modeling_renormed
+from distill.checkpoint.pruned.model import is_pruned, is_renormed
 from distill.checkpoint.readers import find_reader
 from distill.checkpoint.weights import load_model
 from distill.errors import InputError
 
-CODE = Path(modeling_pruned.__file__)
+HEADS = ("AutoModel", *(f"AutoModelFor{task}" for task in (
+    "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
+)))  # fmt: skip
+SHIPPED = {module.__name__.rpartition(".")[2]: module for module in (modeling_pruned, modeling_renormed)}
 
 
 def save_pruned(model: PreTrainedModel, folder: Path) -> None:
-    """Writes weights and config, with modeling_pruned.py beside them unless the model is of a stock class.
+    """Writes weights and config, with its modelling code beside them unless the model is of a stock class.
 
     Raises:
         InputError: The written code differs from this package's, as for a model loaded from a folder of another
@@ -30,6 +34,8 @@ def save_pruned(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
     if is_pruned(model):
         _check_code(folder)
+    elif is_renormed(model):
+        _check_code(folder, modeling_renormed)
 
 
 def auto_class_of(config: Mapping[str, Any]) -> str:
@@ -44,9 +50,9 @@ def auto_class_of(config: Mapping[str, Any]) -> str:
 
 
 def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
-    """Loads the model in `folder`, stock or pruned, in eval mode.
+    """Loads the model in `folder`, stock, pruned or renormed, in eval mode.
 
-    No code in the folder is executed: modeling_pruned.py must be byte-identical to the package's own file, and the
+    No code in the folder is executed: its modelling code must be byte-identical to the package's own file, and the
     latter is used.
 
     Args:
@@ -70,7 +76,7 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
     if loader is None:
         raise InputError(f"{auto_class}: transformers has no such class to load {folder} with")
     if "auto_map" in config:
-        _check_code(folder)
+        _check_code(folder, _find_code(config["auto_map"]))
         loader = cast(AutoClass, _find_pruned_class(config["auto_map"], auto_class, folder))
     model: PreTrainedModel = load_model(loader, folder, new_head=auto_class == "AutoModel")
     model.eval()
@@ -78,9 +84,10 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
 
 
 def register_pruned(folder: Path) -> None:
-    """Registers the classes of the pruned model in `folder` with this process's auto classes, using the package's code.
+    """Registers the classes of the pruned or renormed model in `folder` with this process's auto classes.
 
-    Does nothing for a stock checkpoint.
+    They are this package's. A renormed body can also get the heads of other tasks, as a stock body can. Does nothing
+    for a stock checkpoint.
 
     Raises:
         InputError: The folder's code differs from this package's.
@@ -88,18 +95,38 @@ def register_pruned(folder: Path) -> None:
     config = read_config_json(folder, "model")
     if "auto_map" not in config:
         return
-    _check_code(folder)
+    code = _find_code(config["auto_map"])
+    _check_code(folder, code)
     for auto_class in config["auto_map"].keys() - {"AutoConfig"}:
         model = _find_pruned_class(config["auto_map"], auto_class, folder)
         config_class: Any = model.config_class
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         getattr(transformers, auto_class).register(config_class, model, exist_ok=True)
+        if code is modeling_renormed:
+            _register_heads(config_class)
 
 
-def _check_code(folder: Path) -> None:
+def _register_heads(config_class: Any) -> None:
+    """Registers the classes of a renormed body with each of `HEADS` that its stock class has."""
+    for head in HEADS:
+        auto_class: Any = getattr(transformers, head)
+        stock = auto_class._model_mapping.get(config_class.stock, None)
+        if isinstance(stock, type):
+            model = getattr(modeling_renormed, f"{modeling_renormed.PREFIX}{stock.__name__}")
+            auto_class.register(config_class, model, exist_ok=True)
+
+
+def _find_code(auto_map: Mapping[str, str]) -> ModuleType:
+    """Returns the module that a checkpoint's classes are in; modeling_pruned if none of the shipped ones."""
+    stems = {name.partition(".")[0] for name in auto_map.values()}
+    return next((SHIPPED[stem] for stem in sorted(stems) if stem in SHIPPED), modeling_pruned)
+
+
+def _check_code(folder: Path, code: ModuleType = modeling_pruned) -> None:
     """Checks that the folder's modelling code is identical to this package's."""
-    path = folder / CODE.name
-    expected = hash_file(CODE)
+    own = Path(str(code.__file__))
+    path = folder / own.name
+    expected = hash_file(own)
     found = hash_file(path) if path.is_file() else "no such file"
     if found != expected:
         raise InputError(
@@ -111,7 +138,7 @@ def _check_code(folder: Path) -> None:
 def _find_pruned_class(auto_map: Mapping[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
     """Returns the package's class that `auto_map` specifies for the auto class."""
     code, _, name = auto_map.get(auto_class, "").rpartition(".")
-    found: type[PreTrainedModel] | None = getattr(modeling_pruned, name, None) if code == CODE.stem else None
+    found: type[PreTrainedModel] | None = getattr(SHIPPED.get(code), name, None)
     if found is None:
         raise InputError(f"{folder}: expected a model for {auto_class}, found {auto_map}")
     return found

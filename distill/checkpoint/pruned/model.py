@@ -1,4 +1,4 @@
-"""Facts about a loaded model that may have been pruned."""
+"""Facts about a loaded model that may have been pruned, or have other norms than its stock class."""
 
 import copy
 
@@ -10,6 +10,16 @@ from distill.checkpoint.pruned import modeling_pruned
 def is_pruned(model: PreTrainedModel) -> bool:
     """Returns whether the model is of the class shipped with the weights rather than a stock class."""
     return getattr(model.config, "pruned", None) is not None
+
+
+def is_renormed(model: PreTrainedModel) -> bool:
+    """Returns whether norms of the model are of another kind than in its stock class."""
+    return getattr(model.config, "norms", None) is not None
+
+
+def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """Returns the class of transformers that the model is of or derives from."""
+    return type(model).stock if is_pruned(model) or is_renormed(model) else type(model)  # type: ignore[attr-defined]
 
 
 def embedding_rank(model: PreTrainedModel) -> int:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from compress.errors import ArtefactError
 from compress.export.common.decisions import kind_of
+from compress.export.common.fold import fold_norms
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
@@ -37,9 +38,14 @@ PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation
 
 
 def load_source(checkpoint: Path, *, reduced: bool = False) -> Source:
-    """Loads the checkpoint and its rounding parameters, if it is quantized; for `reduced` see `Source`."""
+    """Loads the checkpoint, with its element-wise norms folded, and its rounding parameters, if it is quantized.
+
+    For `reduced` see `Source`.
+    """
     rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
-    return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding, reduced)
+    trained = load_pruned(checkpoint).float()
+    model = fold_norms(trained) if rounding is None else trained
+    return Source(model, tokenizer_of(checkpoint, "model"), rounding, reduced, None if model is trained else trained)
 
 
 class ExportVerifier:
@@ -144,7 +150,7 @@ class ExportVerifier:
     @cached_property
     def logits(self) -> np.ndarray:
         """Logits of the float checkpoint for the drawn texts."""
-        model = TorchModel.of(self.source.model)
+        model = TorchModel.of(self.source.trained or self.source.model)
         return reference_logits(model, self.source.tokenizer, *self.drawn, self.max_length)
 
     @cached_property

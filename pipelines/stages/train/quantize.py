@@ -8,6 +8,7 @@ import lightning
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.export.common.fold import fold_norms
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import apply_gptq
 from compress.quantize.model import quantize_model
@@ -128,7 +129,7 @@ class QuantizedTraining:
         """Quantizes and trains the student, writes it to `folder`, and returns the metrics."""
         task, tokenizer = read_task(self.data), tokenizer_of(self.student.folder)
         task.configure_tokenizer(tokenizer, self.student.folder)
-        model = load_pruned(self.student.folder)
+        model = fold_norms(load_pruned(self.student.folder))
         texts = self.build_texts(tokenizer, task)
         batches = draw_batches(texts, self.quantization.samples, self.run.seed, task.eval_batch_size)
         drawn = [build_inputs(model, batch) for batch in batches]

@@ -1,0 +1,74 @@
+"""Combinations with another normalisation of the student that are refused before a run starts."""
+
+from pathlib import Path
+
+import pytest
+
+from distill.checkpoint.checkpoint import Checkpoint
+from distill.errors import InputError
+from distill.parallel.layout import parse_layout
+from pipelines.runs import cli
+from pipelines.settings.defaults import fill_defaults
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.facts import Facts
+from pipelines.settings.rules import RULES, Rule, check_norms
+
+
+def settings(*words: str) -> DistillConfig:
+    given = ["--teacher=t", "--data=d", "--output=o", *words]
+    return fill_defaults(cli.parse(DistillConfig, given, prog="x", about="", examples="", short=SHORT_OPTIONS))
+
+
+def apply(facts: Facts) -> None:
+    """Applies the rules on the student's normalisation whose facts are known; others need files."""
+    for rule in RULES:
+        about_norms = "norm" in rule.message if isinstance(rule, Rule) else rule.apply is check_norms
+        if about_norms and all(getattr(facts, name) is not None for name in rule.needs):
+            rule.apply(facts)
+
+
+def teacher(model_type: str, **description: object) -> Checkpoint:
+    return Checkpoint("t", "teacher", Path("t"), {"model_type": model_type, **description})
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "message"),
+    [
+        (["--student=layers=1,norm=rmsnorm", "--speedup=2"], {}, "expected no norm= with a budget"),
+        (
+            ["--student=teacher", "--speedup=2"],
+            {"teacher": teacher("renormed_bert", norms={"a": "nonorm"}), "opened": True},
+            "it can't be pruned",
+        ),
+        (["--student=layers=1,norm=nonorm"], {"task": "sentence-embedding"}, "stored with a stock body"),
+        (["--student=layers=1,norm=batchnorm", "--train.checkpointing=full"], {}, "in the running statistics twice"),
+        (
+            ["--student=x", "--train.checkpointing=full"],
+            {"student": teacher("renormed_bert", norms={"a": "batchnorm"})},
+            "in the running statistics twice",
+        ),
+        (["--student=layers=1,norm=nonorm"], {"teacher": teacher("modernbert")}, "can't be exchanged"),
+        (["--student=layers=1,norm=batchnorm"], {"teacher": teacher("llama")}, "tokens that follow"),
+        (["--student=layers=1,norm=batchnorm"], {"student_layout": parse_layout("replicated", 2)}, "found 2: each"),
+        (["--student=layers=1,norm=rmsnorm"], {"student_layout": parse_layout("tp=2", 2)}, "are for stock classes"),
+    ],
+)
+def test_a_normalisation_is_refused_where_it_cannot_work(words, known, message):
+    with pytest.raises(InputError, match=message):
+        apply(Facts(settings(*words), 1, **known))
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (["--student=layers=1"], {"teacher": teacher("modernbert"), "student_layout": parse_layout("tp=2", 2)}),
+        (["--student=mobilebert,norm=batchnorm"], {"teacher": teacher("modernbert")}),
+        (
+            ["--student=layers=1,norm=rmsnorm"],
+            {"teacher": teacher("llama"), "student_layout": parse_layout("fsdp=2", 2)},
+        ),
+        (["--student=layers=1,norm=nonorm", "--train.checkpointing=full"], {"teacher": teacher("bert")}),
+    ],
+)
+def test_a_normalisation_is_accepted_elsewhere(words, known):
+    apply(Facts(settings(*words), 1, **known))
