@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -38,12 +39,22 @@ def build_placed_model(
     build: Callable[[], PreTrainedModel],
     auto_class: AutoClass,
     *,
+    precision: str,
     offload: bool = False,
     prefetch: int = 1,
 ) -> tuple[PreTrainedModel, DeviceMesh | None]:
     """Returns the model built by `build()` in the given layout, and its mesh; every process of the run calls it.
 
     The first process alone builds the model, and stores it in the stage's scratch folder for a restarted run.
+
+    Args:
+        run: The run that the model is trained in.
+        layout: Layout on the run's processes.
+        folder: Folder of the stage.
+        build: Builds the model.
+        auto_class: A transformers auto class that fits the model.
+        precision: Precision of training, see `find_gather_policy`.
+        offload, prefetch: See `apply_layout`.
     """
     if layout.processes == 1:
         return build(), None
@@ -53,12 +64,25 @@ def build_placed_model(
             build().save_pretrained(fresh)
     run.world.barrier()
     mesh = build_mesh(layout, detect_device_type())
-    return load_in_layout(initial, auto_class, layout, mesh, offload=offload, prefetch=prefetch), mesh
+    model = load_in_layout(initial, auto_class, layout, mesh, precision=precision, offload=offload, prefetch=prefetch)
+    return model, mesh
 
 
 def detect_device_type() -> str:
     """Returns the type of the devices that sharded models are on: cuda, or cpu if there is no GPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def find_gather_policy(precision: str) -> MixedPrecisionPolicy | None:
+    """Returns FSDP's policy for a training precision; None gathers the weights as they are stored, in float32.
+
+    With `bf16-mixed` the shards, their gradients and the optimizer states stay float32 and the gathered copies are
+    bfloat16: half the bytes to send and to hold. Hidden states are rounded to bfloat16 between layers, which autocast
+    on one process doesn't do. With `16-mixed` they could overflow there, so that its gathers stay float32.
+
+    Source: torch.distributed.fsdp.MixedPrecisionPolicy, with the dtypes of torchtitan.
+    """
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16-mixed" else None
 
 
 def load_in_layout(
@@ -67,13 +91,14 @@ def load_in_layout(
     layout: Layout,
     mesh: DeviceMesh,
     *,
+    precision: str = "32",
     frozen: bool = False,
     offload: bool = False,
     prefetch: int = 1,
 ) -> PreTrainedModel:
     """Returns this process's shards of a checkpoint, in eval mode.
 
-    A frozen model computes bit-identical outputs to an unsharded one.
+    A frozen model with precision `32` computes bit-identical outputs to an unsharded one.
     """
     register_pruned(folder)
     if layout.pp > 1:
@@ -82,7 +107,15 @@ def load_in_layout(
         stage.to(detect_device_type())  # type: ignore[arg-type]  # transformers' stub lacks names of devices
         return stage
     return load_sharded(
-        folder, auto_class, layout, mesh, frozen=frozen, exact=frozen, offload=offload, prefetch=prefetch
+        folder,
+        auto_class,
+        layout,
+        mesh,
+        frozen=frozen,
+        exact=frozen,
+        policy=find_gather_policy(precision),
+        offload=offload,
+        prefetch=prefetch,
     )
 
 

@@ -29,6 +29,7 @@ from pipelines.runs.processes import World, join_world
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.stages.cache.online_teacher import call_teacher, load_online_teacher, serve_teacher
+from support.dtypes import RecordDtypes
 from support.plans import plan_of
 from support.tiny_models import LABELS, make_rows
 
@@ -90,7 +91,7 @@ def splits() -> Splits:
 
 
 def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
-    """Returns the gathered weights and last metrics after training; an empty dict on teacher-only processes."""
+    """Returns the gathered weights, the last metrics and the dtypes of a training; {} on teacher-only processes."""
     if processes > 1:
         set_torchrun_environment(rank, processes, job.port)
     torch.manual_seed(0)
@@ -118,7 +119,9 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     auto = AutoModelForSequenceClassification
     mesh = build_mesh(own, "cpu") if world.size > 1 else None
     student = (
-        load_in_layout(job.student, auto, own, mesh, offload=job.offload) if mesh else auto.from_pretrained(job.student)
+        load_in_layout(job.student, auto, own, mesh, precision=job.precision, offload=job.offload)
+        if mesh
+        else auto.from_pretrained(job.student)
     )
     remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
     in_step = job.teacher if remote is None else None
@@ -131,7 +134,11 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
         shard_optimizer=own.zero == 1,
         stages=build_pipeline_trainer(student, own, mesh),
         signals=load_online_teacher(
-            in_step, job.loss, parse_layout(job.teacher_layout, world.size), offload=job.offload
+            in_step,
+            job.loss,
+            parse_layout(job.teacher_layout, world.size),
+            precision=job.precision,
+            offload=job.offload,
         )
         if in_step
         else None,
@@ -146,13 +153,15 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     )
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
+    dtypes = RecordDtypes()
     (job.place / SCRATCH).mkdir(parents=True, exist_ok=True)
     metrics = trainer.fit_module(
         module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
         precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
+        callbacks=[dtypes],
     )  # fmt: skip
     if remote is not None:
         remote.finish()
     save_model(student, tokenizer, job.place / "model")
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
-    return {"weights": weights, "metrics": metrics}
+    return {"weights": weights, "metrics": metrics, "dtypes": dtypes.found}

@@ -27,27 +27,51 @@ TEACHER = "teacher"  # store key under which the students publish the path of it
 
 
 def load_online_teacher(
-    source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1
+    source: Path,
+    loss: LossConfig,
+    layout: Layout,
+    *,
+    precision: str = "32",
+    offload: bool = False,
+    prefetch: int = 1,
 ) -> SignalSource:
-    """Loads the teacher in its layout, to be queried by every process in every step."""
+    """Loads the teacher in its layout, to be queried by every process in every step.
+
+    Args:
+        source: Its checkpoint.
+        loss: The terms, which determine what it computes.
+        layout: Layout on the processes that call this.
+        precision: Precision of the training that queries it, see `find_gather_policy`.
+        offload, prefetch: See `apply_layout`.
+    """
     device = choose_device("auto")
     if not layout.sharded:
         model = load_teacher(source)
         return OnlineTeacher(model.to(device), loss.teacher_outputs, device=device)  # type: ignore[arg-type]
     mesh = build_mesh(layout, detect_device_type())
     auto = getattr(transformers, auto_class_of(json.loads((source / "config.json").read_text())))
-    model = load_in_layout(source, auto, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
+    model = load_in_layout(
+        source, auto, layout, mesh, frozen=True, precision=precision, offload=offload, prefetch=prefetch
+    )
     if layout.pp > 1:
         layers = range(model.config.num_hidden_layers + 1) if loss.computes("hidden") else ()
         return ShardedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
     return ShardedTeacher(OnlineTeacher(model, loss.teacher_outputs, device=device), mesh)
 
 
-def load_configured_teacher(plan: Plan, source: Path) -> SignalSource:
-    """Calls `load_online_teacher` with the settings of a run."""
+def load_configured_teacher(plan: Plan, source: Path, precision: str = "32") -> SignalSource:
+    """Calls `load_online_teacher` with the settings of a run.
+
+    On processes of its own a teacher computes in float32, on those of the student in the precision of its training.
+    """
     config, layout = plan.settings, plan.layouts.teacher
     return load_online_teacher(
-        source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch
+        source,
+        config.loss,
+        layout,
+        precision=precision,
+        offload=config.teacher.offload,
+        prefetch=config.machine.prefetch,
     )
 
 

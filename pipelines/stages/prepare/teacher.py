@@ -73,6 +73,7 @@ def teacher_stage(
             folder,
             lambda: build_untrained_teacher(run, config, source, task, texts, folder),
             task.auto,
+            precision=precision,
             offload=config.teacher.offload,
             prefetch=config.machine.prefetch,
         )

@@ -132,6 +132,7 @@ class StudentTraining:
             folder,
             lambda: self.build_student(splits, task, tokenizers),
             task.auto,
+            precision=self.precision,
             offload=config.student.offload,
             prefetch=config.machine.prefetch,
         )
@@ -197,7 +198,7 @@ class StudentTraining:
             return None, None
         if config.teacher.ranks:
             return call_teacher(self.run.world, source), None
-        return None, load_configured_teacher(plan, source) if self.cache is None else None
+        return None, load_configured_teacher(plan, source, self.precision) if self.cache is None else None
 
     def build_module(
         self,

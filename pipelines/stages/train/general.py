@@ -81,7 +81,9 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
         def build() -> PreTrainedModel:
             return make_general_student(plan, teacher, tokenizer, run.seed)
 
-        student, mesh = build_placed_model(run, layout, folder, build, auto, prefetch=config.machine.prefetch)
+        student, mesh = build_placed_model(
+            run, layout, folder, build, auto, precision=precision, prefetch=config.machine.prefetch
+        )
         run.console.say(f"  general: {type(student).__name__}, {student.num_parameters() / 1e6:.1f}M parameters")
         if find_large_files(general.data) and tokenizer.is_fast:
             train, held_out = store_blocks(run, general, tokenizer, digest)

@@ -242,16 +242,55 @@ def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, 
     assert differing_weights(found[0]["weights"], alone["weights"]) == {}
 
 
+HALF_GATHERED = ("zero2", "fsdp=2", "hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")  # FSDP gathers weights in these layouts
+
+
 @pytest.mark.parametrize(
-    "layout",
-    ["fsdp=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "zero2", "tp=2", "pp=2"))],
+    ("processes", "layout"),
+    [
+        (2, "fsdp=2"),
+        *(pytest.param(2, each, marks=pytest.mark.slow) for each in ("replicated", "zero1", "zero2", "tp=2", "pp=2")),
+        *(
+            pytest.param(4, each, marks=pytest.mark.slow)
+            for each in ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2", "dp=2,pp=2")
+        ),
+    ],
 )
-def test_bfloat16_layouts_differ_by_rounding_noise_only(layout, student, teacher_folder, trained_alone, tmp_path):
+def test_bfloat16_layouts_differ_by_rounding_noise_only(
+    processes, layout, student, teacher_folder, trained_alone, tmp_path
+):
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed")
     single, whole = trained_alone("bf16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
-    found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
+    ranks = run_ranks(train, processes, processes, job, layout, limit=240)
+    used = torch.bfloat16 if layout in HALF_GATHERED else torch.float32
+    for found in ranks:
+        assert found["dtypes"] == {"weights": {torch.float32}, "states": {torch.float32}, "used": {used}}
     # Each run is one draw of bfloat16 rounding noise.
+    assert 0 < distance(ranks[0]["weights"], single) <= 2 * distance(single, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teacher", ["fsdp=2", "tp=2"])
+def test_a_sharded_teacher_of_a_bfloat16_training_changes_the_student_by_rounding_noise_only(
+    teacher, student, teacher_folder, trained_alone, tmp_path
+):
+    job = Training(
+        student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=WITH_TEACHER, precision="bf16-mixed"
+    )
+    single, whole = trained_alone("bf16-mixed")["weights"], trained_alone("32")["weights"]
+    found = run_ranks(train, 2, 2, job, "fsdp=2", limit=240)[0]["weights"]
     assert 0 < distance(found, single) <= 2 * distance(single, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_deepspeed_in_bfloat16_differs_by_rounding_noise_only(stage, student, teacher_folder, trained_alone, tmp_path):
+    machine = MachineConfig(accelerator="cpu", strategy=f"deepspeed_stage_{stage}")
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed", machine=machine)
+    single, whole = trained_alone("bf16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
+    found = run_ranks(train, 2, 2, job, "replicated", limit=300)[0]
+    print(found["dtypes"])
+    assert 0 < distance(found["weights"], single) <= 2 * distance(single, whole)
 
 
 @pytest.mark.parametrize(
