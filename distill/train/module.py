@@ -364,7 +364,7 @@ class DistillationModule(lightning.LightningModule):
         self.micro_batches.parts = int(cast(int, checkpoint.get("micro_batches", 1)))
         self.spikes.restore(cast(list[float], checkpoint.get("losses", [])))
         if "rate_control" in checkpoint:
-            self.rate_control.load_state_dict(cast(dict[str, float | int | None], checkpoint["rate_control"]))
+            self.rate_control.load_state_dict(cast(dict[str, object], checkpoint["rate_control"]))
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Zeroes the gradients, except where they are already computed.
@@ -399,7 +399,8 @@ class DistillationModule(lightning.LightningModule):
         if self.train_config.schedule == "plateau" and not self.trainer.sanity_checking and self.trainer.optimizers:
             metrics = self.trainer.callback_metrics
             value = metrics["val/score"] if "val/score" in metrics else -metrics["val/loss"]
-            self.rate_control.observe_validation(float(value), self.train_config)
+            if self.rate_control.observe_validation(float(value), self.train_config):
+                self.rate_control.falls.append((self.trainer.global_step, self.rate_control.factor))
 
     def on_train_end(self) -> None:
         """Leaves the student with the averaged weights."""

@@ -1,6 +1,7 @@
 """A factor on the learning rate that falls when the validation stops improving, or after a spike of the loss."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from distill.train.config import TrainConfig
 
@@ -14,12 +15,14 @@ class RateControl:
         best: The best value of the validation so far; None before the first.
         waited: Validations since then.
         cooling: Validations that are still ignored after a fall.
+        falls: Optimizer steps before each fall, and the factor after it.
     """
 
     factor: float = 1.0
     best: float | None = None
     waited: int = 0
     cooling: int = 0
+    falls: list[tuple[int, float]] = field(default_factory=list)
 
     def observe_validation(self, value: float, config: TrainConfig) -> bool:
         """Counts a validation, whose value is the better the higher it is; returns whether the factor fell.
@@ -42,11 +45,11 @@ class RateControl:
         self.waited, self.cooling = 0, config.plateau_cooldown
         return True
 
-    def state_dict(self) -> dict[str, float | int | None]:
+    def state_dict(self) -> dict[str, object]:
         """Returns the state that a resumed training continues from."""
         return asdict(self)
 
-    def load_state_dict(self, state: dict[str, float | int | None]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restores the state of `state_dict`."""
         for name, value in state.items():
             setattr(self, name, value)

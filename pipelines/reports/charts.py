@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
 
 from pipelines.reports.formatting import capitalize_first, format_percent, format_runtime, format_score
-from pipelines.reports.schema import LatencyEntry, ModelEntry, Report
+from pipelines.reports.schema import LatencyEntry, ModelEntry, RangeTestEntry, Report, TrainingEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,14 @@ class Chart(NamedTuple):
 
     caption: str
     svg: str
+
+
+class Marks(NamedTuple):
+    """Steps to mark in a chart, by vertical lines in a style of matplotlib."""
+
+    name: str
+    steps: Sequence[int]
+    style: str
 
 
 MARKERS = "osD^vPX*"
@@ -100,12 +109,14 @@ def assign_colours(names: Iterable[str]) -> dict[str, int]:
     return {"teacher": 0} | {name: 1 + i % (len(SERIES) - 1) for i, name in enumerate(own)}
 
 
-def draw_stage_charts(rows: Sequence[LogRow], metric: str) -> list[Chart]:
-    """Returns the charts of a training log.
+def draw_stage_charts(rows: Sequence[LogRow], metric: str, training: TrainingEntry | None = None) -> list[Chart]:
+    """Returns the charts of a training log, after that of its range test if it began with one.
 
-    They show the loss terms, the validation score, each term's share of the gradient, the teacher's layer matched by
-    each layer of the student, and the remaining cost while units are masked.
+    They show the loss terms with the spikes that the training went back from, the learning rate with these spikes and
+    its falls on a plateau, the validation score, each term's share of the gradient, the teacher's layer matched by each
+    layer of the student, and the remaining cost while units are masked.
     """
+    test, marks = None if training is None else training["range_test"], collect_marks(training)
     keys = dict.fromkeys(key.removeprefix("train/") for row in rows for key in row if key.startswith("train/"))
     matched = sorted((key for key in keys if re.fullmatch(r"matched_\d+", key)), key=lambda key: int(key[8:]))
     others = ("loss", "wait_share", *matched, *_COSTS)
@@ -115,8 +126,10 @@ def draw_stage_charts(rows: Sequence[LogRow], metric: str) -> list[Chart]:
     shares = {name: collect_points(rows, f"train/{name}_gradient_share") for name in terms if several}
     layers = {f"student's {key[8:]}": collect_points(rows, f"train/{key}") for key in matched}
     costs = {name: collect_points(rows, f"train/{key}") for key, name in _COSTS.items()}
+    rates = collect_points(rows, "lr")
     charts: list[tuple[str, Lines, Callable[[Axes, Lines, Mapping[str, str]], None]]] = [
-        ("Training loss" + " and its unweighted terms" * several, losses, draw_lines),
+        ("Training loss" + " and its unweighted terms" * several, losses, partial(draw_marked, marks=marks[:1])),
+        ("Learning rate", {"rate": rates if len(rates) > 1 else []}, partial(draw_marked, marks=marks)),
         (f"Validation {metric}", {metric: collect_points(rows, "val/score")}, draw_scores),
         ("Share of the gradient", shares, draw_shares),
         ("Teacher layer matched by each student layer", layers, draw_layers),
@@ -124,7 +137,20 @@ def draw_stage_charts(rows: Sequence[LogRow], metric: str) -> list[Chart]:
     ]
     colours = {"loss": INK} | {term: SERIES[(i + 2) % len(SERIES)] for i, term in enumerate(terms)}
     colours |= {name: SERIES[i % len(SERIES)] for i, name in enumerate([*layers, *costs])}
-    return [render_chart(caption, draw, lines, colours) for caption, lines, draw in charts if any(lines.values())]
+    first = [] if test is None else [render_chart("Range test of the learning rate", draw_range_test, test)]
+    return first + [
+        render_chart(caption, draw, lines, colours) for caption, lines, draw in charts if any(lines.values())
+    ]
+
+
+def collect_marks(training: TrainingEntry | None) -> list[Marks]:
+    """Returns the steps of a training's spikes, and those in which its learning rate fell on a plateau."""
+    spikes = () if training is None else training["spikes"]
+    falls = () if training is None else training["falls"]
+    return [
+        Marks("spike", [spike["step"] for spike in spikes], ":"),
+        Marks("plateau", [fall["step"] for fall in falls], "--"),
+    ]
 
 
 def collect_points(rows: Sequence[LogRow], key: str) -> list[tuple[float, float]]:
@@ -139,6 +165,23 @@ def draw_lines(axes: "Axes", lines: Lines, colours: Mapping[str, str], marker: s
         steps, values = [step for step, _ in line], [value for _, value in line]
         axes.plot(steps, values, color=colours.get(name, SERIES[1]), marker=marker, label=name)
     axes.set_xlabel("step")
+
+
+def draw_marked(axes: "Axes", lines: Lines, colours: Mapping[str, str], marks: Sequence[Marks]) -> None:
+    """Draws values over steps, with a vertical line in each marked step."""
+    draw_lines(axes, lines, colours)
+    for mark in marks:
+        for number, step in enumerate(mark.steps):
+            label = "_" if number else mark.name  # one entry in the legend
+            axes.axvline(step, color=MUTED, linestyle=mark.style, label=label)
+
+
+def draw_range_test(axes: "Axes", test: RangeTestEntry) -> None:
+    """Draws the smoothed loss at each learning rate of a range test, and marks the chosen one."""
+    axes.plot(test["rates"], test["losses"], color=SERIES[1], label="smoothed loss")
+    axes.axvline(test["chosen"], color=MUTED, linestyle="--", label=f"chosen: {test['chosen']:.2g}")
+    axes.set_xlabel("learning rate (log scale)")
+    set_log_axis(axes, [*test["rates"], test["chosen"]])
 
 
 def draw_scores(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:

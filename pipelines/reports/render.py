@@ -45,6 +45,7 @@ from pipelines.reports.pruning_table import (
 from pipelines.reports.schema import Report, ShapeTrial
 from pipelines.reports.tables import build_scores, build_summary
 from pipelines.reports.targets import Verdict, pruned_students, write_verdicts
+from pipelines.reports.training_notes import write_training_notes
 from pipelines.reports.wording import WORDING, Wording, name_validation_metric
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class Charts:
     def of(cls, report: Report, curves: Mapping[str, Sequence[LogRow]]) -> "Charts":
         """Draws the charts of a report; `curves` maps a stage to the rows of its training log."""
         metric = name_validation_metric(report)
-        stages = {stage: draw_stage_charts(rows, metric) for stage, rows in curves.items()}
+        trainings = report.get("trainings", {})
+        names = dict.fromkeys([*curves, *trainings])
+        stages = {name: draw_stage_charts(curves.get(name, ()), metric, trainings.get(name)) for name in names}
         return cls(draw_speed_charts(report) + draw_pareto_charts(report), stages)
 
     def files(self) -> dict[str, str]:
@@ -130,6 +133,7 @@ def render_page(report: Report, charts: Charts) -> str:
         remarks=report["data"].get("remarks", []),
         measurement_notes=write_measurement_notes(report),
         charts=charts,
+        training_notes={name: write_training_notes(training) for name, training in report.get("trainings", {}).items()},
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
         dots=assign_colours(each["name"] for each in report["models"]) if is_family else {},
         pruning=PruningSection.of(report) if report.get("pruning") else None,

@@ -87,6 +87,42 @@ class StageEntry(TypedDict):
     metrics: JsonObject
 
 
+class RangeTestEntry(TypedDict):
+    """The losses of a range test, step by step, and the learning rate that was chosen after it."""
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    chosen: float
+
+
+class SpikeEntry(TypedDict):
+    """A loss that a training went back from, and the factor on its learning rate from there on.
+
+    `loss` is None if it wasn't finite, `usual` if there was no median.
+    """
+
+    step: int
+    batch: int
+    loss: float | None
+    usual: float | None
+    factor: float
+
+
+class RateFallEntry(TypedDict):
+    """A fall of the learning rate on a plateau: the factor on the peak rate after it."""
+
+    step: int
+    factor: float
+
+
+class TrainingEntry(TypedDict):
+    """What happened in a stage's training, beside its curves."""
+
+    range_test: RangeTestEntry | None
+    spikes: Sequence[SpikeEntry]
+    falls: Sequence[RateFallEntry]
+
+
 class RefusedExport(TypedDict):
     """An exported file that failed its verification."""
 
@@ -211,3 +247,4 @@ class Report(Results):
     created: str
     pruning: NotRequired[PruningSummary]
     refused: NotRequired[Sequence[RefusedExport]]
+    trainings: NotRequired[dict[str, TrainingEntry]]

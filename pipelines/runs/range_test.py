@@ -18,7 +18,6 @@ from distill.train.optimizer import build_optimizer, set_rate
 
 STEPS, LOWEST, HIGHEST = 100, 1e-3, 1e3  # rates as multiples of the optimizer's usual one
 _SMOOTHING, _DIVERGED, _BELOW_LOWEST_LOSS = 0.9, 4.0, 10.0
-FILE = "range_test.csv"
 
 
 @dataclass(frozen=True)

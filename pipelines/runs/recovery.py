@@ -14,6 +14,11 @@ from pipelines.runs.processes import World
 FALL = 0.5  # of the learning rate after each spike
 
 
+def load_spikes(file: Path) -> list[Spike]:
+    """Returns the spikes that a `Recovery` wrote to a file; empty without the file."""
+    return [Spike(**each) for each in json.loads(file.read_text())] if file.exists() else []
+
+
 class Recovery:
     """The spikes of a training, kept in a file, so that a killed run resumes with the same rate and batches.
 
@@ -25,7 +30,7 @@ class Recovery:
 
     def __init__(self, file: Path, most: int, world: World):
         self.file, self.most, self.world = file, most, world
-        self.spikes = [Spike(**each) for each in json.loads(file.read_text())] if file.exists() else []
+        self.spikes = load_spikes(file)
 
     def prepare(self, module: DistillationModule) -> None:
         """Makes the module skip the batches of the spikes and lower its rate once for each."""

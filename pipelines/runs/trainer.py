@@ -37,10 +37,11 @@ from pipelines.runs.files import recover_folder, replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
 from pipelines.runs.memory_plan import fit_into_memory
 from pipelines.runs.processes import World
-from pipelines.runs.range_test import FILE, find_rate
+from pipelines.runs.range_test import find_rate
 from pipelines.runs.recovery import Recovery
 from pipelines.runs.strategies import build_strategy, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
+from pipelines.runs.training_logs import TrainingLogs
 from pipelines.runs.watchdog import PositionRecorder
 from pipelines.settings.distill_config import MachineConfig
 
@@ -78,7 +79,8 @@ def fit_module(
     if machine.threads:
         torch.set_num_threads(machine.threads)
     scratch = module.scratch = folder / SCRATCH
-    recovery = Recovery(scratch / "spikes.json", train.recoveries, world)
+    logs = TrainingLogs(folder / LOGS)
+    recovery = Recovery(logs.spikes, train.recoveries, world)
     checkpoints = CheckpointWriter(scratch / "checkpoints", train.checkpoint_every, world, from_start=recovery.most > 0)
     stopper = EarlyStop(scratch / "best", train.patience)
     if world.is_rank_zero:
@@ -89,7 +91,7 @@ def fit_module(
     fit_into_memory(module, data, machine, folder / LOGS, label, console, world, layout.data_parallel)
     found: Metrics = {}
     if train.schedule == "find":
-        module.train_config = find_rate(module, data, folder / LOGS / FILE, seed)
+        module.train_config = find_rate(module, data, logs.range_test, seed)
         found = {"found/learning_rate": module.train_config.peak_rate}
         console.say(f"  {label}: the range test found a learning rate of {module.train_config.peak_rate:.2g}")
     while True:
@@ -112,6 +114,8 @@ def fit_module(
             recovery.record(error, console, label)
     stops.raise_if_requested()
     console.say(f"  {label}: {data.wait_share:.1%} of the time was spent waiting for data")
+    if world.is_rank_zero:
+        logs.write_falls(module.rate_control.falls)
     strategy_of(trainer).restore_weights(module)
     stopper.restore(module)
     if not MODES[precision].is_stock:

@@ -12,6 +12,7 @@ from pipelines.reports.pruning_summary import find_code, read_pruning
 from pipelines.reports.render import render_cards, render_html
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.reports.tables import build_scores, build_summary
+from pipelines.reports.training_notes import write_training_notes
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import LOGS
@@ -21,12 +22,13 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.this_machine import describe_machine, find_commit
 from pipelines.stages.deliver.baseline import read_baseline
 from pipelines.stages.deliver.export import HUGGINGFACE
+from pipelines.stages.deliver.training_events import read_training_events
 
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
-VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
@@ -73,7 +75,13 @@ def build_report(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
-    return cast(Report, report | ({"pruning": pruning} if pruning else {}) | ({"refused": refused} if refused else {}))
+    trainings = {stage.name: read_training_events(stage.folder / LOGS) for stage in stages}
+    optional = {
+        "pruning": pruning,
+        "refused": refused,
+        "trainings": {name: each for name, each in trainings.items() if each is not None},
+    }
+    return cast(Report, report | {name: value for name, value in optional.items() if value})
 
 
 def list_published_models(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:
@@ -148,5 +156,8 @@ def print_results(console: Console, report: Report, places: Mapping[str, Path]) 
     console.table("Result", *build_summary(report))
     if scores := build_scores(report):
         console.table("Scores", *scores)
+    for name, training in report.get("trainings", {}).items():
+        for note in write_training_notes(training):
+            console.say(f"{name:>8}: {note}")
     for name, path in places.items():
         console.say(f"{name:>8}: {path}")

@@ -61,7 +61,7 @@ def test_the_page_has_a_chart_for_each_log_with_points(report):
     assert charts({"teacher": [], "distill": []}) == 2
     assert charts({"distill": [{"step": 5, "lr": 1e-4}, {"step": 6, "train/loss": float("nan")}]}) == 2
     assert charts({"teacher": [{"step": 5, "train/loss": 1.0, "train/ce": 1.0}]}) == 3
-    assert charts(sample_curves()) == 2 + 1 + 3
+    assert charts(sample_curves()) == 2 + 2 + 3
 
 
 def test_the_page_escapes_names_chosen_by_users(report):

@@ -8,7 +8,9 @@ import torch
 
 from distill.losses.config import LossConfig
 from pipelines.runs.manifest import LOGS
-from pipelines.runs.range_test import FILE, RangeTest, load_test, store_test
+from pipelines.runs.range_test import RangeTest, load_test, store_test
+from pipelines.runs.training_logs import RANGE_TEST as FILE
+from pipelines.stages.deliver.training_events import read_training_events
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 
 FINDING = replace(BASE, schedule="find", learning_rate=None)
@@ -34,6 +36,10 @@ def found(tiny_model, tokenizer, tmp_path_factory) -> tuple[Path, dict[str, torc
 def test_the_training_is_that_with_the_found_rate_from_the_initial_weights(found, tiny_model, tokenizer, tmp_path):
     folder, weights = found
     test = load_test(folder / LOGS / FILE)
+    events = read_training_events(folder / LOGS)
+    assert events == {
+        "range_test": {"rates": test.rates, "losses": test.losses, "chosen": test.rate}, "spikes": [], "falls": [],
+    }  # fmt: skip
     assert len(test.rates) > 30
     assert 1e-5 < test.rate < 1e-1
     assert test.losses[0] > min(test.losses)

@@ -15,7 +15,9 @@ from distill.losses.config import LossConfig
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.spikes import SpikeDetector
-from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.manifest import LOGS
+from pipelines.runs.training_logs import SPIKES
+from pipelines.stages.deliver.training_events import read_training_events
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 
 RECOVERING = replace(BASE, recoveries=1, warmup=0, schedule="constant", dropout=0.0)  # 7 batches an epoch
@@ -55,7 +57,7 @@ def poison(monkeypatch):
 
 
 def spikes_in(folder: Path) -> list[dict]:
-    return json.loads((folder / SCRATCH / "spikes.json").read_text())
+    return json.loads((folder / LOGS / SPIKES).read_text())
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,13 @@ def test_a_poisoned_batch_costs_its_step_and_halves_the_rate(loss, poison, tiny_
     assert all(value.isfinite().all() for value in found.values())
     (spike,) = spikes_in(tmp_path)
     assert (spike["batch"], spike["step"]) == (POISONED, POISONED)
+    events = read_training_events(tmp_path / LOGS)
+    assert events["spikes"] == [
+        {
+            "step": POISONED, "batch": POISONED, "loss": spike["loss"] if loss == 100.0 else None,
+            "usual": spike["usual"], "factor": 0.5,
+        }
+    ]  # fmt: skip
     assert record.rates.keys() == set(range(21)) - {POISONED}
     assert {record.rates[number] for number in range(POISONED - 1)} == {1e-3}
     assert {record.rates[number] for number in range(POISONED + 1, 21)} == {5e-4}
@@ -103,7 +112,7 @@ def test_more_spikes_than_recoveries_end_the_training(poison, tiny_model, tokeni
 def test_a_training_without_recoveries_does_not_look_for_spikes(poison, tiny_model, tokenizer, tmp_path):
     poison({POISONED}, 100.0)
     train_once(tiny_model, tokenizer, tmp_path, replace(RECOVERING, recoveries=0), LossConfig(kl=1))
-    assert not (tmp_path / SCRATCH / "spikes.json").exists()
+    assert not (tmp_path / LOGS / SPIKES).exists()
 
 
 def test_a_spike_is_a_loss_far_above_the_median():

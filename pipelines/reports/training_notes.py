@@ -1,0 +1,35 @@
+"""Sentences of a report on a training: its range test, its spikes and the falls of its learning rate."""
+
+from pipelines.reports.schema import RangeTestEntry, SpikeEntry, TrainingEntry
+
+
+def write_training_notes(training: TrainingEntry) -> list[str]:
+    """Returns a sentence for the range test and for each spike, and one for all falls of the learning rate."""
+    test, falls = training["range_test"], training["falls"]
+    notes = [_describe_range_test(test)] if test is not None else []
+    notes += [_describe_spike(spike) for spike in training["spikes"]]
+    if falls:
+        listed = ", ".join(f"{_format_factor(fall['factor'])} in step {fall['step']:,}" for fall in falls)
+        notes.append(f"The validation stopped improving: the learning rate fell to {listed} of its schedule.")
+    return notes
+
+
+def _describe_range_test(test: RangeTestEntry) -> str:
+    rates = test["rates"]
+    return (
+        f"Range test: learning rate {test['chosen']:.2g} of {min(rates):.2g} to {max(rates):.2g}, a tenth of the rate "
+        f"with the lowest loss ({min(test['losses']):.3g})."
+    )
+
+
+def _describe_spike(spike: SpikeEntry) -> str:
+    loss = "a loss that isn't finite" if spike["loss"] is None else f"loss {spike['loss']:.3g}"
+    usual = "" if spike["usual"] is None else f", usual {spike['usual']:.3g}"
+    return (
+        f"Spike in step {spike['step']:,}: {loss}{usual}; back to the checkpoint before it, without batch "
+        f"{spike['batch']:,}, at {_format_factor(spike['factor'])} of the learning rate."
+    )
+
+
+def _format_factor(factor: float) -> str:
+    return f"{factor * 100:.3g} %"
