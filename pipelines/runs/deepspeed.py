@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.strategies.parallel import ParallelStrategy
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from pipelines.runs.training_checkpoint import completed_future
 from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_deepspeed_json
@@ -43,7 +46,8 @@ def build_settings(strategy: str) -> DeepSpeedSettings:
 class ZeroStrategy(DeepSpeedStrategy):
     """DeepSpeed strategy for ZeRO 1 to 3, also on CPUs, which Lightning doesn't support.
 
-    DeepSpeed accumulates and clips gradients itself.
+    DeepSpeed accumulates and clips gradients itself. In mixed precision the module's parameters have 16 bits, and the
+    float32 weights that are trained are its optimizer's.
     """
 
     clips_gradients = True
@@ -52,6 +56,20 @@ class ZeroStrategy(DeepSpeedStrategy):
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         super().__init__(config=settings, exclude_frozen_parameters=False)
+        self._frozen: dict[str, Tensor] = {}  # float32 weights that DeepSpeed rounds and has no copy of
+
+    def setup(self, trainer: Trainer) -> None:
+        """Sets up DeepSpeed's engine, in mixed precision with the float32 weights that it has rounded to 16 bits."""
+        module = self.lightning_module
+        if self.precision_plugin.precision == "32-true" or module is None:
+            super().setup(trainer)
+            return
+        exact = {name: each.detach().clone() for name, each in module.named_parameters()}
+        super().setup(trainer)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                _set_float32(parameter, exact.pop(name))
+        self._frozen = exact
 
     @property
     def root_device(self) -> torch.device:
@@ -77,15 +95,43 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     @contextmanager
     def gather_weights(self, module: nn.Module) -> Iterator[None]:
-        """Gathers the weights of all processes for the duration of the context."""
+        """Gathers the weights of all processes for the duration of the context, in float32."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=self.zero_stage_3):
-            yield
+            rounded = {parameter: parameter.data for parameter in module.parameters()}
+            for name, parameter in module.named_parameters():
+                if parameter.dtype != torch.float32:
+                    parameter.data = self._find_float32(name, parameter)
+            try:
+                yield
+            finally:
+                for parameter, data in rounded.items():
+                    parameter.data = data
+
+    def _find_float32(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """Returns the float32 weight of a 16-bit parameter; every process calls it, because it is gathered."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        kept = next((each for own, each in self._frozen.items() if own.endswith(name)), None)
+        return kept if kept is not None else safe_get_full_fp32_param(parameter)
 
     def restore_weights(self, module: nn.Module) -> None:
-        """Replaces DeepSpeed's partitioned weights by plain ones after training."""
+        """Replaces DeepSpeed's partitioned weights by plain ones in float32 after training."""
         with self.gather_weights(module):
             weights = {name: parameter.data.clone() for name, parameter in module.named_parameters()}
         for name, parameter in module.named_parameters():
             parameter.data = weights[name]
+
+
+def _set_float32(parameter: nn.Parameter, weight: Tensor) -> None:
+    """Sets the float32 weight of a 16-bit parameter, of which each process has a part."""
+    from deepspeed.utils import safe_get_local_fp32_param, safe_set_full_fp32_param, safe_set_local_fp32_param
+
+    if not hasattr(parameter, "ds_id"):
+        safe_set_full_fp32_param(parameter, weight.to(parameter.device))
+        return
+    # Stage 3 pads its parts to equal sizes, and safe_set_full_fp32_param doesn't.
+    part = safe_get_local_fp32_param(parameter).numel()
+    padded = functional.pad(weight.flatten(), (0, part * dist.get_world_size() - weight.numel()))
+    safe_set_local_fp32_param(parameter, padded.view(-1, part)[dist.get_rank()].to(parameter.device))
