@@ -33,7 +33,7 @@ from pipelines.runs.step_cost import (
 from pipelines.settings.distill_config import MachineConfig
 
 FILE = "memory.json"
-_MARGIN = 1.05  # predictions are that exact
+_MARGIN = 0.1  # of what a training is predicted to need above what the process holds already
 # Bytes of AdamW's states for a parameter, with the scales of their blocks; only if nothing else fits.
 LOW_BIT = {"adamw-8bit": 2.06, "adamw-4bit": 1.08}
 
@@ -96,7 +96,7 @@ def fit_into_memory(
         budget = resolve_memory_budget(machine.memory or AUTO, find_device(module), world.size)
         budget = min(world.gather(budget))
         plans = MemoryPlanner(module, data, budget, world, shares, adapts=bool(machine.memory)).list_plans()
-        chosen = choose_plan(plans, budget, label)
+        chosen = choose_plan(plans, budget, label, is_required=bool(machine.memory))
         print_plans(console, label, plans, chosen, budget)
         stored = asdict(chosen)
         if world.is_rank_zero:
@@ -137,6 +137,7 @@ class MemoryPlanner:
             self._measure(1)  # loads kernels, which take memory once
         return_freed_memory()
         self.held = self._agree(read_held_memory(self.device))
+        self.allowed = self.held + int((budget - self.held) / (1 + _MARGIN))  # for predicted peaks
         self.states, self.step_peak = self._measure_states()
 
     def list_plans(self) -> list[MemoryPlan]:
@@ -185,13 +186,14 @@ class MemoryPlanner:
             for parts in self.list_parts():
                 rows = -(-self.rows // parts)
                 peak = self.held + self.states + self._kept_gradients + self.gradients + one + (rows - 1) * (two - one)
-                if _MARGIN * peak <= self.budget:
+                if peak <= self.allowed:
                     return self._measure_plan(mode, parts)
         return MemoryPlan(mode, parts, self.train.optimizer, max(peak, self._optimizer_peak))
 
     def _measure_plan(self, mode: str, parts: int) -> MemoryPlan:
         cost = self._measure(-(-self.rows // parts))
-        return MemoryPlan(mode, parts, self.train.optimizer, self.predict_peak(cost, parts), parts * cost.seconds)
+        peak = self.predict_peak(cost, parts)
+        return MemoryPlan(mode, parts, self.train.optimizer, peak, parts * cost.seconds if peak <= self.allowed else 0)
 
     def predict_peak(self, cost: PassCost, parts: int) -> int:
         """Returns the bytes that a training holds at most, from the cost of its micro-batches' passes."""
@@ -237,20 +239,23 @@ def count_longest_rows(data: RowsDataModule, train: TrainConfig) -> int:
     return min(rows, len(data.train))
 
 
-def choose_plan(plans: list[MemoryPlan], budget: int, label: str) -> MemoryPlan:
-    """Returns the fastest plan that fits.
+def choose_plan(plans: list[MemoryPlan], budget: int, label: str, *, is_required: bool = True) -> MemoryPlan:
+    """Returns the fastest plan that fits; if none does and the budget isn't required, the smallest.
 
     Raises:
         InputError: None fits.
     """
-    fitting = [plan for plan in plans if plan.seconds and _MARGIN * plan.peak <= budget]
+    fitting = [plan for plan in plans if plan.seconds]
     if fitting:
         return min(fitting, key=lambda plan: plan.seconds)
     least = min(plans, key=lambda plan: plan.peak)
+    if not is_required:
+        return least
     raise InputError(
-        f"machine.memory: expected at least {_MARGIN * least.peak / 1e6:,.0f} MB for {label!r}, with checkpointing "
-        f"{least.checkpointing}, {least.optimizer} and a row at a time, found {budget / 1e6:,.0f} MB: nothing that is "
-        "left to try fits; use a smaller model, a lower data.max_length or more memory"
+        f"machine.memory: expected more than {least.peak / 1e6:,.0f} MB for {label!r}, which {least.checkpointing} "
+        f"checkpointing, {least.optimizer} and {least.parts} micro-batches are predicted to take, found "
+        f"{budget / 1e6:,.0f} MB: nothing that is left to try fits; use a smaller model, a lower data.max_length or "
+        "more memory"
     )
 
 

@@ -94,11 +94,16 @@ def test_batches_whose_rows_are_compared_stay_whole(data):
 
 
 def test_a_budget_below_the_floor_names_what_would_fit(data, tmp_path):
-    with pytest.raises(InputError, match=r"machine.memory: expected at least [\d,]+ MB for 'test'.*found 1 MB"):
+    with pytest.raises(InputError, match=r"machine.memory: expected more than [\d,]+ MB for 'test'.*found 1 MB"):
         fit_into_memory(
             build_module(), data, MachineConfig(memory="1MB"), tmp_path, "test", Console(quiet=True), World()
         )
     assert not (tmp_path / FILE).exists()
+
+
+def test_without_a_budget_the_smallest_plan_is_tried_where_none_is_predicted_to_fit(data):
+    plans = plan_with(build_module(), data, 0, adapts=False).list_plans()
+    assert choose_plan(plans, 0, "test", is_required=False).parts == 64
 
 
 def test_states_have_fewer_bits_only_if_nothing_else_fits(data):
