@@ -26,6 +26,7 @@ from distill.train.module import DistillationModule
 from distill.train.steps.progressive import LayerByLayer, check_layer_coverage, stop_after_layer
 from pipelines import distill
 from pipelines.runs.console import Console
+from pipelines.runs.digests import DigestIndex
 from pipelines.runs.processes import World
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.stages.train.general import general_stage, read_blocks
@@ -83,6 +84,7 @@ def test_gradient_compression_changes_the_key_of_the_general_stage(prose):
         digest=lambda checkpoint: "digest",
         console=Console(),
         world=World(),
+        digests=DigestIndex(prose / "digests.json", writes=False),
     )
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
     for compress in ("none", "powersgd"):
