@@ -37,7 +37,7 @@ SMALL_LM = "python -m benchmarks.small_lm --config configs/small-lm.yaml"
 OTHER_LM = "python -m benchmarks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
 DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/demo"
 TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs/entities"
-LIMIT = 1500  # seconds
+LIMIT = 3600  # seconds
 
 MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2}
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
