@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.optim.optimizer import ParamsT
 
 from compress.errors import CompressError
 from compress.quantize.layers import rebuild_linear
@@ -25,25 +24,19 @@ class PrecisionMode:
         description: What is computed and stored in which precision.
         trainer_precision: The `precision` argument of the Lightning trainer for this mode.
         product_dtype: Dtype of products, as far as autocast determines it.
+        stochastic_rounding: Whether the weights are bfloat16, to which the optimizer rounds its updates stochastically.
     """
 
     name: str
     description: str
     trainer_precision: Literal["32", "bf16-mixed", "16-mixed"]
     product_dtype: torch.dtype = torch.float32
+    stochastic_rounding: bool = False
 
     @property
     def is_stock(self) -> bool:
         """Whether Lightning implements all of the mode: layers, weights and optimizer are unchanged."""
         return self.trainer_precision == self.name
-
-
-class OptimizerFactory(Protocol):
-    """Builds an optimizer, with the signature of AdamW."""
-
-    def __call__(self, params: ParamsT, lr: float) -> torch.optim.Optimizer:
-        """Returns an optimizer of the parameters with a learning rate."""
-        ...
 
 
 MODES: Mapping[str, PrecisionMode] = {
@@ -67,6 +60,7 @@ MODES: Mapping[str, PrecisionMode] = {
             "weights, gradients and optimizer in bfloat16, half the memory, with stochastic rounding of updates, so "
             "that small ones aren't lost; a prototype in torchao",
             "32",
+            stochastic_rounding=True,
         ),
         PrecisionMode(
             "fp8", "products of linear layers in float8, the rest as in bf16-mixed", "bf16-mixed", torch.bfloat16
@@ -152,19 +146,6 @@ def restore_stock_layers(model: nn.Module) -> nn.Module:
         if isinstance(layer, nn.Linear) and type(layer).__module__.startswith("torchao."):
             replace_module(model, name, rebuild_linear(nn.Linear, layer))
     return model.float()
-
-
-def find_required_optimizer(name: str) -> OptimizerFactory | None:
-    """Returns the optimizer that a mode requires, or None if any will do."""
-    if name != "bf16-stochastic":
-        return None
-    from torchao.optim import _AdamW
-
-    def build_stochastic(params: ParamsT, lr: float) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = _AdamW(params, lr=lr, bf16_stochastic_round=True)
-        return optimizer
-
-    return build_stochastic
 
 
 class _ContiguousGradient(torch.autograd.Function):

@@ -111,7 +111,7 @@ class DistillationModule(lightning.LightningModule):
         self.output_rows = output_rows or OutputRows()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
         self.on_policy, self.across, self.fused_term = on_policy, across, FusedTerm(student, loss, self.output_rows)
-        self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
+        self.stochastic_rounding = False  # of updates, where the weights are bfloat16
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.memory_settings = ExitStack()  # of the student in training
         self.offload: ActivationOffload | None = None  # in training
@@ -457,7 +457,7 @@ class DistillationModule(lightning.LightningModule):
             self.layer_terms.parameters(),
             self.train_config,
             shard=self.shard_optimizer,
-            make=self.make_optimizer,
+            stochastic_rounding=self.stochastic_rounding,
         )
         self.total_steps = int(self.trainer.estimated_stepping_batches)
         schedule = build_schedule(optimizer, self.train_config, self.total_steps, self._find_rate_factor)

@@ -1,6 +1,6 @@
 """Construction of the optimizer: its class, its groups of parameters and their learning rates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -40,6 +40,7 @@ _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adamw-4bit": ("torchao.optim", "AdamW4bit", {}),
     "adamw-fp8": ("torchao.optim", "AdamWFp8", {}),
 }
+_STOCHASTIC_ADAMW: tuple[str, str, dict[str, Any]] = ("torchao.optim", "_AdamW", {})  # torch's can't round so
 
 
 class _GroupKey(NamedTuple):
@@ -60,7 +61,7 @@ def build_optimizer(
     config: TrainConfig,
     *,
     shard: bool = False,
-    make: Callable[..., Optimizer] | None = None,
+    stochastic_rounding: bool = False,
 ) -> Optimizer:
     """Returns the optimizer with weight decay on matrices only and a separate learning rate for the head.
 
@@ -70,16 +71,25 @@ def build_optimizer(
         config: The optimizer's name, learning rates and weight decay.
         shard: Each process of the world stores the optimizer state of a part of the parameters and broadcasts its
             updates (ZeRO-1).
-        make: Called with the parameter groups and `lr` instead of the config's optimizer.
+        stochastic_rounding: The weights are bfloat16, and updates are rounded to them stochastically, so that small
+            ones aren't lost: torchao's AdamW, or its low-bit versions.
 
     Raises:
-        InputError: The optimizer is in a package that isn't installed, or can't train this layout.
+        InputError: The optimizer is in a package that isn't installed, can't train this layout, or can't round
+            stochastically.
     """
     rate = config.peak_rate
     groups = group_parameters(student, extra, config)
-    if make is not None:
-        return make(groups, lr=rate)
     kind, (module, name, settings) = OPTIMIZERS[config.optimizer], _CLASSES[config.optimizer]
+    if stochastic_rounding:
+        if not kind.stochastic:
+            known = ", ".join(each for each, other in OPTIMIZERS.items() if other.stochastic)
+            raise InputError(
+                f"train.optimizer {config.optimizer}: expected one that rounds bfloat16 weights stochastically "
+                f"({known}), found one that would lose small updates"
+            )
+        module, name, settings = _STOCHASTIC_ADAMW if name == "AdamW" else (module, name, settings)
+        settings = {**settings, "bf16_stochastic_round": True}
     is_sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
     if (kind.whole and is_sharded) or (shard and not kind.zero1):
         what = "optimizer states" if shard else "weights"

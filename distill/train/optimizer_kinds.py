@@ -18,16 +18,18 @@ class OptimizerKind:
         package: Name of the package that has it; empty is torch or Stillroom itself.
         whole: Whether it needs whole parameters, not shards of them: it can't train a sharded student.
         zero1: Whether its states can be divided among replicas (ZeRO-1).
+        stochastic: Whether it can round its updates of bfloat16 weights stochastically.
     """
 
     rate: float = 1.0
     package: str = ""
     whole: bool = False
     zero1: bool = True
+    stochastic: bool = False
 
 
 OPTIMIZERS = {
-    "adamw": OptimizerKind(),
+    "adamw": OptimizerKind(stochastic=True),
     "adam": OptimizerKind(),
     "sgd": OptimizerKind(rate=100),
     "adagrad": OptimizerKind(rate=10),
@@ -43,9 +45,9 @@ OPTIMIZERS = {
     "lion": OptimizerKind(rate=0.2, package="pytorch-optimizer"),
     "soap": OptimizerKind(rate=3, package="pytorch-optimizer", whole=True, zero1=False),
     "schedule-free": OptimizerKind(rate=3, package="pytorch-optimizer", zero1=False),
-    "adamw-8bit": OptimizerKind(package="torchao", whole=True, zero1=False),
-    "adamw-4bit": OptimizerKind(package="torchao", whole=True, zero1=False),
-    "adamw-fp8": OptimizerKind(package="torchao", whole=True, zero1=False),
+    "adamw-8bit": OptimizerKind(package="torchao", whole=True, zero1=False, stochastic=True),
+    "adamw-4bit": OptimizerKind(package="torchao", whole=True, zero1=False, stochastic=True),
+    "adamw-fp8": OptimizerKind(package="torchao", whole=True, zero1=False, stochastic=True),
 }
 
 

@@ -62,7 +62,9 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
     usual = replace(config, learning_rate=None, rate_scaling="none", schedule="auto")
     initial = {name: value.detach().clone() for name, value in module.state_dict().items()}
     module.on_fit_start()
-    optimizer = build_optimizer(module.student, module.layer_terms.parameters(), usual, make=module.make_optimizer)
+    optimizer = build_optimizer(
+        module.student, module.layer_terms.parameters(), usual, stochastic_rounding=module.stochastic_rounding
+    )
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []
     losses: list[float] = []

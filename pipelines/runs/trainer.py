@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from compress.measure.precision_modes import (
     MODES,
     convert_to_mode,
-    find_required_optimizer,
     restore_stock_layers,
 )
 from distill.data.batches.data_module import RowsDataModule
@@ -188,12 +187,12 @@ def read_validation_metrics(trainer: Trainer) -> Metrics:
 
 
 def convert_precision(precision: str, module: DistillationModule) -> None:
-    """Gives the module the layers, weights and optimizer of a mode of `compress.measure.precision_modes`."""
+    """Gives the module the layers, weights and rounding of a mode of `compress.measure.precision_modes`."""
     if MODES[precision].is_stock:
         return
     convert_to_mode(precision, module.student)
     convert_to_mode(precision, module.layer_terms)
-    module.make_optimizer = find_required_optimizer(precision)
+    module.stochastic_rounding = MODES[precision].stochastic_rounding
 
 
 def build_loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path) -> list[Logger]:

@@ -137,17 +137,23 @@ def check_training_layout(setting: str, facts: Facts) -> None:
     """Checks that the optimizer, the schedule and the memory settings of a training suit its layout.
 
     Raises:
-        InputError: The optimizer needs whole matrices or whole states, DeepSpeed or the precision requires AdamW,
-            the schedule needs one process, or activations can't be offloaded.
+        InputError: The optimizer needs whole matrices or whole states, or can't round as the precision requires;
+            DeepSpeed requires AdamW; the schedule needs one process; or activations can't be offloaded.
     """
     train, machine = trainings_of(facts.settings)[setting], facts.settings.machine
     name = train.optimizer
     layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
     assert layout is not None
-    if name != "adamw" and (machine.strategy or machine.precision == "bf16-stochastic"):
+    kind = OPTIMIZERS[name]
+    if name != "adamw" and machine.strategy:
         raise InputError(
-            f"{setting}.optimizer {name}: expected adamw with {machine.strategy or 'precision bf16-stochastic'}, which "
-            "has an AdamW of its own"
+            f"{setting}.optimizer {name}: expected adamw with {machine.strategy}, which has an AdamW of its own"
+        )
+    if machine.precision == "bf16-stochastic" and not kind.stochastic:
+        known = ", ".join(each for each, other in OPTIMIZERS.items() if other.stochastic)
+        raise InputError(
+            f"{setting}.optimizer {name}: expected {known} with precision bf16-stochastic, found one that would round "
+            "small updates away"
         )
     if train.schedule == "find" and (layout.processes > 1 or machine.strategy):
         raise InputError(
@@ -166,7 +172,6 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.offload activations: expected a layout without pipeline stages and no machine.strategy, found "
             f"{machine.strategy or layout}: they run forward and backward passes themselves; use checkpointing"
         )
-    kind = OPTIMIZERS[name]
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
         raise InputError(
             f"{setting}.optimizer {name}: expected layout replicated{' or zero1' if kind.zero1 else ''}"

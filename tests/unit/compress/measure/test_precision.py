@@ -15,7 +15,6 @@ from compress.measure.precision_modes import (
     MODES,
     check_mode,
     convert_to_mode,
-    find_required_optimizer,
     find_unsupported_reason,
     list_candidate_modes,
     restore_stock_layers,
@@ -23,6 +22,10 @@ from compress.measure.precision_modes import (
 from compress.measure.precision_speed import measure_peak_flops
 from compress.quantize.prepare import prepare_quantized
 from compress.quantize.schemes import resolve_scheme
+from distill.errors import InputError
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer
+from distill.train.optimizer_kinds import OPTIMIZERS
 from integration.commands.test_language_command import decoder
 from pipelines import distill
 from pipelines.runs.manifest import seal_manifest
@@ -42,6 +45,7 @@ from support.tiny_models import build_model, saved
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
+STOCHASTIC = ("adamw", "adamw-8bit", "adamw-4bit", "adamw-fp8")
 CUSTOM_MODES = ["bf16-stochastic", "fp8", "int8-mixed"]
 
 
@@ -49,9 +53,8 @@ def trained(name: str, batch: dict, steps: int = 25) -> tuple[nn.Module, list[fl
     torch.manual_seed(0)
     model = build_model("bert", num_hidden_layers=1, **SIZES)
     convert_to_mode(name, model, emulate=True)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    make = find_required_optimizer(name)
-    optimizer = make([{"params": parameters}], lr=3e-3) if make is not None else torch.optim.AdamW(parameters, lr=3e-3)
+    rounding = MODES[name].stochastic_rounding
+    optimizer = build_optimizer(model, [], TrainConfig(learning_rate=3e-3), stochastic_rounding=rounding)
     losses = []
     for _ in range(steps):
         loss = nn.functional.cross_entropy(model(**batch).logits.float(), torch.arange(6) % 5)
@@ -186,22 +189,36 @@ def test_a_missing_share_of_the_ceiling_is_not_printed():
     )
 
 
+def update_ones(optimizer: str, *, stochastic: bool) -> float:
+    """Returns the mean of bfloat16 weights that were 1 after sixty updates of -0.001 each."""
+    torch.manual_seed(0)
+    model = build_model("bert", num_hidden_layers=1, **SIZES).bfloat16()
+    weight = model.bert.encoder.layer[0].intermediate.dense.weight
+    nn.init.ones_(weight)
+    config = TrainConfig(optimizer=optimizer, learning_rate=1e-3, weight_decay=0)
+    updating = build_optimizer(model, [], config, stochastic_rounding=stochastic)
+    for _ in range(60):
+        weight.grad = torch.ones_like(weight)
+        updating.step()
+    return float(weight.detach().float().mean())
+
+
+def test_bfloat16_loses_small_updates():
+    """In bfloat16, 1 - 0.001 rounds to 1."""
+    assert update_ones("adamw", stochastic=False) == 1.0
+
+
 @pytest.mark.slow
-def test_stochastic_rounding_keeps_small_updates_that_bfloat16_loses():
-    """In bfloat16, 1 - 0.001 rounds to 1; with stochastic rounding, sixty such updates sum to about 0.06."""
-    weights = {}
-    for name in ("nearest", "stochastic"):
-        weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
-        make = (find_required_optimizer("bf16-stochastic") if name == "stochastic" else None) or torch.optim.AdamW
-        optimizer = make([weight], lr=1e-3)
-        for group in optimizer.param_groups:
-            group["weight_decay"] = 0.0
-        for _ in range(60):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-        weights[name] = float(weight.detach().float().mean())
-    assert weights["nearest"] == 1.0
-    assert weights["stochastic"] == pytest.approx(0.94, abs=0.01)
+@pytest.mark.parametrize("optimizer", STOCHASTIC)
+def test_stochastic_rounding_keeps_small_updates(optimizer):
+    assert update_ones(optimizer, stochastic=True) == pytest.approx(0.94, abs=0.01)
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name not in STOCHASTIC])
+def test_optimizers_that_round_to_nearest_are_refused_with_stochastic_rounding(optimizer):
+    model = build_model("bert", num_hidden_layers=1)
+    with pytest.raises(InputError, match=f"train.optimizer {optimizer}: expected one that rounds bfloat16 weights"):
+        build_optimizer(model, [], TrainConfig(optimizer=optimizer), stochastic_rounding=True)
 
 
 @pytest.mark.parametrize("name", CUSTOM_MODES[1:])
@@ -221,6 +238,20 @@ def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tm
     arguments = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
     arguments[arguments.index("--precision") + 1] = name
     run_to_success("distill", arguments)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    scores = {(e["name"], e["runtime"]): e["score"] for e in report["models"]}
+    assert scores["student", "onnxruntime"] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="trainings in float16 are for GPUs")
+def test_a_student_trained_in_float16_on_a_gpu_is_a_stock_float32_checkpoint(tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    arguments = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    arguments[arguments.index("--precision") + 1] = "16-mixed"
+    run_to_success("distill", [*arguments, "--accelerator", "gpu"])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     report = json.loads((tmp_path / "run" / "report.json").read_text())
