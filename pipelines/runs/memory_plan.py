@@ -161,8 +161,7 @@ class MemoryPlanner:
     @property
     def may_reduce_states(self) -> bool:
         """Whether low-bit states can replace the optimizer's: they need one process and AdamW's rate."""
-        is_replaceable = self.train.optimizer == "adamw" and self.module.make_optimizer is None
-        return self.adapts and is_replaceable and self.world.size == 1
+        return self.adapts and self.train.optimizer == "adamw" and self.world.size == 1
 
     def list_modes(self) -> list[str]:
         """Returns the modes of checkpointing to choose from; a mode that the settings name isn't changed."""
@@ -221,7 +220,7 @@ class MemoryPlanner:
             self.module.layer_terms.parameters(),
             self.train,
             shard=self.module.shard_optimizer,
-            make=self.module.make_optimizer,
+            stochastic_rounding=self.module.stochastic_rounding,
         )
         for parameter in self.module.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import lightning
 import torch
@@ -33,12 +33,13 @@ from pipelines.runs import stops
 from pipelines.runs.checkpoint_schedule import CheckpointWriter
 from pipelines.runs.console import Advance, Console
 from pipelines.runs.files import recover_folder, replace_folder
+from pipelines.runs.loss_scaling import LossScaling
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
 from pipelines.runs.memory_plan import fit_into_memory
 from pipelines.runs.processes import World
 from pipelines.runs.range_test import find_rate
 from pipelines.runs.recovery import Recovery
-from pipelines.runs.strategies import build_strategy, strategy_of
+from pipelines.runs.strategies import build_strategy, choose_device, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.training_logs import TrainingLogs
 from pipelines.runs.watchdog import PositionRecorder
@@ -145,7 +146,7 @@ def build_trainer(
             devices=local_processes,
             num_nodes=layout.processes // local_processes,
             strategy=build_strategy(layout, machine, mesh),
-            precision=MODES[precision].trainer_precision,
+            **choose_precision(precision, machine),
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
@@ -160,6 +161,13 @@ def build_trainer(
         )
     except (ValueError, RuntimeError, lightning.fabric.utilities.exceptions.MisconfigurationException) as error:
         raise InputError(f"machine: {error}") from error
+
+
+def choose_precision(precision: str, machine: MachineConfig) -> dict[str, Any]:
+    """Returns the arguments of Lightning's trainer for a mode; DeepSpeed scales the loss itself."""
+    if precision == "16-mixed" and not machine.strategy:
+        return {"plugins": [LossScaling(choose_device(machine.accelerator).type)]}
+    return {"precision": MODES[precision].trainer_precision}
 
 
 def validate_module(

@@ -68,9 +68,10 @@ class MachineConfig:
             pass.
         prefetch: Number of layers whose weights FSDP gathers ahead of the layer that computes; 0 or more.
         precision: Precision of training: 32, bf16-mixed, 16-mixed (GPUs only), fp8 (GPUs that support it),
-            bf16-stochastic (bfloat16 weights, updates rounded stochastically) or int8-mixed (8-bit matrix products,
-            experimental). auto times a few steps of each of the first four that the machine supports and uses the
-            fastest.
+            bf16-stochastic (bfloat16 weights, gradients and optimizer states, with updates rounded stochastically) or
+            int8-mixed (8-bit matrix products, experimental). auto times a few steps of each of the first four that the
+            machine and the layout support and uses the fastest. The mixed ones keep weights and optimizer states in
+            float32.
         memory: Memory that each process may take in training, such as 8GB, or `auto`, what is free. The fastest way to
             fit is measured: smaller micro-batches, activation checkpointing and, only if nothing else fits, AdamW's
             states in 8 or 4 bits. Empty: no limit.

@@ -32,7 +32,11 @@ from pipelines.settings.places import check_data, path_exists
 from pipelines.settings.schemes import check_processor
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
-STOCK_PRECISIONS = ("32", "bf16-mixed", "16-mixed")  # implemented by Lightning
+NOT_ON_SEVERAL = {  # precisions that train on one process only, and why
+    "fp8": "on several it is untested",
+    "bf16-stochastic": "replicas would round the same weights differently",
+    "int8-mixed": "on several it is untested",
+}
 AS_WIDE_AS_HIDDEN = tuple(kind for kind in ENCODERS if kind != "mobilebert")  # families by the width of their features
 
 
@@ -674,10 +678,41 @@ RULES: tuple[Rule | Check, ...] = (
         "{s.machine.strategy}: the gradient of a single term isn't available",
         ("student_layout",),
     ),
+    *(
+        Rule(
+            lambda s, f, name=name: f.precision == name and is_on_several(f),  # type: ignore[misc]
+            f"machine.precision {name}: expected one process, found {{f.student_processes}}: {reason}; use bf16-mixed",
+            ("precision", "student_layout"),
+        )
+        for name, reason in NOT_ON_SEVERAL.items()
+    ),
+    *(
+        Rule(
+            lambda s, f, layout=layout: (  # type: ignore[misc]
+                f.precision == "16-mixed"
+                and getattr(f, layout).pp > 1
+                and (layout == "student_layout" or s.teacher.finetune != "never")
+            ),
+            f"machine.precision 16-mixed: expected a {who} without pipeline stages, found {{f.{layout}}}: stages run "
+            f"the backward pass of losses that aren't scaled; use bf16-mixed, fsdp or tp{hint}",
+            ("precision", layout),
+        )
+        for who, layout, hint in (
+            ("student", "student_layout", ""),
+            ("teacher that may be fine-tuned", "tuned_layout", ", or teacher.finetune never"),
+        )
+    ),
     Rule(
-        lambda s, f: f.precision not in STOCK_PRECISIONS and is_on_several(f),
-        "machine.precision {f.precision}: expected one process, found {f.student_processes}: several are untested",
-        ("precision", "student_layout"),
+        lambda s, f: f.precision == "16-mixed" and s.machine.strategy,
+        "machine.precision 16-mixed: expected 32 or bf16-mixed with machine.strategy {s.machine.strategy}: DeepSpeed's "
+        "own loss scaling is untested; use bf16-mixed, or student.layout zero1, zero2 or fsdp=N",
+        ("precision",),
+    ),
+    Rule(
+        lambda s, f: f.precision == "16-mixed" and s.machine.compress == "powersgd",
+        "machine.compress powersgd: expected precision 32 or bf16-mixed, found 16-mixed: an overflow would stay in "
+        "what powersgd carries over to the next step; use fp16 or bf16",
+        ("precision",),
     ),
     Check(check_optimizer_packages),
     *(

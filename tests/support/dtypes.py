@@ -36,3 +36,12 @@ class RecordDtypes(Callback):
 
 def list_moments(state: Mapping[str, object]) -> list[Tensor]:
     return [each for each in state.values() if isinstance(each, Tensor) and each.dim()]
+
+
+class StartScale(Callback):
+    """Starts a training in float16 at a loss scale with which no gradient of a tiny model overflows."""
+
+    SCALE = 2.0**10
+
+    def on_fit_start(self, trainer: Trainer, pl_module: DistillationModule) -> None:
+        trainer.precision_plugin.scaler._init_scale = self.SCALE

@@ -44,7 +44,13 @@ SPLITS = Splits(LABELS, examples(52, 1), examples(20, 2), examples(20, 3), Examp
 
 
 def train_once(
-    tiny_model, tokenizer, folder: Path, config: TrainConfig, loss: LossConfig, callbacks: Sequence[Callback] = ()
+    tiny_model,
+    tokenizer,
+    folder: Path,
+    config: TrainConfig,
+    loss: LossConfig,
+    callbacks: Sequence[Callback] = (),
+    precision: str = "32",
 ) -> dict[str, torch.Tensor]:
     lightning.seed_everything(7, verbose=False)
     teacher = tiny_model("bert")
@@ -65,7 +71,7 @@ def train_once(
         label="test",
         train=config,
         machine=MACHINE,
-        precision="32",
+        precision=precision,
         seed=7,
         console=Console(quiet=True),
         wandb_folder=folder,

@@ -29,7 +29,7 @@ from pipelines.runs.processes import World, join_world
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.stages.cache.online_teacher import call_teacher, load_online_teacher, serve_teacher
-from support.dtypes import RecordDtypes
+from support.dtypes import RecordDtypes, StartScale
 from support.plans import plan_of
 from support.tiny_models import LABELS, make_rows
 
@@ -158,7 +158,7 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     metrics = trainer.fit_module(
         module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
         precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
-        callbacks=[dtypes],
+        callbacks=[dtypes, *([StartScale()] if job.precision == "16-mixed" else [])],
     )  # fmt: skip
     if remote is not None:
         remote.finish()

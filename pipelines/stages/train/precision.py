@@ -54,7 +54,7 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
         with set_threads_within(machine.threads), torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             model, batches = student_and_batches(run, plan, data)
-            found = time_precisions(model, batches, machine)
+            found = time_precisions(model, batches, machine, list_accepted_modes(plan))
         (place / "precision.json").write_text(json.dumps(found, indent=1))
         run.console.say(f"  precision: {found['chosen']} is chosen here ({measured_text(found)})")
         return found
@@ -71,6 +71,19 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
     if stage.skipped:
         run.console.say(f"  precision: {chosen}, as it was chosen for this folder")
     return chosen
+
+
+def list_accepted_modes(plan: Plan) -> list[str]:
+    """Returns the modes to measure: those for this device that no rule refuses in the run's layouts."""
+
+    def is_accepted(name: str) -> bool:
+        try:
+            plan.check_precision(name)
+        except InputError:
+            return False
+        return True
+
+    return [name for name in list_candidate_modes(device_of(plan.settings.machine)) if is_accepted(name)]
 
 
 def measured_text(found: Mapping[str, Any]) -> str:
@@ -154,7 +167,7 @@ def take_rows(part: Any, numbers: np.ndarray) -> Any:
 
 
 def time_precisions(
-    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], machine: MachineConfig
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], machine: MachineConfig, modes: Sequence[str]
 ) -> dict[str, Any]:
     """Returns seconds per step by mode, the fastest mode, each mode's share of the peak speed, and what was timed.
 
@@ -163,7 +176,7 @@ def time_precisions(
     device = device_of(machine)
     model = model.to(device).train()  # type: ignore[arg-type]
     losses = [loss_on(batch, device) for batch in batches]
-    seconds = measure_modes(model, losses, list_candidate_modes(device))
+    seconds = measure_modes(model, losses, modes)
     with FlopCounterMode(display=False) as counter:
         for loss in losses:
             loss(model).backward()

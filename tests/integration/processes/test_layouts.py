@@ -270,6 +270,26 @@ def test_bfloat16_layouts_differ_by_rounding_noise_only(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "layout"),
+    [
+        *((2, each) for each in ("replicated", "zero1", "zero2", "fsdp=2", "tp=2")),
+        *((4, each) for each in ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")),
+    ],
+)
+def test_float16_layouts_differ_by_rounding_noise_only(
+    processes, layout, student, teacher_folder, trained_alone, tmp_path
+):
+    """Mixes plain and sharded gradients on several meshes, which are unscaled before they are clipped."""
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="16-mixed")
+    single, whole = trained_alone("16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
+    ranks = run_ranks(train, processes, processes, job, layout, limit=240)
+    for found in ranks:
+        assert found["dtypes"] == {name: {torch.float32} for name in ("weights", "states", "used")}
+    assert 0 < distance(ranks[0]["weights"], single) <= 2 * distance(single, whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["fsdp=2", "tp=2"])
 def test_a_sharded_teacher_of_a_bfloat16_training_changes_the_student_by_rounding_noise_only(
     teacher, student, teacher_folder, trained_alone, tmp_path
@@ -289,7 +309,8 @@ def test_deepspeed_in_bfloat16_differs_by_rounding_noise_only(stage, student, te
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed", machine=machine)
     single, whole = trained_alone("bf16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
     found = run_ranks(train, 2, 2, job, "replicated", limit=300)[0]
-    print(found["dtypes"])
+    assert found["dtypes"] == {"weights": {torch.bfloat16}, "states": {torch.float32}, "used": {torch.bfloat16}}
+    assert {each.dtype for each in found["weights"].values()} == {torch.float32}
     assert 0 < distance(found["weights"], single) <= 2 * distance(single, whole)
 
 
