@@ -8,8 +8,8 @@ import torch
 
 from compress.measure.memory import read_resident_memory
 from compress.prune.budget import parse_bytes
+from distill.train.config import AUTO
 
-AUTO = "auto"
 _SHARE = 0.9  # of what is free: other processes, and what isn't predicted, need the rest
 _CGROUP = (  # limit and use of memory, of both versions of control groups
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

@@ -1,4 +1,4 @@
-"""Estimates of a run's data sizes, model sizes and steps, from model configurations and row counts alone."""
+"""What a dry run prints: the plan, sizes estimated from configurations and row counts, and the predicted stages."""
 
 import copy
 
@@ -10,11 +10,14 @@ from distill.models.layer_sizes import read_layer_sizes
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language
 from distill.tasks.task import Task
+from pipelines.runs.stage import Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import Plan
 from pipelines.stages.cache.signals import make_signal
 from pipelines.stages.cache.stage import choose_signals
+from pipelines.stages.pipeline import run_stages
+from pipelines.stages.prediction import predict_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 
 CHARACTERS = 4  # approximate number per token
@@ -63,3 +66,22 @@ def count_cached_bytes(
         for signal in signals
     )
     return content + ROW_BYTES + len(signals) * SIGNAL_BYTES
+
+
+def show_plan(run: Run, plan: Plan) -> None:
+    """Prints the plan, the stages with their planned actions, and the estimated sizes."""
+    settings = plan.settings
+    run_stages(run, plan)
+    run.console.table("Settings", ("what", "decided"), plan.rows())
+    run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
+    run.console.table("Sizes", ("what", "size"), planned_sizes(plan))
+    if settings.probe and plan.processes == 1:
+        print_predictions(run, plan)
+    run.console.say("dry run: nothing was written")
+
+
+def print_predictions(run: Run, plan: Plan) -> None:
+    """Prints the memory and time of the stages up to the student's training, measured on a sample of the data."""
+    found = predict_stages(plan)
+    rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in found]
+    run.console.table("Predicted from a sample of the data", ("stage", "peak memory", "time"), rows)

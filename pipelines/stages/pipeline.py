@@ -216,26 +216,3 @@ def reported_settings(config: DistillConfig) -> dict[str, Any]:
         name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run", "probe")
     }
     return settings | {"quantize": settings["quantize"] | {"reduced": resolved_reduced(config)}}
-
-
-def show_plan(run: "Run", plan: Plan) -> None:
-    """Prints the plan, the stages with their planned actions, and the estimated sizes."""
-    from pipelines.stages.dry_run import planned_sizes
-
-    settings = plan.settings
-    run_stages(run, plan)
-    run.console.table("Settings", ("what", "decided"), plan.rows())
-    run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
-    run.console.table("Sizes", ("what", "size"), planned_sizes(plan))
-    if settings.probe and plan.processes == 1:
-        print_predictions(run, plan)
-    run.console.say("dry run: nothing was written")
-
-
-def print_predictions(run: "Run", plan: Plan) -> None:
-    """Prints the memory and time of the stages up to the student's training, measured on a sample of the data."""
-    from pipelines.stages.prediction import predict_stages
-
-    found = predict_stages(plan)
-    rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in found]
-    run.console.table("Predicted from a sample of the data", ("stage", "peak memory", "time"), rows)

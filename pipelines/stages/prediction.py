@@ -22,7 +22,7 @@ from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
 
-BATCHES = 16  # of random texts in the sample, beside one of the longest texts
+RANDOM_BATCHES = 16  # of random texts in the sample, beside one of the longest texts
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def sample_splits(splits: Splits, rows: int, seed: int) -> Splits:
         rows: Rows of a batch.
         seed: Of the random texts.
     """
-    train = sample_part(splits.train, rows, (1 + BATCHES) * rows, seed)
+    train = sample_part(splits.train, rows, (1 + RANDOM_BATCHES) * rows, seed)
     share = len(train) / max(1, len(splits.train))
     others = {
         part: sample_part(found, 2 * rows, max(2 * rows, round(share * len(found))), seed)

@@ -152,7 +152,7 @@ def test_the_fitted_line_is_that_of_least_squares():
         ("mobilebert,inner=10,heads=4", "inner=10, heads=4: expected heads that divide"),
         ("mobilebert,stacks=0", "stacks=0: expected at least 1"),
         ("mobilebert,hidden=0", "hidden=0: expected at least 1"),
-        ("mobilebert,depth=3", "expected layers, hidden, heads, ffn, embeddings, inner, stacks, found 'depth'"),
+        ("mobilebert,depth=3", "expected layers, hidden, heads, ffn, embeddings, inner, stacks, norm, found 'depth'"),
         ("mobilebert,mobilebert-tiny", "expected one preset among"),
     ],
 )

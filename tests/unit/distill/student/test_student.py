@@ -275,7 +275,7 @@ def test_evenly_spread_layers_are_distinct_and_include_both_ends(count):
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
-        ("layer=2", "expected layers, hidden, heads, ffn, embeddings, found 'layer'"),
+        ("layer=2", "expected layers, hidden, heads, ffn, embeddings, norm, found 'layer'"),
         ("layers=2,width=3", "found 'width'"),
         ("ffn=many", "expected numbers after ffn=, found 'many'"),
         ("layers=", "expected numbers after layers="),

@@ -7,7 +7,7 @@ from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Examples, Splits
 from distill.train.config import TrainConfig
 from pipelines.stages.prediction import (
-    BATCHES,
+    RANDOM_BATCHES,
     measure_lengths,
     measure_total_length,
     sample_part,
@@ -42,7 +42,7 @@ def test_a_small_split_is_its_own_sample():
 def test_other_splits_have_the_same_share():
     splits = Splits(("a", "b", "c"), draw_examples(3400), draw_examples(1000, 1), NOTHING, draw_examples(400, 2), {})
     sample = sample_splits(splits, 10, 0)
-    assert len(sample.train) == (1 + BATCHES) * 10
+    assert len(sample.train) == (1 + RANDOM_BATCHES) * 10
     assert (len(sample.validation), len(sample.test), len(sample.unlabelled)) == (50, 0, 20)
     assert measure_total_length(sample) < measure_total_length(splits) / 5
 
