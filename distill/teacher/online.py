@@ -38,6 +38,8 @@ class OnlineTeacher:
         InputError: An output is unknown, or the model's attention projections, which `relations` needs, aren't found.
     """
 
+    reads_context = True  # of a batch of later tokens of texts
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -69,7 +71,8 @@ class OnlineTeacher:
             log-probabilities), each with a [tokens] tensor per sample.
         """
         device = self.device or batch["input_ids"].device
-        batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+        context = {"context": batch["context"]} if "context" in batch else {}
+        batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)} | context
         if self.device is None and self.model.device != device:
             self.model.to(device)  # type: ignore[arg-type]
         signals = TeacherSignals()

@@ -66,6 +66,9 @@ class TrainConfig:
         checkpointing: Layers whose activations are computed again in the backward pass instead of kept: `none`, `full`
             (all layers), `every=K` (every K-th), `selective` (all, but the results of their costly products are
             kept), or `auto`, the fastest that fits into `machine.memory`. It trains the same weights.
+        backward_window: Tokens of a document that are trained at a time; 0 trains whole documents. Later tokens read
+            the keys and values of earlier ones, but have no gradient to them (truncated backpropagation), so that
+            memory follows the window. For decoders in one process.
         offload: With `activations`, what the backward pass needs leaves the memory of the device in between: from a GPU
             to the CPU's memory, from a CPU to a file in the run's folder, without a name. It trains the same weights.
         checkpoint_every: Steps between the checkpoints that a killed run resumes from.
@@ -101,6 +104,7 @@ class TrainConfig:
     recoveries: int = 0
     spike: float = 8.0
     checkpointing: str = "none"
+    backward_window: int = 0
     offload: Literal["none", "activations"] = "none"
     checkpoint_every: int = 200
 
@@ -124,6 +128,7 @@ class TrainConfig:
             "plateau_cooldown",
             "recoveries",
             "batch_tokens",
+            "backward_window",
         ):
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
         is_known = self.checkpointing in ("none", "full", "selective", AUTO) or EVERY.fullmatch(self.checkpointing)

@@ -1,6 +1,6 @@
 """The LightningModule that trains a student on a weighted sum of objectives with signals from a teacher."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,10 +23,12 @@ from transformers.modeling_outputs import ModelOutput
 from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.checkpoint.outputs import logits_of
 from distill.data.batches.encode import IGNORED, Batch
+from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import DYNAMIC, LayerSizes, LossConfig
 from distill.losses.logits import label_loss
 from distill.losses.teacher_signals import TeacherSignals
+from distill.models.context import check_context
 from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
@@ -48,6 +50,8 @@ from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule
 from distill.train.spikes import LossSpikeError, Spike, SpikeDetector
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
+from distill.train.steps.backward_window import yield_windows
+from distill.train.steps.batch_entries import find_signals
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
 from distill.train.steps.micro_batches import MicroBatches
@@ -117,7 +121,7 @@ class DistillationModule(lightning.LightningModule):
         self.offload: ActivationOffload | None = None  # in training
         self.scratch = Path(gettempdir())  # for temporary files
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
-        self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
+        self.micro_batches, self.growth = MicroBatches(divide=self._divide_batch), BatchGrowth(train)
         self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
         self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
@@ -129,7 +133,13 @@ class DistillationModule(lightning.LightningModule):
         return run_student(self.student, batch, **settings)
 
     def on_fit_start(self) -> None:
-        """Puts the student into training mode, with the configured dropout and memory settings."""
+        """Puts the student into training mode, with the configured dropout and memory settings.
+
+        Raises:
+            InputError: A backward window with several processes, or with a model that can't be trained in chunks.
+        """
+        if self.train_config.backward_window:
+            self._check_backward_window()
         self.student.train()  # transformers loads models in eval mode, and Lightning does not change the mode
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
@@ -266,6 +276,31 @@ class DistillationModule(lightning.LightningModule):
         )
         values: TermValues = {f"train/{name}": value for name, value in terms.items()}
         return total.requires_grad_(), (measured[0] | values if measured else TermValues())
+
+    def _check_backward_window(self) -> None:
+        check_context(self.student)
+        if self._trainer is not None and not self.splits_batches:
+            raise InputError(
+                "train.backward_window: expected one process and terms that don't compare rows, found "
+                f"{type(self.trainer.strategy).__name__}: whole documents would be trained"
+            )
+
+    def _divide_batch(self, batch: Batch) -> Iterable[Batch]:
+        """Returns the chunks of a batch whose backward passes are separate; see `backward_window`."""
+        if not self.train_config.backward_window:
+            return (batch,)
+        is_read_here = self.loss.needs_teacher and find_signals(batch) is None
+        reads_context = getattr(self.signals, "reads_context", False)
+        if is_read_here and not reads_context:
+            batch = batch | {"signals": cast(Tensor, self.read_signals(batch))}
+
+        def carry(part: Batch) -> None:
+            with torch.no_grad():
+                run_student(self.student, part)
+                if is_read_here and reads_context:
+                    self.read_signals(part)
+
+        return yield_windows(batch, self.train_config.backward_window, carry)
 
     def _collect_values(self, terms: dict[str, Tensor]) -> TermValues:
         return collect_term_values(self.current_loss, terms, list(self.parameters()))
@@ -418,15 +453,24 @@ class DistillationModule(lightning.LightningModule):
             self.val_loss.update(weighted_sum(self.current_loss, terms), batch["attention_mask"].sum())
             self.log("val/loss", self.val_loss, on_epoch=True)
             return
-        output = self(batch) if self.stages is None else PipelineForward(self.stages.stage, self.stages.group)(batch)
-        logits, labels = self.output_rows.logits(batch, logits_of(output)), self.output_rows.labels(batch)
+        window = self.train_config.backward_window
+        parts = yield_windows(batch, window, self) if window else (batch,)
+        labels = torch.cat([self._update_validation(part) for part in parts])
         rows = int((labels != IGNORED).sum())
-        if labels.dim() == 1:  # otherwise labels mark the pairs of texts, and there is no loss per row
-            self.val_loss.update(label_loss(logits, labels), rows)
+        if labels.dim() == 1:
             self.log("val/loss", self.val_loss, on_epoch=True, batch_size=rows)
         if self.metric is not None:
-            self.metric.update(logits, labels)
             self.log("val/score", self.metric, on_epoch=True, batch_size=rows)
+
+    def _update_validation(self, batch: Batch) -> Tensor:
+        """Adds a batch to the loss and the score of the validation; returns its labels."""
+        output = self(batch) if self.stages is None else PipelineForward(self.stages.stage, self.stages.group)(batch)
+        logits, labels = self.output_rows.logits(batch, logits_of(output)), self.output_rows.labels(batch)
+        if labels.dim() == 1:  # otherwise labels mark the pairs of texts, and there is no loss per row
+            self.val_loss.update(label_loss(logits, labels), int((labels != IGNORED).sum()))
+        if self.metric is not None:
+            self.metric.update(logits, labels)
+        return labels
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over the replicas of a pipeline."""

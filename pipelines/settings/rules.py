@@ -142,7 +142,8 @@ def check_training_layout(setting: str, facts: Facts) -> None:
 
     Raises:
         InputError: The optimizer needs whole matrices or whole states, or can't round as the precision requires;
-            DeepSpeed requires AdamW; the schedule needs one process; or activations can't be offloaded.
+            DeepSpeed requires AdamW; the schedule or the backward window needs one process; or activations can't be
+            offloaded.
     """
     train, machine = trainings_of(facts.settings)[setting], facts.settings.machine
     name = train.optimizer
@@ -175,6 +176,11 @@ def check_training_layout(setting: str, facts: Facts) -> None:
         raise InputError(
             f"{setting}.offload activations: expected a layout without pipeline stages and no machine.strategy, found "
             f"{machine.strategy or layout}: they run forward and backward passes themselves; use checkpointing"
+        )
+    if train.backward_window and (layout.processes > 1 or machine.strategy):
+        raise InputError(
+            f"{setting}.backward_window {train.backward_window}: expected one process, found "
+            f"{machine.strategy or layout}: processes would have to agree on the number of backward passes"
         )
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
         raise InputError(
@@ -233,6 +239,44 @@ def check_norms(facts: Facts) -> None:
 def has_other_norms(f: Facts) -> bool:
     """Returns whether the model to prune has norms of another kind than its stock class."""
     return any("norms" in each.description for each in (f.teacher, f.student) if each is not None)
+
+
+def check_window_rows(f: Facts) -> None:
+    """Checks that a backward window gets rows of one document each.
+
+    Raises:
+        InputError: They are packed.
+    """
+    s = f.settings
+    if window_settings(s) and f.task in WRITING and run_task_arguments(s, f.task).get("packing") == "documents":
+        raise InputError(
+            f"{window_settings(s)[0]}.backward_window: expected data.packing none{' or stream' * (f.task != 'chat')}, "
+            f"found documents{' by default' * (s.data.packing == 'auto')}: keys of a document would be carried into "
+            "the next one in its row"
+        )
+
+
+def check_window_layers(f: Facts) -> None:
+    """Checks that the layers of the models that are trained in a backward window keep keys and values.
+
+    Raises:
+        InputError: One has another kind of state.
+    """
+    trained = {"train": f.student or f.teacher, "teacher_train": f.teacher}
+    for setting in window_settings(f.settings):
+        checkpoint = trained.get(setting)
+        kinds = [] if checkpoint is None else checkpoint.description.get("layer_types") or []
+        other = sorted({*kinds} - {"full_attention", "sliding_attention"})
+        if checkpoint is not None and other:
+            raise InputError(
+                f"{setting}.backward_window: expected layers of full_attention or sliding_attention, found "
+                f"{', '.join(other)} in {checkpoint.name!r}: their state isn't keys and values that could be carried on"
+            )
+
+
+def window_settings(s: DistillConfig) -> list[str]:
+    """Returns the names of the trainings that have a backward window."""
+    return [name for name, train in trainings_of(s).items() if train.backward_window]
 
 
 def teaches_single_layers(s: DistillConfig) -> bool:
@@ -479,6 +523,58 @@ RULES: tuple[Rule | Check, ...] = (
         "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a single layer "
         "outputs no tokens",
     ),
+    # A window of backward passes
+    Rule(
+        lambda s, f: s.general.train.backward_window,
+        "general.train.backward_window: expected 0, found {s.general.train.backward_window}: tokens of an encoder read "
+        "later ones",
+    ),
+    Rule(
+        lambda s, f: s.train.backward_window and s.loss.computes(*LAYER_TERMS),
+        "train.backward_window {s.train.backward_window}: expected kl and ce alone, found loss.hidden "
+        "{s.loss.hidden:g}, attention {s.loss.attention:g}, relations {s.loss.relations:g}: terms on layers compare "
+        "whole documents",
+    ),
+    Rule(
+        lambda s, f: s.train.backward_window and s.loss.balance,
+        "train.backward_window {s.train.backward_window}: expected loss.balance 0, found {s.loss.balance}: the "
+        "gradient of a term is known after its last chunk only",
+    ),
+    Rule(
+        lambda s, f: s.train.backward_window and s.on_policy.share,
+        "train.backward_window {s.train.backward_window}: expected on_policy.share 0, found {s.on_policy.share:g}: "
+        "generated sequences are trained whole",
+    ),
+    Rule(
+        lambda s, f: s.train.backward_window and s.budget.requested,
+        "train.backward_window {s.train.backward_window}: expected no target speed: importance scores and trials of "
+        "pruning read whole documents",
+    ),
+    Rule(
+        lambda s, f: s.train.backward_window and s.quantize.scheme,
+        "train.backward_window {s.train.backward_window}: expected no quantize.scheme, found {s.quantize.scheme}: "
+        "chunks would be rounded otherwise than whole documents; quantize the trained student with pipelines.quantize",
+    ),
+    *(
+        Rule(
+            lambda s, f, name=name: (
+                trainings_of(s)[name].backward_window and trainings_of(s)[name].schedule == "find"  # type: ignore[misc]
+            ),
+            f"{name}.backward_window: expected another schedule than find: its range test trains whole documents",
+        )
+        for name in ("train", "teacher_train")
+    ),
+    *(
+        Rule(
+            lambda s, f, name=name: trainings_of(s)[name].backward_window and f.task not in WRITING,  # type: ignore[misc]
+            f"{name}.backward_window: expected causal-lm or chat, found {{f.task}}: only a decoder's chunks have "
+            "losses of their own",
+            ("task",),
+        )
+        for name in ("train", "teacher_train")
+    ),
+    Check(check_window_rows, ("task",)),
+    Check(check_window_layers, ("task", "teacher")),
     # Settings and task
     Rule(
         lambda s, f: s.on_policy.share and f.task not in WRITING,
@@ -562,6 +658,7 @@ RULES: tuple[Rule | Check, ...] = (
     across_rule("machine.devices", "1", lambda s: s.machine.devices > 1),
     across_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
     across_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
+    across_rule("train.backward_window", "0", lambda s: s.train.backward_window > 0),
     across_rule("train.batch_tokens", "0", lambda s: s.train.batch_tokens > 0),
     across_rule("data.packing", "auto", lambda s: s.data.packing not in ("auto", "stream")),
     Rule(

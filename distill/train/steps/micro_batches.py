@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,11 @@ class MicroBatches:
 
     Args:
         parts: Number of micro-batches of a batch at first.
+        divide: Yields smaller batches of a micro-batch, each after the backward pass of the one before.
     """
 
-    def __init__(self, parts: int = 1):
-        self.parts = parts
+    def __init__(self, parts: int = 1, divide: Callable[[Batch], Iterable[Batch]] = lambda part: (part,)):
+        self.parts, self.divide = parts, divide
 
     def run(
         self,
@@ -79,7 +81,7 @@ class MicroBatches:
         """Returns the loss and the terms of a batch, or the message if memory ran out: the error refers to the pass."""
         total, terms = None, Terms()
         try:
-            for part in split_batch(batch, self.parts):
+            for part in chain.from_iterable(map(self.divide, split_batch(batch, self.parts))):
                 loss, own = compute(part)
                 backward(loss)
                 total = loss.detach() if total is None else total + loss.detach()

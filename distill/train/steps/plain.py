@@ -15,6 +15,7 @@ from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
 from distill.models.attention import capture_attention_vectors
+from distill.models.context import share_masks
 from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import OutputRows
@@ -101,6 +102,6 @@ class PlainStep:
 
 def run_student(student: PreTrainedModel, batch: Batch, **settings: bool) -> ModelOutput:
     """Returns the student's output; vocabulary logits only at the requested positions, [rows, vocabulary]."""
-    with restrict_logits(student, batch):
+    with restrict_logits(student, batch), share_masks(batch):
         output: ModelOutput = student(**build_inputs(student, batch), **settings)
     return output

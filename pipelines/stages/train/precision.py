@@ -18,6 +18,7 @@ from compress.measure.precision_modes import MODES, check_mode, find_unsupported
 from compress.measure.precision_speed import choose_fastest_mode, measure_modes, measure_peak_flops
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import EncodedRows, TrainBatches
+from distill.data.batches.chunks import cut_chunks
 from distill.data.batches.packing import find_padding_id
 from distill.data.splits.examples import Examples
 from distill.errors import InputError
@@ -129,7 +130,9 @@ def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTraine
     rows = drawn_rows(config, read_data(data).train, task, own, teacher_tokenizer if other else None, run.seed)
     size, ranks = config.train.rows, plan.layouts.student.data_parallel
     batches = TrainBatches(rows, size, find_padding_id(own), seed=run.seed, ranks=ranks)
-    return student.float(), list(islice(batches, BATCHES))
+    window = config.train.backward_window
+    measured = list(islice(batches, BATCHES))
+    return student.float(), [next(cut_chunks(batch, window)).batch for batch in measured] if window else measured
 
 
 def drawn_rows(

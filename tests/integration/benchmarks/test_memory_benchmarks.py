@@ -1,11 +1,11 @@
-"""The benchmarks of activation checkpointing and offload, and of optimizers, on tiny models."""
+"""The benchmarks of activation checkpointing and offload, of backward windows, and of optimizers, on tiny models."""
 
 import re
 import sys
 
 import torch
 
-from benchmarks import activations, optimizers
+from benchmarks import activations, backward_window, optimizers
 
 
 def run(module, capsys, monkeypatch, *arguments: str) -> dict[str, list[str]]:
@@ -25,6 +25,18 @@ def test_checkpointed_steps_equal_the_plain_one_and_hold_less(capsys, monkeypatc
     assert all(found[mode][-1] == "yes" for mode in (*activations.MODES, *activations.OFFLOADED))
     assert float(found["full"][1]) < float(found["selective"][1]) < float(found["none"][1]) == 1
     assert float(found["none, offloaded"][1]) < 0.6
+
+
+def test_windows_hold_less_than_the_whole_document(capsys, monkeypatch):
+    sizes = ["--width", "128", "--layers", "2", "--vocabulary", "500", "--lengths", "512", "--windows", "0", "64"]
+    monkeypatch.setattr(sys, "argv", ["backward_window", *sizes, "--rounds", "1", "--threads", "1"])
+    threads = torch.get_num_threads()
+    backward_window.main()
+    torch.set_num_threads(threads)
+    cells = [re.findall(r"[\w.,]+", line) for line in capsys.readouterr().out.splitlines()]
+    found = {line[1]: line for line in cells if line and line[0] == "512"}
+    assert found.keys() == {"whole", "64"}
+    assert float(found["64"][3]) < 0.6 < float(found["whole"][3]) == 1
 
 
 def test_states_are_counted_for_each_parameter(capsys, monkeypatch):

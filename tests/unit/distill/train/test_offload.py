@@ -18,6 +18,7 @@ from distill.train.activations import checkpoint_layers
 from distill.train.module import DistillationModule
 from distill.train.offload import ActivationOffload, SavedView, _Packer
 from distill.train.offload_file import ActivationFile, FileSpace
+from pipelines.runs.strategies import SingleProcessStrategy
 from support.tiny_models import build_model
 from unit.distill.train.test_activations import FAMILIES, build_body, draw_batch
 from unit.distill.train.test_module import TRAIN, data, quiet_trainer  # noqa: F401 - data is a fixture
@@ -253,7 +254,8 @@ def test_a_module_trains_the_same_weights(data, tmp_path, monkeypatch, parts):  
         module = DistillationModule(student, loss=LossConfig(kl=0, ce=1), train=train)
         module.scratch, module.micro_batches.parts = tmp_path / offload, parts
         torch.manual_seed(2)
-        quiet_trainer(max_steps=3, limit_val_batches=1).fit(module, datamodule=data)
+        strategy = SingleProcessStrategy(device=CPU)
+        quiet_trainer(max_steps=3, limit_val_batches=1, strategy=strategy).fit(module, datamodule=data)
         weights[offload] = student.state_dict()
         assert bool(watch.moved) == (offload == "activations")
         assert module.offload is None

@@ -1,0 +1,205 @@
+"""Keys and values of a text's earlier tokens, which a decoder reads while it computes the next ones."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from distill.checkpoint.outputs import logits_of
+from distill.errors import InputError
+
+
+class _FullKeys(DynamicLayer):
+    """Keys and values of a layer that attends to all earlier tokens.
+
+    `update` changes nothing that it reads, because activation checkpointing calls it twice: what it gets becomes a part
+    of the earlier tokens in `advance`.
+    """
+
+    window: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns keys and values with the earlier ones, which have no gradient, in front of them."""
+        self.latest = key_states.detach(), value_states.detach()
+        if self.keys is None or self.values is None:
+            return key_states, value_states
+        return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+
+    def advance(self) -> None:
+        """Makes the last tokens earlier ones.
+
+        Raises:
+            InputError: The layer wasn't computed, as one that is dropped at random.
+        """
+        if self.latest is None:
+            raise InputError(
+                "train.backward_window: expected every layer to be computed in every chunk, found one that wasn't: "
+                "its earlier keys and values would be missing"
+            )
+        keys, values = self.latest
+        self.keys, self.values = self._append(self.keys, keys), self._append(self.values, values)
+        self.dtype, self.device = self.keys.dtype, self.keys.device
+        self.latest, self.is_initialized = None, True
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Forgets all rows but these, int64 [rows]."""
+        if self.keys is not None and self.values is not None:
+            rows = rows.to(self.keys.device)
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+    def _append(self, earlier: Tensor | None, latest: Tensor) -> Tensor:
+        joined = torch.cat([latest] if earlier is None else [earlier, latest], -2)
+        if self.window is None or joined.shape[-2] < self.window:
+            return joined
+        return joined[..., joined.shape[-2] - self.window + 1 :, :].clone()
+
+
+class _SlidingKeys(_FullKeys, DynamicSlidingWindowLayer):
+    """Keys and values of a layer that attends to a window of tokens."""
+
+    def __init__(self, sliding_window: int):
+        DynamicSlidingWindowLayer.__init__(self, sliding_window)
+        self.latest, self.window = None, sliding_window
+
+    def advance(self) -> None:
+        """Makes the last tokens earlier ones, and forgets those that no later token reads."""
+        length = 0 if self.latest is None else self.latest[0].shape[-2]
+        super().advance()
+        self.cumulative_length += length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns the length and the offset of the keys."""
+        return DynamicSlidingWindowLayer.get_mask_sizes(self, query_length)
+
+    def get_seq_length(self) -> int:
+        """Returns the number of earlier tokens, forgotten ones included."""
+        return self.cumulative_length
+
+
+class CarriedKeys(DynamicCache):
+    """The keys and values of earlier tokens in all layers of a model, without gradients.
+
+    Raises:
+        InputError: A layer has a state of another kind.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(config=model.config)
+        self.carried: list[_FullKeys] = []
+        for layer in self.layers:
+            if type(layer) is DynamicSlidingWindowLayer:
+                self.carried.append(_SlidingKeys(layer.sliding_window))
+            elif type(layer) is DynamicLayer:
+                self.carried.append(_FullKeys())
+            else:
+                raise _refuse(model, f"a {type(layer).__name__}, whose state isn't keys and values")
+        self.layers = list(self.carried)
+
+
+class Context:
+    """What models remember of the earlier tokens of a batch's rows; the entry `context` of a batch of later tokens.
+
+    Each model has keys of its own, so that a student and its teacher can read the same batch.
+    """
+
+    def __init__(self) -> None:
+        self.keys: dict[PreTrainedModel, CarriedKeys] = {}
+        self.mask: Tensor | None = None  # of the earlier tokens
+
+    def add_inputs(self, model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        """Returns the inputs of the batch's tokens with those of the earlier ones."""
+        if model not in self.keys:
+            self.keys[model] = CarriedKeys(model)
+        own = inputs["attention_mask"]
+        mask = own if self.mask is None else torch.cat([self.mask.to(own.device), own], 1)
+        return inputs | {"attention_mask": mask, "past_key_values": self.keys[model], "use_cache": True}
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Forgets all rows but these, int64 [rows]."""
+        if self.mask is None or len(rows) == len(self.mask):
+            return
+        self.mask = self.mask[rows]
+        for layer in self._list_layers():
+            layer.select_rows(rows)
+
+    def advance(self, mask: Tensor) -> None:
+        """Makes the tokens of the batch, with their attention mask, earlier ones."""
+        self.mask = mask if self.mask is None else torch.cat([self.mask, mask], 1)
+        for layer in self._list_layers():
+            layer.advance()
+
+    def _list_layers(self) -> list[_FullKeys]:
+        return [layer for keys in self.keys.values() for layer in keys.carried]
+
+
+@contextmanager
+def share_masks(batch: Mapping[str, object]) -> Iterator[None]:
+    """Makes all layers share one mask within the context, which is a forward pass of a batch with a `context`.
+
+    From a boolean mask, as sdpa gets it, torch makes numbers in each layer, and keeps them for the backward pass.
+    """
+    build = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+
+    def build_numbers(*, dtype: torch.dtype = torch.float32, **settings: Any) -> Tensor | None:
+        mask = build(dtype=dtype, **settings)
+        if mask is None:
+            return None
+        kind = mask.device.type
+        wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        return torch.zeros((), dtype=wanted, device=mask.device).masked_fill(~mask, -torch.inf)
+
+    if "context" not in batch:
+        yield
+        return
+    ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = build_numbers
+    try:
+        yield
+    finally:
+        ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = build
+
+
+@torch.no_grad()
+def check_context(model: PreTrainedModel) -> None:
+    """Checks that a decoder computes the same logits for a text in two parts as for the whole.
+
+    Raises:
+        InputError: The model isn't a decoder with keys and values, or the logits differ.
+    """
+    config = model.config.get_text_config()
+    parameters = inspect.signature(model.forward).parameters
+    if config.is_encoder_decoder or "past_key_values" not in parameters or not model.can_generate():
+        raise _refuse(model, "a model without keys and values of earlier tokens")
+    ids = (torch.arange(18, device=model.device) * 7 % (config.vocab_size - 1) + 1).view(2, 9)
+    mask, context = torch.ones_like(ids), Context()
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()  # without dropout the random state of the training is unchanged
+    try:
+        whole = logits_of(model(input_ids=ids, attention_mask=mask))
+        parts = []
+        for span in (slice(0, 5), slice(5, 9)):
+            inputs = {"input_ids": ids[:, span], "attention_mask": mask[:, span]}
+            parts.append(logits_of(model(**context.add_inputs(model, inputs))))
+            context.advance(mask[:, span])
+    finally:
+        for module, training in modes:
+            module.training = training
+    difference = (torch.cat(parts, 1) - whole).float().abs().max() / whole.float().abs().max()
+    if not difference < torch.finfo(model.dtype).eps ** 0.5:
+        raise _refuse(model, f"logits that differ by {float(difference):.2g} of the largest in a text in two parts")
+
+
+def _refuse(model: PreTrainedModel, found: str) -> InputError:
+    return InputError(
+        f"train.backward_window: {type(model).__name__}: expected a decoder that reads earlier tokens through keys and "
+        f"values alone, found {found}: it can't be trained in chunks of a document; use train.checkpointing"
+    )
