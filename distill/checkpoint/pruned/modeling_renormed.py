@@ -24,7 +24,19 @@ import transformers
 from torch import nn
 
 PREFIX = "Renormed"
+SMALLEST_RMS_EPS = 1e-6  # an export to ONNX leaves out a smaller summand, and no runtime recognises the norm
 SMALLEST_EPS = 1e-5  # added to a variance over tokens, which is 0 for a feature that is constant in a batch
+
+
+class RootMeanSquareNorm(nn.RMSNorm):
+    """torch's RMSNorm in the steps that runtimes of exported files recognise as one operator."""
+
+    def __init__(self, width, eps):
+        super().__init__(width, eps=max(eps, SMALLEST_RMS_EPS))
+
+    def forward(self, hidden):
+        wide = hidden.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(hidden.dtype)
 
 
 class NoNorm(nn.Module):
@@ -79,7 +91,7 @@ class TokenBatchNorm(nn.Module):
 
 NORM_CLASSES = {
     "layernorm": nn.LayerNorm,
-    "rmsnorm": nn.RMSNorm,
+    "rmsnorm": RootMeanSquareNorm,
     "nonorm": NoNorm,
     "batchnorm": TokenBatchNorm,
     "identity": lambda width, eps: nn.Identity(),
