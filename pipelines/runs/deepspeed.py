@@ -56,7 +56,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         super().__init__(config=settings, exclude_frozen_parameters=False)
-        self._frozen: dict[str, Tensor] = {}  # float32 weights that DeepSpeed rounds and has no copy of
+        self._frozen: dict[Tensor, Tensor] = {}  # float32 weights that DeepSpeed rounds and has no copy of
 
     def setup(self, trainer: Trainer) -> None:
         """Sets up DeepSpeed's engine, in mixed precision with the float32 weights that it has rounded to 16 bits."""
@@ -64,11 +64,11 @@ class ZeroStrategy(DeepSpeedStrategy):
         if self.precision_plugin.precision == "32-true" or module is None:
             super().setup(trainer)
             return
-        exact = {name: each.detach().clone() for name, each in module.named_parameters()}
+        exact: dict[Tensor, Tensor] = {each: each.detach().clone() for each in module.parameters()}
         super().setup(trainer)
-        for name, parameter in module.named_parameters():
+        for parameter in module.parameters():
             if parameter.requires_grad:
-                _set_float32(parameter, exact.pop(name))
+                _set_float32(parameter, exact.pop(parameter))
         self._frozen = exact
 
     @property
@@ -100,21 +100,21 @@ class ZeroStrategy(DeepSpeedStrategy):
 
         with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=self.zero_stage_3):
             rounded = {parameter: parameter.data for parameter in module.parameters()}
-            for name, parameter in module.named_parameters():
+            for parameter in rounded:
                 if parameter.dtype != torch.float32:
-                    parameter.data = self._find_float32(name, parameter)
+                    parameter.data = self._find_float32(parameter)
             try:
                 yield
             finally:
                 for parameter, data in rounded.items():
                     parameter.data = data
 
-    def _find_float32(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def _find_float32(self, parameter: nn.Parameter) -> Tensor:
         """Returns the float32 weight of a 16-bit parameter; every process calls it, because it is gathered."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        kept = next((each for own, each in self._frozen.items() if own.endswith(name)), None)
-        return kept if kept is not None else safe_get_full_fp32_param(parameter)
+        kept = self._frozen.get(parameter)
+        return safe_get_full_fp32_param(parameter) if kept is None else kept.to(parameter.device)
 
     def restore_weights(self, module: nn.Module) -> None:
         """Replaces DeepSpeed's partitioned weights by plain ones in float32 after training."""

@@ -314,6 +314,19 @@ def test_deepspeed_in_bfloat16_differs_by_rounding_noise_only(stage, student, te
     assert 0 < distance(found["weights"], single) <= 2 * distance(single, whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_deepspeed_in_bfloat16_leaves_frozen_weights_as_they_were(stage, student, tmp_path):
+    machine = MachineConfig(accelerator="cpu", strategy=f"deepspeed_stage_{stage}")
+    settings = replace(Training(student, tmp_path).train, freeze_embeddings=True, epochs=1)
+    job = Training(student, tmp_path, train=settings, precision="bf16-mixed", machine=machine)
+    name = "bert.embeddings.word_embeddings.weight"
+    before = AutoModelForSequenceClassification.from_pretrained(student).state_dict()
+    for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
+        assert torch.equal(found["weights"][name], before[name])
+        assert not torch.equal(found["weights"]["classifier.weight"], before["classifier.weight"])
+
+
 @pytest.mark.parametrize(
     "compress", ["powersgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp16", "bf16"))]
 )
