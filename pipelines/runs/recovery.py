@@ -3,13 +3,16 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distill.errors import InputError
-from distill.train.module import DistillationModule
 from distill.train.spikes import LossSpikeError, Spike
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.processes import World
+
+if TYPE_CHECKING:
+    from distill.train.module import DistillationModule
 
 FALL = 0.5  # of the learning rate after each spike
 
@@ -32,7 +35,7 @@ class Recovery:
         self.file, self.most, self.world = file, most, world
         self.spikes = load_spikes(file)
 
-    def prepare(self, module: DistillationModule) -> None:
+    def prepare(self, module: "DistillationModule") -> None:
         """Makes the module skip the batches of the spikes and lower its rate once for each."""
         module.skipped_batches = frozenset(spike.batch for spike in self.spikes)
         module.recovery_factor = FALL ** len(self.spikes)
