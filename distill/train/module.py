@@ -279,6 +279,8 @@ class DistillationModule(lightning.LightningModule):
 
     def _check_backward_window(self) -> None:
         check_context(self.student)
+        if self.loss.needs_teacher and getattr(self.signals, "reads_context", False):
+            check_context(cast(PreTrainedModel, getattr(self.signals, "model")))  # noqa: B009 - an OnlineTeacher's
         if self._trainer is not None and not self.splits_batches:
             raise InputError(
                 "train.backward_window: expected one process and terms that don't compare rows, found "

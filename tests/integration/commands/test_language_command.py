@@ -86,6 +86,23 @@ def test_a_decoder_student_is_trained_exported_and_scored(tokenizer, books, tmp_
     assert abs(scores["student", "pytorch"]["perplexity"] - scores["student", "onnxruntime"]["perplexity"]) < 1e-2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["cached", "online"])
+def test_a_decoder_student_is_trained_in_windows_of_a_document(signals, tokenizer, books, tmp_path):
+    teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
+    windows = ("--train.backward_window", "8", "--teacher_train.backward_window", "12", "--teacher.signals", signals)
+    memory = ("--train.checkpointing", "full", "--train.offload", "activations")
+    loss = ("--loss.ce", "0.5", "--temperature", "1", "--export", "huggingface")
+    run_to_success("distill", small_run(teacher, books, output, *TRAINED, *windows, *memory, *loss))
+    scores = scores_of(output)["student", "pytorch"]
+    assert scores["token accuracy"] > 0.3  # every second word is determined by the previous one
+    assert scores["perplexity"] < 30
+    (manifest,) = (output / "distill").glob("*/manifest.json")
+    settings = json.loads(manifest.read_text())["config"]["train"]
+    assert settings["backward_window"] == 8
+    assert not {"offload", "checkpointing"} & settings.keys()
+
+
 CHATML = "{% for m in messages %}[CLS] {{ m['role'] }} {{ m['content'] }} [SEP]{% endfor %}"
 CHATML += "{% if add_generation_prompt %}[CLS] assistant {% endif %}"
 

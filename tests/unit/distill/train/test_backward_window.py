@@ -303,6 +303,14 @@ def test_models_with_another_kind_of_memory_are_refused():
     check_context(bloom)  # positions follow from the mask
 
 
+def test_a_teacher_with_another_kind_of_memory_is_refused_before_the_first_step():
+    config = transformers.MambaConfig(vocab_size=60, hidden_size=16, state_size=4, num_hidden_layers=2)
+    teacher = OnlineTeacher(transformers.MambaForCausalLM(config))
+    with pytest.raises(InputError, match="train.backward_window: MambaForCausalLM: expected a decoder"):
+        build_module(build("llama"), WINDOW, LossConfig(kl=1, ce=1), signals=teacher).on_fit_start()
+    build_module(build("llama"), WINDOW, signals=teacher).on_fit_start()  # labels alone: it isn't read
+
+
 def test_a_pass_that_is_computed_again_reads_the_same_keys():
     model, batch = build("mistral"), draw_batch()
     expected = train_step(build_module(model, WINDOW), batch)
