@@ -5,9 +5,10 @@
 
 Every student is built from the teacher with the same spec and another `norm=`, and trained on the teacher's cached
 logits of the same batches. Each kind tries the same learning rates with the first seed, and trains with the one of the
-best validation accuracy from every seed. Printed are parameters, bytes of the ONNX file for ONNX Runtime, the median
-latency of single texts with that file, its ratio to the stock student's in the same measurement, and the test accuracy:
-mean and standard deviation over the seeds. The floor is the copy of the stock student: its ratio shows the noise.
+best validation accuracy from every seed. Printed are parameters, bytes of the ONNX file for ONNX Runtime, the latency
+of single texts with that file as the median over the texts of each text's fastest call, its ratio to the stock
+student's in the same measurement, and the test accuracy: mean and standard deviation over the seeds. The floor is the
+copy of the stock student: its ratio shows the noise.
 Finished trainings are kept in the output folder, which is that of one teacher and one data set.
 """
 
@@ -220,7 +221,7 @@ def describe_kind(
 
 
 def format_latency(latency: Latency, stock: Latency) -> tuple[str, str]:
-    """Returns the median latency in ms, and its ratio to the stock student's."""
+    """Returns the median over the texts of the fastest calls in ms, and its ratio to the stock student's."""
     return f"{latency.best_ms:.2f}", f"{latency.best_ms / stock.best_ms:.2f}"
 
 
