@@ -71,7 +71,7 @@ def run_worker(spins: str, is_busy: bool, options: argparse.Namespace) -> float:
     try:
         command = [sys.executable, "-m", "benchmarks.busy_machine", "--worker", "--steps", str(options.steps)]
         command += ["--threads", str(options.threads)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # noqa: S603 - own command
     finally:
         if busy is not None:
             busy.kill()

@@ -30,6 +30,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+from compress.measure.memory import read_kernel_sizes
 from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.examples import Examples, Splits
 from distill.losses.config import LossConfig
@@ -100,7 +101,7 @@ def run_worker(batches: int, split: str, limits: dict[str, int] | None = None) -
     """Returns the outcome of a training in a process of its own; None if it failed."""
     given = json.dumps({"batches": batches, "split": split, "limits": limits or {}})
     command = [sys.executable, "-m", "benchmarks.memory_limits", "--worker", given]
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)  # noqa: S603 - own command
     return Outcome(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
 
 
@@ -140,7 +141,7 @@ def train_under_limits(batches: int, split: str, limits: dict[str, int]) -> Outc
             console=Console(quiet=True), wandb_folder=folder, callbacks=[limiter],
         )  # fmt: skip
         limiter.lift()
-        peak = read_mapped_bytes("VmPeak") - limiter.start
+        peak = read_kernel_sizes()["VmPeak"] - limiter.start
         return Outcome(read_losses(folder), module.micro_batches.parts, peak)
 
 
@@ -152,7 +153,7 @@ class LimitMemory(Callback):
     """
 
     def __init__(self, limits: dict[int, int]):
-        self.limits, self.start = limits, read_mapped_bytes("VmSize")
+        self.limits, self.start = limits, read_kernel_sizes()["VmSize"]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Sets the limit of a batch."""
@@ -168,12 +169,6 @@ class LimitMemory(Callback):
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def read_mapped_bytes(name: str) -> int:
-    """Returns the address space of this process now (`VmSize`) or at most (`VmPeak`), which RLIMIT_AS limits."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith(name)))
-
-
 def read_losses(folder: Path) -> list[float]:
     """Returns the logged loss of each step."""
     (log,) = (folder / LOGS).rglob("metrics.csv")
@@ -184,9 +179,9 @@ def read_losses(folder: Path) -> list[float]:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer of numbers."""
     words = ["[PAD]", "[UNK]", *map(str, range(WORDS))]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106 - no password
     tokenizer.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")  # noqa: S106 - no password
 
 
 def draw_examples(count: int) -> Examples:

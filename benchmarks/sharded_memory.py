@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
+from compress.measure.memory import read_kernel_sizes
 from distill.losses.teacher_signals import SignalSource
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.mesh import build_mesh
@@ -260,10 +261,10 @@ def read_memory() -> int:
     """
     if detect_device_type() == "cuda":
         return torch.cuda.memory_allocated()
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError("RssAnon isn't in /proc/self/status: this benchmark needs Linux or a GPU")
+    sizes = read_kernel_sizes()
+    if "RssAnon" not in sizes:
+        raise RuntimeError("RssAnon isn't in /proc/self/status: this benchmark needs Linux or a GPU")
+    return sizes["RssAnon"]
 
 
 def count_mapped_bytes(folder: Path) -> int:

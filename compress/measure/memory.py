@@ -20,12 +20,12 @@ def reset_peak_memory() -> None:
 
 def read_peak_memory() -> int:
     """Returns the peak resident bytes since `reset_peak_memory`; rusage alone would include the parent's peak."""
-    return _read_status("VmHWM") or _read_usage()
+    return read_kernel_sizes().get("VmHWM") or _read_usage()
 
 
 def read_resident_memory() -> int:
     """Returns the resident bytes; where the system doesn't say, the most that there were."""
-    return _read_status("VmRSS") or _read_usage()
+    return read_kernel_sizes().get("VmRSS") or _read_usage()
 
 
 def return_freed_memory() -> None:
@@ -40,13 +40,12 @@ def return_freed_memory() -> None:
         library.malloc_trim(0)
 
 
-def _read_status(name: str) -> int:
-    """Returns a size in bytes of Linux's description of this process, 0 elsewhere."""
+def read_kernel_sizes(file: str = "/proc/self/status") -> dict[str, int]:
+    """Returns the sizes in bytes by name of a file with lines such as `VmRSS: 1024 kB`; empty where there is none."""
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        lines = (line.split() for line in Path(file).read_text().splitlines() if line.endswith(" kB"))
+        return {name.rstrip(":"): 1024 * int(size) for name, size, _ in lines}
+    return {}
 
 
 def _read_usage() -> int:

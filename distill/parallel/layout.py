@@ -45,9 +45,14 @@ class Layout:
         return self.dp * self.fsdp
 
     @property
+    def shards(self) -> int:
+        """Number of parts that the weights are split into."""
+        return self.pp * self.fsdp * self.tp
+
+    @property
     def sharded(self) -> bool:
         """Whether each process has only a part of the weights."""
-        return self.pp * self.fsdp * self.tp > 1
+        return self.shards > 1
 
     def __str__(self) -> str:
         if self.zero:

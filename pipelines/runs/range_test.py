@@ -1,9 +1,8 @@
 """The learning-rate range test: which peak rate a training can take, before it starts."""
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,27 +14,10 @@ from distill.parallel.clip import clip_gradients
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, set_rate
+from pipelines.runs.training_logs import RangeTest, load_test, store_test
 
 STEPS, LOWEST, HIGHEST = 100, 1e-3, 1e3  # rates as multiples of the optimizer's usual one
-_SMOOTHING, _DIVERGED, _BELOW_LOWEST_LOSS = 0.9, 4.0, 10.0
-
-
-@dataclass(frozen=True)
-class RangeTest:
-    """The losses of a short training whose rate grows from step to step.
-
-    Args:
-        rates: Learning rate of each step.
-        losses: Smoothed loss of each step.
-    """
-
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
-
-    @property
-    def rate(self) -> float:
-        """A tenth of the rate at which the smoothed loss was lowest."""
-        return self.rates[self.losses.index(min(self.losses))] / _BELOW_LOWEST_LOSS
+_SMOOTHING, _DIVERGED = 0.9, 4.0
 
 
 def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed: int) -> TrainConfig:
@@ -114,21 +96,3 @@ def yield_batches(data: RowsDataModule) -> Iterator[Batch]:
     batches = data.build_train_batches()
     while True:
         yield from batches
-
-
-def store_test(test: RangeTest, file: Path) -> None:
-    """Writes rates and losses as csv, completely or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w", newline="") as opened:
-        writer = csv.writer(opened)
-        writer.writerow(("rate", "loss"))
-        writer.writerows(zip(test.rates, test.losses, strict=True))
-    partial.replace(file)
-
-
-def load_test(file: Path) -> RangeTest:
-    """Returns the test that `store_test` wrote."""
-    with file.open(newline="") as opened:
-        rows: Sequence[dict[str, str]] = list(csv.DictReader(opened))
-    return RangeTest(tuple(float(row["rate"]) for row in rows), tuple(float(row["loss"]) for row in rows))

@@ -35,7 +35,7 @@ from pipelines.runs.console import Advance, Console
 from pipelines.runs.files import recover_folder, replace_folder
 from pipelines.runs.loss_scaling import LossScaling
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
-from pipelines.runs.memory_plan import fit_into_memory
+from pipelines.runs.memory.plan import fit_into_memory
 from pipelines.runs.processes import World
 from pipelines.runs.range_test import find_rate
 from pipelines.runs.recovery import Recovery

@@ -3,6 +3,7 @@
 The logs stay when the stage is finished, and a resumed training finds in them what an earlier attempt did.
 """
 
+import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from pipelines.runs.files import write_json
 
+_BELOW_LOWEST_LOSS = 10.0
 RANGE_TEST, SPIKES, FALLS = "range_test.csv", "spikes.json", "rate_falls.json"
 
 
@@ -39,3 +41,39 @@ class TrainingLogs:
         """Returns what `write_falls` wrote; empty without a fall."""
         file = self.folder / FALLS
         return [(int(step), float(factor)) for step, factor in json.loads(file.read_text())] if file.is_file() else []
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The losses of a short training whose rate grows from step to step.
+
+    Args:
+        rates: Learning rate of each step.
+        losses: Smoothed loss of each step.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        """A tenth of the rate at which the smoothed loss was lowest."""
+        return self.rates[self.losses.index(min(self.losses))] / _BELOW_LOWEST_LOSS
+
+
+def store_test(test: RangeTest, file: Path) -> None:
+    """Writes rates and losses as csv, completely or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(("rate", "loss"))
+        writer.writerows(zip(test.rates, test.losses, strict=True))
+    partial.replace(file)
+
+
+def load_test(file: Path) -> RangeTest:
+    """Returns the test that `store_test` wrote."""
+    with file.open(newline="") as opened:
+        rows: Sequence[dict[str, str]] = list(csv.DictReader(opened))
+    return RangeTest(tuple(float(row["rate"]) for row in rows), tuple(float(row["loss"]) for row in rows))

@@ -259,8 +259,7 @@ def check_memory_floor(plan: Plan) -> None:
     if is_finetuned(plan):
         models["teacher"] = (plan.teacher.config, plan.layouts.tuned)
     for who, (config, layout) in models.items():
-        shards = layout.pp * layout.fsdp * layout.tp
-        least = held + _LEAST_BYTES * count_parameters(config) // shards
+        least = held + _LEAST_BYTES * count_parameters(config) // layout.shards
         if budget < least:
             raise InputError(
                 f"machine.memory {setting}: expected at least {least / 1e6:,.0f} MB to train the {who}, without its "

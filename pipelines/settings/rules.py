@@ -15,7 +15,7 @@ from distill.checkpoint.head_task import same_head
 from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.errors import InputError
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
-from distill.parallel.layout import check_layout_fits
+from distill.parallel.layout import Layout, check_layout_fits
 from distill.student.family import ENCODERS
 from distill.student.norms import check_family_kind
 from distill.student.spec import check_spec, parse_spec, read_norm
@@ -127,6 +127,13 @@ def trainings_of(s: DistillConfig) -> dict[str, TrainConfig]:
     return {"train": s.train, "general.train": s.general.train, "teacher_train": s.teacher_train}
 
 
+def layout_of(setting: str, facts: Facts) -> Layout:
+    """Returns the layout of a training, which is known by then."""
+    layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
+    assert layout is not None
+    return layout
+
+
 def check_optimizer_packages(facts: Facts) -> None:
     """Checks that the packages of the optimizers are installed.
 
@@ -147,8 +154,7 @@ def check_training_layout(setting: str, facts: Facts) -> None:
     """
     train, machine = trainings_of(facts.settings)[setting], facts.settings.machine
     name = train.optimizer
-    layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
-    assert layout is not None
+    layout = layout_of(setting, facts)
     kind = OPTIMIZERS[name]
     if name != "adamw" and machine.strategy:
         raise InputError(
@@ -196,8 +202,7 @@ def check_memory_layout(setting: str, facts: Facts) -> None:
         InputError: It is on-policy, in pipeline stages or by DeepSpeed, or its batch can't be split.
     """
     s, train = facts.settings, trainings_of(facts.settings)[setting]
-    layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
-    assert layout is not None
+    layout = layout_of(setting, facts)
     wanted = {
         "machine.memory": s.machine.memory,
         f"{setting}.checkpointing": train.checkpointing == AUTO and AUTO,

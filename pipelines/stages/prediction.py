@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from distill.data.splits.examples import Splits
 from distill.train.config import TrainConfig
@@ -20,7 +19,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
-from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
+from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, take_rows, write_splits
 
 RANDOM_BATCHES = 16  # of random texts in the sample, beside one of the longest texts
 
@@ -165,7 +164,7 @@ def sample_part(part: Any, longest: int, count: int, seed: int) -> Any:
     order = np.argsort(-measure_lengths(part), kind="stable")
     others = np.random.default_rng(seed).permutation(order[longest:])[: count - longest]
     rows = np.sort(np.concatenate([order[:longest], others]))
-    return type(part).from_table(part.table().take(pa.array(rows)))
+    return take_rows(part, rows)
 
 
 def measure_lengths(part: Any) -> np.ndarray:

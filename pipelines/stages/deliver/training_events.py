@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipelines.reports.schema import RangeTestEntry, SpikeEntry, TrainingEntry
 from pipelines.runs.recovery import FALL, load_spikes
-from pipelines.runs.training_logs import TrainingLogs
+from pipelines.runs.training_logs import TrainingLogs, load_test
 
 
 def read_training_events(folder: Path) -> TrainingEntry | None:
@@ -22,8 +22,6 @@ def read_training_events(folder: Path) -> TrainingEntry | None:
 def _read_range_test(file: Path) -> RangeTestEntry | None:
     if not file.is_file():
         return None
-    from pipelines.runs.range_test import load_test  # imports torch, which --help doesn't need
-
     test = load_test(file)
     return {"rates": test.rates, "losses": test.losses, "chosen": test.rate}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,7 +19,6 @@ from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import EncodedRows, TrainBatches
 from distill.data.batches.chunks import cut_chunks
 from distill.data.batches.packing import find_padding_id
-from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.models.inputs import build_inputs
 from distill.tasks.task import Task
@@ -29,7 +27,7 @@ from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe_machine
 from pipelines.settings.tokenizers import is_across, rows_across
-from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.data import read_data, read_task, take_rows
 from pipelines.stages.train.distill import make_student
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -160,13 +158,6 @@ def drawn_rows(
     order = np.random.default_rng(seed).permutation(len(part))
     rows = encoded(np.sort(order[:wanted]))
     return rows if len(rows) >= wanted or len(part) <= wanted else encoded(np.sort(order[: 64 * wanted]))
-
-
-def take_rows(part: Any, numbers: np.ndarray) -> Any:
-    """Returns some rows of a split."""
-    if isinstance(part, Examples):
-        return part.take(numbers)
-    return type(part).from_table(part.table().take(pa.array(numbers)))
 
 
 def time_precisions(

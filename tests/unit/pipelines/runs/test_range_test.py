@@ -8,8 +8,8 @@ import torch
 
 from distill.losses.config import LossConfig
 from pipelines.runs.manifest import LOGS
-from pipelines.runs.range_test import RangeTest, load_test, store_test
 from pipelines.runs.training_logs import RANGE_TEST as FILE
+from pipelines.runs.training_logs import RangeTest, load_test, store_test
 from pipelines.stages.deliver.training_events import read_training_events
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 

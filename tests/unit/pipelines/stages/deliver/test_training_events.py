@@ -11,8 +11,7 @@ from distill.losses.config import LossConfig
 from distill.train.spikes import Spike
 from pipelines.reports.render import Charts, render_html
 from pipelines.runs.manifest import LOGS
-from pipelines.runs.range_test import RangeTest, store_test
-from pipelines.runs.training_logs import TrainingLogs
+from pipelines.runs.training_logs import RangeTest, TrainingLogs, store_test
 from pipelines.stages.deliver.report import read_curves
 from pipelines.stages.deliver.training_events import read_training_events
 from support.interrupted_training import BASE, Killed, killed_at, train_once

@@ -20,16 +20,15 @@ from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
-from pipelines.runs.memory_budget import read_held_memory, resolve_memory_budget
-from pipelines.runs.processes import World
-from pipelines.runs.step_cost import (
+from pipelines.runs.memory.budget import read_held_memory, resolve_memory_budget
+from pipelines.runs.memory.step_cost import (
+    LongestRows,
     PassCost,
-    build_longest_batch,
     find_device,
+    measure_in_training,
     measure_optimizer,
-    measure_pass,
-    train_temporarily,
 )
+from pipelines.runs.processes import World
 from pipelines.settings.distill_config import MachineConfig
 
 FILE = "memory.json"
@@ -127,18 +126,23 @@ class MemoryPlanner:
         *,
         adapts: bool = True,
     ):
-        self.module, self.data, self.budget, self.world = module, data, budget, world
-        self.adapts, self.train, self.device = adapts, module.train_config, find_device(module)
-        self.rows = -(-count_longest_rows(data, self.train) // shares)
+        self.module, self.world, self.adapts = module, world, adapts
+        self.train, self.device = module.train_config, find_device(module)
+        self.longest = LongestRows(module, data, -(-count_longest_rows(data, self.train) // shares))
+        self.costs: dict[tuple[str, int], PassCost] = {}  # by mode and rows
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.gradients = sum(parameter.nbytes for parameter in trained)
         self.numbers = sum(parameter.numel() for parameter in trained)
-        with train_temporarily(module, NONE):
-            self._measure(1)  # loads kernels, which take memory once
+        measure_in_training(module, self.longest.build_batch(1), NONE)  # loads kernels, which take memory once
         return_freed_memory()
         self.held = self._agree(read_held_memory(self.device))
         self.allowed = self.held + int((budget - self.held) / (1 + _MARGIN))  # for predicted peaks
         self.states, self.step_peak = self._measure_states()
+
+    @property
+    def rows(self) -> int:
+        """Rows of this process's share of a batch of the longest ones."""
+        return len(self.longest)
 
     def list_plans(self) -> list[MemoryPlan]:
         """Returns the best plan of each mode, or only the training as it is if that fits.
@@ -180,19 +184,17 @@ class MemoryPlanner:
 
     def plan_mode(self, mode: str) -> MemoryPlan:
         """Returns the plan of a mode with the fewest parts that fit, or with the most if none does."""
-        with train_temporarily(self.module, mode):
-            one, two = (self._measure(rows).later for rows in (1, min(2, self.rows)))
-            for parts in self.list_parts():
-                rows = -(-self.rows // parts)
-                peak = self.held + self.states + self._kept_gradients + self.gradients + one + (rows - 1) * (two - one)
-                if peak <= self.allowed:
-                    return self._measure_plan(mode, parts)
-        return MemoryPlan(mode, parts, self.train.optimizer, max(peak, self._optimizer_peak))
-
-    def _measure_plan(self, mode: str, parts: int) -> MemoryPlan:
-        cost = self._measure(-(-self.rows // parts))
-        peak = self.predict_peak(cost, parts)
-        return MemoryPlan(mode, parts, self.train.optimizer, peak, parts * cost.seconds if peak <= self.allowed else 0)
+        one, two = (self._measure(mode, rows).later for rows in (1, min(2, self.rows)))
+        for parts in self.list_parts():
+            rows = -(-self.rows // parts)
+            later = one + (rows - 1) * (two - one)
+            peak = self.predict_peak(PassCost(self.gradients + later, later, 0.0), parts)
+            if peak <= self.allowed:
+                cost = self._measure(mode, rows)
+                peak = self.predict_peak(cost, parts)
+                seconds = parts * cost.seconds if peak <= self.allowed else 0.0
+                return MemoryPlan(mode, parts, self.train.optimizer, peak, seconds)
+        return MemoryPlan(mode, parts, self.train.optimizer, peak)
 
     def predict_peak(self, cost: PassCost, parts: int) -> int:
         """Returns the bytes that a training holds at most, from the cost of its micro-batches' passes."""
@@ -208,10 +210,13 @@ class MemoryPlanner:
     def _optimizer_peak(self) -> int:
         return self.held + self.gradients + self.step_peak
 
-    def _measure(self, rows: int) -> PassCost:
+    def _measure(self, mode: str, rows: int) -> PassCost:
         """Returns the cost of a micro-batch of the longest rows, that of the slowest and largest process."""
-        cost = measure_pass(self.module, build_longest_batch(self.module, self.data, rows))
-        return PassCost(self._agree(cost.first), self._agree(cost.later), max(self.world.gather(cost.seconds)))
+        if (mode, rows) not in self.costs:
+            cost = measure_in_training(self.module, self.longest.build_batch(rows), mode)
+            largest = self._agree(cost.first), self._agree(cost.later)
+            self.costs[mode, rows] = PassCost(*largest, max(self.world.gather(cost.seconds)))
+        return self.costs[mode, rows]
 
     def _measure_states(self) -> tuple[int, int]:
         """Returns the bytes of the optimizer's states, and of a step that creates them."""
@@ -224,9 +229,9 @@ class MemoryPlanner:
         )
         for parameter in self.module.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        cost = measure_optimizer(optimizer, self.device)
+        states, peak = measure_optimizer(optimizer, self.device)
         self.module.zero_grad()
-        return self._agree(cost.states), self._agree(cost.peak)
+        return self._agree(states), self._agree(peak)
 
     def _agree(self, value: int) -> int:
         return max(self.world.gather(value))

@@ -14,8 +14,8 @@ from distill.losses.config import LossConfig
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
-from pipelines.runs.memory_budget import resolve_memory_budget
-from pipelines.runs.memory_plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
+from pipelines.runs.memory.budget import resolve_memory_budget
+from pipelines.runs.memory.plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
 from pipelines.runs.processes import World
 from pipelines.settings.distill_config import MachineConfig
 

@@ -15,7 +15,7 @@ from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
 from distill.train.module import DistillationModule
 from distill.train.optimizer import take_empty_step
-from pipelines.runs.memory_budget import read_held_memory
+from pipelines.runs.memory.budget import read_held_memory
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,6 @@ class PassCost:
 
     first: int
     later: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class OptimizerCost:
-    """What an optimizer's step takes.
-
-    Args:
-        states: Bytes that the optimizer keeps.
-        peak: Bytes at most in a step that creates them, those of the states included.
-        seconds: Time of a later step.
-    """
-
-    states: int
-    peak: int
     seconds: float
 
 
@@ -65,24 +50,28 @@ def train_temporarily(module: DistillationModule, checkpointing: str) -> Iterato
             buffer.copy_(buffers[name])
 
 
-def measure_pass(module: DistillationModule, batch: Batch) -> PassCost:
-    """Returns the cost of a pass, from two passes; leaves the gradients behind."""
+def measure_in_training(module: DistillationModule, batch: Batch, checkpointing: str) -> PassCost:
+    """Returns the cost of a pass in a mode of checkpointing, from two passes; the module stays as it is."""
     device = find_device(module)
 
     def run_pass() -> None:
         module.compute_loss(batch)[0].backward()
 
-    module.zero_grad()
-    first = measure_call(run_pass, device)
-    later = measure_call(run_pass, device)
+    with train_temporarily(module, checkpointing):
+        module.zero_grad()
+        first = measure_call(run_pass, device)
+        later = measure_call(run_pass, device)
     return PassCost(first.peak, later.peak, later.seconds)
 
 
-def measure_optimizer(optimizer: Optimizer, device: torch.device) -> OptimizerCost:
-    """Returns the cost of steps at rates of 0, which leave the weights unchanged; the optimizer keeps its states."""
+def measure_optimizer(optimizer: Optimizer, device: torch.device) -> tuple[int, int]:
+    """Returns the bytes that an optimizer keeps, and those at most in a step that creates them.
+
+    It takes steps at rates of 0, which leave the weights unchanged, and keeps its states.
+    """
     first = measure_call(lambda: take_empty_step(optimizer), device)
     later = measure_call(lambda: take_empty_step(optimizer), device)
-    return OptimizerCost(first.kept, max(first.peak, first.kept + later.peak), later.seconds)
+    return first.kept, max(first.peak, first.kept + later.peak)
 
 
 class CallCost(NamedTuple):
@@ -110,16 +99,27 @@ def measure_call(call: Callable[[], object], device: torch.device) -> CallCost:
     return CallCost(most - before, after - before, seconds)
 
 
-def build_longest_batch(module: DistillationModule, data: RowsDataModule, rows: int) -> Batch:
-    """Returns a training batch of the longest `rows` rows, on the module's device."""
-    longest = np.argsort(-data.train.lengths, kind="stable")[:rows]
-    return move_batch(data.build_train_batches().build_batch((longest, 0)), module)
+class LongestRows:
+    """The longest training rows, from which micro-batches are built on the module's device.
 
+    Args:
+        module: The training.
+        data: Its rows.
+        count: Number of rows.
+    """
 
-def move_batch(batch: Batch, module: DistillationModule) -> Batch:
-    """Returns the batch on the module's device."""
-    moved: Batch = module.transfer_batch_to_device(batch, find_device(module), 0)
-    return moved
+    def __init__(self, module: DistillationModule, data: RowsDataModule, count: int):
+        self.module, self.batches = module, data.build_train_batches()
+        self.rows = np.argsort(-data.train.lengths, kind="stable")[:count]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def build_batch(self, rows: int) -> Batch:
+        """Returns a training batch of the longest `rows` rows."""
+        batch = self.batches.build_batch((self.rows[:rows], 0))
+        moved: Batch = self.module.transfer_batch_to_device(batch, find_device(self.module), 0)
+        return moved
 
 
 def find_device(module: DistillationModule) -> torch.device:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from compress.measure.memory import read_resident_memory
+from compress.measure.memory import read_kernel_sizes, read_resident_memory
 from compress.prune.budget import parse_bytes
 from distill.train.config import AUTO
 
@@ -40,19 +40,11 @@ def read_held_memory(device: torch.device) -> int:
 
 def _list_free_memory() -> Iterator[int]:
     """Yields the free bytes by the machine's, the control group's and the process's own account."""
-    machine = _read_sizes("/proc/meminfo").get("MemAvailable")
+    machine = read_kernel_sizes("/proc/meminfo").get("MemAvailable")
     yield machine or torch.iinfo(torch.int64).max
     for limit, used in _CGROUP:
         if Path(limit).exists() and Path(used).exists() and (most := Path(limit).read_text().strip()).isdigit():
             yield int(most) - int(Path(used).read_text())
     most_mapped, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most_mapped != resource.RLIM_INFINITY:
-        yield most_mapped - _read_sizes("/proc/self/status").get("VmSize", 0)
-
-
-def _read_sizes(file: str) -> dict[str, int]:
-    """Returns the sizes in bytes by name of a file of /proc with lines such as `VmRSS:  1024 kB`."""
-    if not Path(file).exists():
-        return {}
-    lines = (line.split() for line in Path(file).read_text().splitlines() if line.endswith(" kB"))
-    return {name.rstrip(":"): 1024 * int(size) for name, size, _ in lines}
+        yield most_mapped - read_kernel_sizes().get("VmSize", 0)

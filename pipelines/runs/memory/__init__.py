@@ -1,0 +1,1 @@
+"""What a training takes in memory, and how it fits into a budget."""
