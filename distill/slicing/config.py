@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.checkpoint.layers import rename_layer, select_layer_settings
-from distill.checkpoint.pruned import is_renormed, modeling_pruned
+from distill.checkpoint.pruned import has_custom_norms, modeling_pruned
 from distill.errors import InputError
 from distill.slicing.attributes import FFN, find_attribute
 
@@ -51,7 +51,7 @@ def check_stock_norms(model: PreTrainedModel) -> None:
     Raises:
         InputError: It has others, which the classes of pruned models don't have.
     """
-    if is_renormed(model):
+    if has_custom_norms(model):
         kinds = sorted(set(model.config.norms.values()))
         raise InputError(
             f"{type(model).__name__}: expected the norms of the stock class, found {', '.join(kinds)}: the class of "

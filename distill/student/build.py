@@ -21,8 +21,8 @@ from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorise_all_tables
 from distill.student.family import FAMILIES, Family, family_of
 from distill.student.first_layer import without_first_norm
+from distill.student.fitted_norms import fit_student_norms
 from distill.student.norms import check_family_kind
-from distill.student.renorm import renorm_student
 from distill.student.selection import select_coordinates
 from distill.student.spec import Sizes, parse_spec, resolve_sizes
 
@@ -35,7 +35,7 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     spec are drawn at random from `seed`, as are the blocks of a bottleneck student, see `build_bottlenecks`. Where the
     stock class treats a layer according to its position, the weights compensate for a changed position; for ModernBERT
     only approximately, see `without_first_norm`. Another kind of normalisation replaces that of the built student, see
-    `renorm_student`.
+    `fit_student_norms`.
 
     Raises:
         InputError: The family is not supported, the sizes are not possible, or it can't have the requested norms.
@@ -49,7 +49,7 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     else:
         student = build_sliced(teacher, spec, seed, fresh=given.fresh)
     if given.norm:
-        student = renorm_student(student, given.norm, seed)
+        student = fit_student_norms(student, given.norm, seed)
     if getattr(teacher, "generation_config", None) is not None:
         student.generation_config = copy.deepcopy(teacher.generation_config)  # contains the end tokens
     result: PreTrainedModel = student.eval()

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.checkpoint.norm_kinds import BATCHNORM, ELEMENTWISE, NONORM
-from distill.checkpoint.pruned import is_renormed
-from distill.checkpoint.pruned.modeling_renormed import TokenBatchNorm
-from distill.slicing.renorm import build_renormed
+from distill.checkpoint.pruned import has_custom_norms
+from distill.checkpoint.pruned.modeling_custom_norms import TokenBatchNorm
+from distill.slicing.custom_norms import build_with_norms
 from distill.slicing.stream import absorb, find_stretches
 
 IDENTITY = "identity"
@@ -32,7 +32,7 @@ def fold_norms(model: PreTrainedModel) -> PreTrainedModel:
     Args:
         model: A model in eval mode; it isn't modified.
     """
-    kinds = set(model.config.norms.values()) if is_renormed(model) else set()
+    kinds = set(model.config.norms.values()) if has_custom_norms(model) else set()
     if not kinds & set(ELEMENTWISE) or IDENTITY in kinds:
         return model
     folded = copy.deepcopy(model).double()
@@ -50,7 +50,7 @@ def fold_norms(model: PreTrainedModel) -> PreTrainedModel:
     weights = folded.state_dict()
     for name, line in lines.items():
         weights |= {f"{prefix}{name}.{part}": tensor for part, tensor in zip(("weight", "bias"), line, strict=True)}
-    return build_renormed(model, norms, weights)
+    return build_with_norms(model, norms, weights)
 
 
 def _fold_stream(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:

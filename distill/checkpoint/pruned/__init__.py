@@ -1,4 +1,4 @@
-"""Pruned and renormed checkpoints: the modelling code that they ship, saving, loading and registration.
+"""Checkpoints of models that are pruned or have custom norms: their modelling code, saving, loading and registration.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from distill.checkpoint.pruned.model import (
         dense_stock_config,
         embedding_rank,
+        has_custom_norms,
         head_width,
         is_pruned,
-        is_renormed,
         stock_class,
     )
 
@@ -23,7 +23,7 @@ EXPORTS = {
     "embedding_rank": "model",
     "head_width": "model",
     "is_pruned": "model",
-    "is_renormed": "model",
+    "has_custom_norms": "model",
     "load_pruned": "folder",
     "register_pruned": "folder",
     "save_pruned": "folder",
@@ -35,7 +35,7 @@ __all__ = [
     "embedding_rank",
     "head_width",
     "is_pruned",
-    "is_renormed",
+    "has_custom_norms",
     "load_pruned",
     "register_pruned",
     "save_pruned",

@@ -1,4 +1,4 @@
-"""Saving and loading of pruned and renormed models; modelling code in a checkpoint must be this package's own."""
+"""Saving and loading of models that are pruned or have custom norms; their code must be this package's own."""
 
 import re
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import read_config_json
 from distill.checkpoint.digest import hash_file
-from distill.checkpoint.pruned import modeling_pruned, modeling_renormed
-from distill.checkpoint.pruned.model import is_pruned, is_renormed
+from distill.checkpoint.pruned import modeling_custom_norms, modeling_pruned
+from distill.checkpoint.pruned.model import has_custom_norms, is_pruned
 from distill.checkpoint.readers import find_reader
 from distill.checkpoint.weights import load_model
 from distill.errors import InputError
@@ -21,7 +21,7 @@ from distill.errors import InputError
 HEADS = ("AutoModel", *(f"AutoModelFor{task}" for task in (
     "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
 )))  # fmt: skip
-SHIPPED = {module.__name__.rpartition(".")[2]: module for module in (modeling_pruned, modeling_renormed)}
+SHIPPED = {module.__name__.rpartition(".")[2]: module for module in (modeling_pruned, modeling_custom_norms)}
 
 
 def save_pruned(model: PreTrainedModel, folder: Path) -> None:
@@ -34,8 +34,8 @@ def save_pruned(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
     if is_pruned(model):
         _check_code(folder)
-    elif is_renormed(model):
-        _check_code(folder, modeling_renormed)
+    elif has_custom_norms(model):
+        _check_code(folder, modeling_custom_norms)
 
 
 def auto_class_of(config: Mapping[str, Any]) -> str:
@@ -50,7 +50,7 @@ def auto_class_of(config: Mapping[str, Any]) -> str:
 
 
 def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
-    """Loads the model in `folder`, stock, pruned or renormed, in eval mode.
+    """Loads the model in `folder`, stock, pruned or with custom norms, in eval mode.
 
     No code in the folder is executed: its modelling code must be byte-identical to the package's own file, and the
     latter is used.
@@ -84,10 +84,10 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
 
 
 def register_pruned(folder: Path) -> None:
-    """Registers the classes of the pruned or renormed model in `folder` with this process's auto classes.
+    """Registers the classes of a pruned model, or of one with custom norms, with this process's auto classes.
 
-    They are this package's. A renormed body can also get the heads of other tasks, as a stock body can. Does nothing
-    for a stock checkpoint.
+    They are this package's. A body with custom norms can also get the heads of other tasks, as a stock body can. Does
+    nothing for a stock checkpoint.
 
     Raises:
         InputError: The folder's code differs from this package's.
@@ -102,17 +102,17 @@ def register_pruned(folder: Path) -> None:
         config_class: Any = model.config_class
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         getattr(transformers, auto_class).register(config_class, model, exist_ok=True)
-        if code is modeling_renormed:
+        if code is modeling_custom_norms:
             _register_heads(config_class)
 
 
 def _register_heads(config_class: Any) -> None:
-    """Registers the classes of a renormed body with each of `HEADS` that its stock class has."""
+    """Registers the classes of a body with custom norms with each of `HEADS` that its stock class has."""
     for head in HEADS:
         auto_class: Any = getattr(transformers, head)
         stock = auto_class._model_mapping.get(config_class.stock, None)
         if isinstance(stock, type):
-            model = getattr(modeling_renormed, f"{modeling_renormed.PREFIX}{stock.__name__}")
+            model = getattr(modeling_custom_norms, f"{modeling_custom_norms.PREFIX}{stock.__name__}")
             auto_class.register(config_class, model, exist_ok=True)
 
 

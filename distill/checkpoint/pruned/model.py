@@ -12,14 +12,14 @@ def is_pruned(model: PreTrainedModel) -> bool:
     return getattr(model.config, "pruned", None) is not None
 
 
-def is_renormed(model: PreTrainedModel) -> bool:
+def has_custom_norms(model: PreTrainedModel) -> bool:
     """Returns whether norms of the model are of another kind than in its stock class."""
     return getattr(model.config, "norms", None) is not None
 
 
 def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
     """Returns the class of transformers that the model is of or derives from."""
-    return type(model).stock if is_pruned(model) or is_renormed(model) else type(model)  # type: ignore[attr-defined]
+    return type(model).stock if is_pruned(model) or has_custom_norms(model) else type(model)  # type: ignore[attr-defined]
 
 
 def embedding_rank(model: PreTrainedModel) -> int:

@@ -17,7 +17,7 @@ from distill.models.context import Context
 
 
 def yield_windows(batch: Batch, tokens: int, carry: Callable[[Batch], object]) -> Iterator[Batch]:
-    """Yields the chunks of a padded batch; the next one may be asked for after the backward pass of the last one.
+    """Yields the chunks of a padded batch; the next one may be requested after the backward pass of the last one.
 
     Each has a `context`, what models remember of the earlier tokens. A batch that fits into a chunk is yielded itself.
 

@@ -1,11 +1,11 @@
-"""Tests of the batch normalisation over tokens that a renormed model ships."""
+"""Tests of the batch normalisation over tokens that a model with custom norms ships."""
 
 import copy
 
 import pytest
 import torch
 
-from distill.checkpoint.pruned.modeling_renormed import TokenBatchNorm
+from distill.checkpoint.pruned.modeling_custom_norms import TokenBatchNorm
 from distill.student.build import build_student
 from support.tiny_families import model_of, padded_batch
 

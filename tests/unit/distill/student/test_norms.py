@@ -11,13 +11,13 @@ import torch
 from transformers import BertConfig, MobileBertForSequenceClassification
 
 from distill.checkpoint.norm_kinds import NORM_KINDS
-from distill.checkpoint.pruned import is_renormed, load_pruned, register_pruned, save_pruned
+from distill.checkpoint.pruned import has_custom_norms, load_pruned, register_pruned, save_pruned
 from distill.errors import InputError
 from distill.slicing import find_axes, prune
 from distill.slicing.factorise import factorise_embeddings
 from distill.slicing.shape import Shape
 from distill.student.build import build_student, student_config
-from distill.student.renorm import fit_norms, list_norms
+from distill.student.fitted_norms import fit_norms, list_norms
 from distill.student.spec import check_spec, parse_spec
 from support.tiny_families import logits, model_of, padded_batch
 
@@ -75,13 +75,13 @@ def test_transformers_alone_loads_a_saved_student(tmp_path):
 
 def test_changed_code_beside_a_student_is_refused(tmp_path):
     save_pruned(build_student(model_of("bert"), "layers=2,norm=rmsnorm"), tmp_path)
-    code = tmp_path / "modeling_renormed.py"
+    code = tmp_path / "modeling_custom_norms.py"
     code.write_text(code.read_text() + "\n")
     with pytest.raises(InputError, match="expected the code that this package ships"):
         load_pruned(tmp_path)
 
 
-def test_a_renormed_body_gets_the_head_of_another_task(tmp_path):
+def test_a_custom_norms_body_gets_the_head_of_another_task(tmp_path):
     """As after distillation on plain text: the body was trained without a head or with that of a masked LM."""
     import transformers
 
@@ -89,7 +89,7 @@ def test_a_renormed_body_gets_the_head_of_another_task(tmp_path):
     register_pruned(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config)
-    assert type(model).__name__ == "RenormedBertForSequenceClassification"
+    assert type(model).__name__ == "CustomNormsBertForSequenceClassification"
     assert set(model.config.norms.values()) == {"nonorm"}
 
 
@@ -162,7 +162,7 @@ def test_decoders_keep_rmsnorm_or_get_layernorm_with_its_scale(family, tmp_path)
     teacher = model_of(family)
     batch = padded_batch(teacher)
     plain, named = build_student(teacher, "layers=2"), build_student(teacher, "layers=2,norm=rmsnorm")
-    assert not is_renormed(named)
+    assert not has_custom_norms(named)
     assert torch.equal(logits(plain, batch), logits(named, batch))
     student = build_student(teacher, "layers=2,norm=layernorm")
     assert not any("q_norm" in name for name in student.config.norms)
@@ -183,13 +183,13 @@ def test_other_families_are_refused(family):
         student_config(model_of(family).config, "layers=2,norm=rmsnorm")
 
 
-def test_a_student_cannot_be_built_from_a_renormed_teacher():
+def test_a_student_cannot_be_built_from_a_custom_norms_teacher():
     student = build_student(model_of("bert"), "layers=2,norm=rmsnorm")
     with pytest.raises(InputError, match="its norms aren't those of a stock class"):
         build_student(student, "layers=1")
 
 
-def test_pruning_a_renormed_student_is_refused():
+def test_pruning_a_custom_norms_student_is_refused():
     student = build_student(model_of("bert"), "layers=2,norm=nonorm")
     with pytest.raises(InputError, match="it can't be pruned"):
         prune(student, find_axes(student), Shape((0,)))

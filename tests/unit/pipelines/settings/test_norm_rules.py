@@ -37,14 +37,14 @@ def teacher(model_type: str, **description: object) -> Checkpoint:
         (["--student=layers=1,norm=rmsnorm", "--speedup=2"], {}, "expected no norm= with a budget"),
         (
             ["--student=teacher", "--speedup=2"],
-            {"teacher": teacher("renormed_bert", norms={"a": "nonorm"}), "opened": True},
+            {"teacher": teacher("custom_norms_bert", norms={"a": "nonorm"}), "opened": True},
             "it can't be pruned",
         ),
         (["--student=layers=1,norm=nonorm"], {"task": "sentence-embedding"}, "stored with a stock body"),
         (["--student=layers=1,norm=batchnorm", "--train.checkpointing=full"], {}, "in the running statistics twice"),
         (
             ["--student=x", "--train.checkpointing=full"],
-            {"student": teacher("renormed_bert", norms={"a": "batchnorm"})},
+            {"student": teacher("custom_norms_bert", norms={"a": "batchnorm"})},
             "in the running statistics twice",
         ),
         (["--student=layers=1,norm=nonorm"], {"teacher": teacher("modernbert")}, "can't be exchanged"),

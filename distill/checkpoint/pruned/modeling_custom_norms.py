@@ -1,8 +1,8 @@
 """A transformers model whose layers have another kind of normalisation than its stock class.
 
 Stillroom ships this file beside the weights of such models. It needs torch and transformers only.
-`RenormedBertForSequenceClassification` is the stock BertForSequenceClassification in which the norms that its config
-lists are replaced; everything else is unchanged. The classes are made when they are asked for: `Renormed` before the
+`CustomNormsBertForSequenceClassification` is the stock BertForSequenceClassification in which the norms that its config
+lists are replaced; everything else is unchanged. The classes are created on first access: `CustomNorms` before the
 name of any stock model or config. `config.norms` holds the name of each replaced norm, as a module of the base model,
 and its kind:
 
@@ -23,7 +23,7 @@ import torch
 import transformers
 from torch import nn
 
-PREFIX = "Renormed"
+PREFIX = "CustomNorms"
 SMALLEST_RMS_EPS = 1e-6  # an export to ONNX leaves out a smaller summand, and no runtime recognises the norm
 SMALLEST_EPS = 1e-5  # added to a variance over tokens, which is 0 for a feature that is constant in a batch
 
@@ -111,7 +111,7 @@ def hand_over_mask(body, args, kwargs):
             module.mask = mask
 
 
-class RenormedModel:
+class CustomNormsModel:
     """Comes before a stock class among the bases of one with other norms."""
 
     def __init__(self, config, *args, **kwargs):
@@ -142,26 +142,26 @@ def auto_class(stock):
 def config_class(stock):
     """The stock config under a model_type of its own, so that no stock model can be built from it by mistake."""
 
-    class RenormedConfig(stock):
-        model_type = f"renormed_{stock.model_type}"
+    class CustomNormsConfig(stock):
+        model_type = f"custom_norms_{stock.model_type}"
 
-    RenormedConfig.__name__ = RenormedConfig.__qualname__ = f"{PREFIX}{stock.__name__}"
-    RenormedConfig.stock = stock
-    RenormedConfig.register_for_auto_class()
-    return RenormedConfig
+    CustomNormsConfig.__name__ = CustomNormsConfig.__qualname__ = f"{PREFIX}{stock.__name__}"
+    CustomNormsConfig.stock = stock
+    CustomNormsConfig.register_for_auto_class()
+    return CustomNormsConfig
 
 
 def model_class(stock):
-    """The stock model with RenormedModel before it."""
+    """The stock model with CustomNormsModel before it."""
     config = getattr_here(f"{PREFIX}{stock.config_class.__name__}")
-    content = {"__module__": __name__, "config_class": config, "stock": stock, "__doc__": RenormedModel.__doc__}
-    made = type(f"{PREFIX}{stock.__name__}", (RenormedModel, stock), content)
+    content = {"__module__": __name__, "config_class": config, "stock": stock, "__doc__": CustomNormsModel.__doc__}
+    made = type(f"{PREFIX}{stock.__name__}", (CustomNormsModel, stock), content)
     made.register_for_auto_class(auto_class(stock))
     return made
 
 
 def getattr_here(name):
-    """The class `name`, made the first time it's asked for."""
+    """The class `name`, created on first access."""
     if name in globals():
         return globals()[name]
     stock = getattr(transformers, name.removeprefix(PREFIX), None) if name.startswith(PREFIX) else None

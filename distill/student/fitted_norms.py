@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
 from distill.checkpoint.norm_kinds import BATCHNORM, ELEMENTWISE, NONORM, RMSNORM
-from distill.checkpoint.pruned import modeling_renormed
+from distill.checkpoint.pruned import modeling_custom_norms
 from distill.errors import InputError
-from distill.slicing.renorm import build_renormed
+from distill.slicing.custom_norms import build_with_norms
 from distill.slicing.stream import absorb, find_stretches
 from distill.student.bottleneck import line_through
 from distill.student.norms import DECODERS, check_family_kind, stock_kind
@@ -22,7 +22,7 @@ ROWS, LENGTH = 16, 32  # random tokens on which element-wise norms are fitted
 HEAD_NORMS = ("q_norm", "k_norm")  # inside the attention of Qwen 3: they aren't over the stream
 
 
-def renorm_student(student: PreTrainedModel, kind: str, seed: int = 0) -> PreTrainedModel:
+def fit_student_norms(student: PreTrainedModel, kind: str, seed: int = 0) -> PreTrainedModel:
     """Returns a stock student with normalisations of another kind in its layers and embeddings.
 
     Norms in the head, and those of queries and keys, stay. If the stock class is of this kind already, the student is
@@ -56,7 +56,7 @@ def renorm_student(student: PreTrainedModel, kind: str, seed: int = 0) -> PreTra
         weights = {name: tensor.clone() for name, tensor in moved.state_dict().items()}
     else:
         weights |= {f"{prefix}{name}.bias": torch.zeros_like(weights[f"{prefix}{name}.weight"]) for name in norms}
-    return build_renormed(student, dict.fromkeys(norms, kind), weights)
+    return build_with_norms(student, dict.fromkeys(norms, kind), weights)
 
 
 def list_norms(model: PreTrainedModel) -> list[str]:
@@ -103,7 +103,7 @@ def standardise(kind: str, x: Tensor) -> Tensor:
     if kind == NONORM:
         return x
     if kind == BATCHNORM:
-        return (x - x.mean(0)) * (x.var(0, correction=0) + modeling_renormed.SMALLEST_EPS).rsqrt()
+        return (x - x.mean(0)) * (x.var(0, correction=0) + modeling_custom_norms.SMALLEST_EPS).rsqrt()
     norm = F.rms_norm if kind == RMSNORM else F.layer_norm
     result: Tensor = norm(x, x.shape[-1:], eps=1e-12)
     return result
