@@ -44,7 +44,10 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
     return build_model
 
 
-@pytest.fixture(params=list(MODELS))
+SIMILAR = ("xlm-roberta", "electra")  # to RoBERTa and BERT
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SIMILAR)) for name in MODELS])
 def teacher(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A tiny classifier; the test runs once for each family of `tiny_model`."""
     return build_model(request.param)

@@ -149,6 +149,7 @@ def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
     arguments = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")

@@ -134,6 +134,7 @@ def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     assert "shape-1.5x: started" in message
 
 
+@pytest.mark.slow
 def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
     output, _ = family
     most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])

@@ -130,7 +130,11 @@ def test_other_settings_of_a_deepspeed_file_are_kept(tmp_path):
 BY_NAME = sorted(each for each in (ROOT / "configs" / "recipes").glob("*.yaml") if each.stem != "sampled")
 
 
-@pytest.mark.parametrize("recipe", BY_NAME, ids=lambda recipe: recipe.stem)
+QUICK = ("tinybert", "generalised")  # terms on layers and on logits
+MARKED = [pytest.param(recipe, marks=[pytest.mark.slow] * (recipe.stem not in QUICK)) for recipe in BY_NAME]
+
+
+@pytest.mark.parametrize("recipe", MARKED, ids=lambda recipe: recipe.stem)
 def test_a_named_recipe_trains_with_exactly_its_loss_terms(recipe, tmp_path, body_folder, data_folder, monkeypatch):
     """Uses the recipe's objectives and preset with a tiny teacher and few texts."""
     arguments = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")

@@ -49,7 +49,8 @@ def written_files(output: str) -> list[str]:
     return [line.strip() for line in lines[lines.index("Written:") + 1 : lines.index("To be written by hand:")]]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "loss")) for kind in NAMES])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NAMES)
 def test_a_new_component_works_and_passes_the_checks(kind, copy):
     written = written_files(run_to_success(copy, "tools/scaffold.py", kind, NAMES[kind]))
     own = [file for file in written if file.startswith("tests/") and NAMES[kind] in file]

@@ -35,7 +35,7 @@ SUPPORTED = [(scheme, name) for scheme, name in ALL_PAIRS if scheme not in FORMA
 BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "token"]
 DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
-TAKES_LONG += [("int4-weights", "openvino")]
+TAKES_LONG += [("int4-weights", "openvino"), ("int8-weights", "openvino"), ("int4-weights", "onnx")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
 MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
 HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in SUPPORTED if pair not in DECODERS]

@@ -1,6 +1,7 @@
 """Tests of students of every family: removed units had no effect, or the rest computes as with them masked."""
 
 import copy
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -42,6 +43,13 @@ FURTHER = {
     "mobilebert": ("MobileBert", {"embedding_size": 16, "intra_bottleneck_size": 16}),
 }
 
+QUICK = ("modernbert", "llama", "gemma3_text", "gpt2")  # an encoder, grouped keys, windows, transposed weights
+
+
+def mark_slow(families: Iterable[str]) -> list:
+    """Returns the families as parameters of a test; those beside QUICK are slow."""
+    return [pytest.param(family, marks=[pytest.mark.slow] * (family not in QUICK)) for family in families]
+
 
 @cache
 def tiny_model(family: str, head: str = "ForSequenceClassification") -> PreTrainedModel:
@@ -78,7 +86,7 @@ def test_every_supported_family_has_a_tiny_model_here():
     assert known == set(FAMILIES), "a family without a tiny model here"
 
 
-@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("family", mark_slow(FURTHER))
 def test_a_student_of_the_teachers_sizes_gives_bit_identical_outputs(family):
     teacher = tiny_model(family)
     own = family_of(teacher.config).sizes(teacher.config)
@@ -169,7 +177,7 @@ def masked_outputs(teacher: PreTrainedModel, spec: str) -> Tensor:
     return outputs_of(copied)
 
 
-@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("family", mark_slow(FURTHER))
 def test_a_student_with_fewer_neurons_computes_as_the_teacher_with_the_others_masked(family):
     teacher = tiny_model(family)
     student = build_student(teacher, "ffn=20")
@@ -178,7 +186,7 @@ def test_a_student_with_fewer_neurons_computes_as_the_teacher_with_the_others_ma
 
 
 # Families whose head width is independent of the hidden size, so that fewer heads leave the rest unchanged.
-@pytest.mark.parametrize("family", [name for name in FURTHER if family_of(tiny_model(name).config).free])
+@pytest.mark.parametrize("family", mark_slow(name for name in FURTHER if family_of(tiny_model(name).config).free))
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_a_student_with_fewer_heads_computes_as_the_teacher_with_the_others_masked(family, heads):
     teacher = tiny_model(family)
@@ -196,7 +204,7 @@ REFUSED = {("modernbert", preset): "positions turn" for preset in ("tinybert4", 
 REFUSED |= {("mobilebert", "half"): "expected the teacher's 4"}
 
 
-@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("family", mark_slow(FURTHER))
 @pytest.mark.parametrize("preset", SHARE_PRESETS)
 def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(family, preset, tmp_path):
     teacher = tiny_model(family)
@@ -215,7 +223,7 @@ def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(fami
     assert outputs_of(student).isfinite().all()
 
 
-@pytest.mark.parametrize("family", [name for name in FURTHER if name not in ("modernbert", "mobilebert")])
+@pytest.mark.parametrize("family", mark_slow(name for name in FURTHER if name not in ("modernbert", "mobilebert")))
 def test_hidden_coordinates_with_zero_weights_are_the_ones_dropped(family):
     """Every matrix that writes or reads the last eight coordinates is 0 there, so these are dropped."""
     teacher = copy.deepcopy(tiny_model(family))
