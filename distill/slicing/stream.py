@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.checkpoint.stock_type import stock_type
+from distill.checkpoint.stock_type import CUSTOM_NORMS
 
 _BERT = ("bert", "roberta", "xlm-roberta", "electra")
 
@@ -35,7 +35,7 @@ def find_stretches(model: PreTrainedModel) -> list[Stretch]:
 
     The last stretch has neither readers nor a writer: what reads the result depends on the head.
     """
-    kind, count = stock_type(model.config.model_type), model.config.num_hidden_layers
+    kind, count = model.config.model_type.removeprefix(CUSTOM_NORMS), model.config.num_hidden_layers
     begun = [Stretch("embeddings.LayerNorm")]
     if kind == "distilbert":
         sublayers = [each for i in range(count) for each in _distilbert_sublayers(f"transformer.layer.{i}")]

@@ -17,10 +17,8 @@ from pipelines.settings.plan import Plan
 from pipelines.stages.cache.signals import make_signal
 from pipelines.stages.cache.stage import choose_signals
 from pipelines.stages.pipeline import run_stages
-from pipelines.stages.prediction import predict_stages
+from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, predict_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
-
-CHARACTERS = 4  # approximate number per token
 
 
 def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
@@ -35,7 +33,7 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
     rows, noun = len(splits.train) + len(splits.unlabelled), "texts"
     if issubclass(task_class, Language):
         characters, noun = sum(map(len, as_plain_texts(splits.train).texts)), "documents"
-        rows = -(-characters // (CHARACTERS * config.data.max_length))
+        rows = -(-characters // (CHARACTERS_PER_TOKEN * config.data.max_length))
     general = config.general
     blocks = f"{general.blocks:,} blocks" if general.blocks else "all"
     is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"

@@ -1,5 +1,6 @@
 """Predicted memory and time of a run's stages: the same stages, run for one epoch on a sample of the data."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,18 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from distill.data.sources.text_batches import find_large_text, stream_texts
+from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Splits
 from distill.train.config import TrainConfig
 from pipelines.runs.console import Advance, Console
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.distill_config import DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, take_rows, write_splits
 
 RANDOM_BATCHES = 16  # of random texts in the sample, beside one of the longest texts
+CHARACTERS_PER_TOKEN = 4  # approximately
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,12 @@ def predict_stages(plan: Plan) -> list[Prediction]:
     of them by their characters, and to all epochs.
     """
     with TemporaryDirectory(prefix="stillroom-") as place:
-        run = SampledRun(Path(place) / "run", plan.settings)
-        run_stages(run, shorten_plan(plan))
+        run, short = SampledRun(Path(place) / "run", plan.settings), shorten_plan(plan)
+        if plan.settings.general.data:
+            sample = sample_text(plan.settings.general, Path(place) / "text")
+            run.text_scale = sample.scale
+            short = replace(short, settings=replace(short.settings, general=sample.apply(short.settings.general)))
+        run_stages(run, short)
         return run.predictions
 
 
@@ -84,7 +92,7 @@ class SampledRun(Run):
 
     def __init__(self, output: Path, settings: DistillConfig):
         super().__init__(output, settings.seed, TimingConsole())
-        self.settings, self.scale = settings, 1.0
+        self.settings, self.scale, self.text_scale = settings, 1.0, 1.0
         self.predictions: list[Prediction] = []
 
     def stage(
@@ -101,14 +109,21 @@ class SampledRun(Run):
             return super().stage(name, config, inputs, self._sample_data(work, dict(config)), **how)
         done = super().stage(name, config, inputs, work, **how)
         wall, tracked = float(done.manifest["wall_seconds"]), self.console.tracked
-        seconds = wall - tracked + tracked * self.scale * self._count_epochs(name)
+        scale = self._scale_blocks(done.metrics["blocks"]) if name == "general" else self.scale
+        seconds = wall - tracked + tracked * scale * self._count_epochs(name)
         self.predictions.append(Prediction(name, done.manifest["peak_memory_bytes"], seconds))
         return done
 
     def _count_epochs(self, stage: str) -> int:
         """Returns how often a stage works on each text."""
-        trainings = {"teacher": self.settings.teacher_train, "distill": self.settings.train}
+        s = self.settings
+        trainings = {"general": s.general.train, "teacher": s.teacher_train, "distill": s.train}
         return trainings[stage].epochs if stage in trainings else 1
+
+    def _scale_blocks(self, sampled: int) -> float:
+        """Returns how many times as many blocks of plain text there are as sampled ones."""
+        most = self.settings.general.blocks
+        return min(self.text_scale, most / sampled) if most else self.text_scale
 
     def _sample_data(self, work: Callable[[Path], JsonObject], settings: JsonObject) -> Callable[[Path], JsonObject]:
         def write_sample(folder: Path) -> JsonObject:
@@ -137,6 +152,46 @@ class TimingConsole(Console):
         with super().track(label, total, unit) as advance:
             yield advance
         self.tracked += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """The first documents of the plain text for general distillation, in a file.
+
+    Args:
+        file: A jsonl table.
+        scale: How many times as many documents there are in all.
+    """
+
+    file: Path
+    scale: float
+
+    def apply(self, general: GeneralConfig) -> GeneralConfig:
+        """Returns the settings with the sample in place of the text."""
+        return replace(general, data=str(self.file), text=None)
+
+
+def sample_text(general: GeneralConfig, folder: Path) -> TextSample:
+    """Writes the first documents of the plain text, of as many characters as fill the sample's batches.
+
+    A single document is cut, and the scale then counts its characters.
+    """
+    wanted = (1 + RANDOM_BATCHES) * general.train.rows * general.length * CHARACTERS_PER_TOKEN
+    large = find_large_text(general.data)
+    documents = read_texts(general.data, general.text) if large is None else stream_texts(general.data, general.text)
+    chosen: list[str] = []
+    written = 0
+    for text in documents:
+        chosen.append(text[: max(1, wanted - written)])
+        written += len(chosen[-1])
+        if written >= wanted:
+            break
+    folder.mkdir(parents=True)
+    file = folder / "train.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen))
+    if isinstance(documents, list):
+        return TextSample(file, sum(map(len, documents)) / written)
+    return TextSample(file, large.count_rows() / len(chosen) if large is not None else 1.0)
 
 
 def sample_splits(splits: Splits, rows: int, seed: int) -> Splits:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.export.common.huggingface import TorchModel, input_names
 from compress.export.common.rows import Layer, layers_of
 from compress.quantize.prepare import ModelQuantization, requantize
-from distill.checkpoint.stock_type import stock_type
+from distill.checkpoint.positions import find_max_tokens
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,8 @@ class Source:
     def longest(self) -> int:
         """Longest text in tokens that the model's positions and the tokenizer's limit allow."""
         config = self.model.config
-        most = int(getattr(config, "max_position_embeddings", 512))
-        is_shifted = stock_type(config.model_type) in ("roberta", "xlm-roberta")
-        first = (config.pad_token_id or 0) + 1 if is_shifted else 0
-        return min(most - first, self.tokenizer.model_max_length)
+        most = find_max_tokens(config) or int(getattr(config, "max_position_embeddings", 512))
+        return min(most, self.tokenizer.model_max_length)
 
     @property
     def has_reduced_range(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from distill.data.config import DataConfig
 from distill.data.sources.stored_texts import StoredTexts
-from distill.data.sources.text_batches import find_large_files, stream_texts
+from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts, split_names
 from distill.data.splits.evaluated import choose_test
 from distill.data.splits.examples import Examples, Splits
@@ -22,7 +22,7 @@ def load_documents(config: DataConfig, seed: int = 0, scratch: Path | None = Non
     """Reads the documents of every split.
 
     For a missing validation or test split, documents are held out of train, or the end of the only document. With a
-    folder `scratch`, splits that may not fit into memory (see `find_large_files`) are `StoredTexts` in files there.
+    folder `scratch`, splits that may not fit into memory (see `find_large_text`) are `StoredTexts` in files there.
 
     Raises:
         InputError: `read_texts` fails, or a label column, a text pair column or an unlabelled file is set.
@@ -39,9 +39,10 @@ def load_documents(config: DataConfig, seed: int = 0, scratch: Path | None = Non
 
 
 def _read_documents(config: DataConfig, split: str, scratch: Path | None) -> Sequence[str]:
-    if scratch is None or not find_large_files(config.path, split):
+    if scratch is None or find_large_text(config.path, split, config.subset) is None:
         return read_texts(config.path, config.text, split=split, subset=config.subset)
-    return StoredTexts.write(scratch / f"{split}.parquet", stream_texts(config.path, config.text, split=split))
+    texts = stream_texts(config.path, config.text, split=split, subset=config.subset)
+    return StoredTexts.write(scratch / f"{split}.parquet", texts)
 
 
 def load_all_documents(config: DataConfig) -> Examples:

@@ -1,7 +1,9 @@
 """Texts of a source, one after another, where all of them at once may not fit into memory."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -10,7 +12,7 @@ from distill.data.config import DataConfig
 from distill.data.sources.columns import find_column, find_columns, missing_column_error
 from distill.data.sources.files import format_of, is_compressed, open_bytes, read_utf8
 from distill.data.sources.json_rows import iterate_jsonl
-from distill.data.sources.tables import BUFFER_BYTES, describe_row_group, find_split_files, open_parquet
+from distill.data.sources.tables import BUFFER_BYTES, describe_row_group, find_split_files, open_parquet, read_splits
 from distill.data.sources.text_column import iterate_cells
 from distill.data.sources.text_files import find_text_files, read_texts
 from distill.errors import InputError
@@ -19,18 +21,71 @@ LARGE = 64 << 20  # bytes of a split's files from which on its texts are read on
 ROWS_AT_ONCE = 8192
 
 
-def find_large_files(path: str, split: str = "train") -> list[Path]:
-    """Returns a split's files, of LARGE bytes or more, whose texts can be read one after another.
+class LargeText(Protocol):
+    """The documents of a split of LARGE bytes or more, which are read one after another."""
 
-    Those are parquet and jsonl tables and folders of txt files; for anything else the list is empty.
+    def count_rows(self) -> int:
+        """Returns the number of documents, those without text included, without parsing them."""
+
+    def iterate(self, column: str | None, where: str) -> Iterator[str]:
+        """Yields the documents, also those without a character, from the column `column` of a table.
+
+        `where` names the split in errors.
+        """
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """A parquet or jsonl table, or txt files."""
+
+    files: Sequence[Path]
+
+    def count_rows(self) -> int:
+        """Returns the number of rows of the table, or of files."""
+        if len(self.files) != 1 or format_of(self.files[0]) == ".txt":
+            return len(self.files)
+        if format_of(self.files[0]) == ".parquet":
+            return int(open_parquet(self.files[0]).metadata.num_rows)
+        with open_bytes(self.files[0]) as stream:
+            return sum(block.count(b"\n") for block in iter(lambda: stream.read(BUFFER_BYTES), b""))
+
+    def iterate(self, column: str | None, where: str) -> Iterator[str]:
+        """Yields the documents.
+
+        Raises:
+            InputError: A column is requested from txt files.
+        """
+        yield from _iterate_files(self.files, column, where)
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """A split of a hub data set: a table in memory-mapped files of `datasets`."""
+
+    table: pa.Table
+
+    def count_rows(self) -> int:
+        """Returns the number of rows."""
+        return int(self.table.num_rows)
+
+    def iterate(self, column: str | None, where: str) -> Iterator[str]:
+        """Yields the documents."""
+        batches = self.table.to_batches(ROWS_AT_ONCE)
+        yield from _iterate_column((pa.Table.from_batches([batch]) for batch in batches), column, where)
+
+
+def find_large_text(path: str, split: str = "train", subset: str | None = None) -> LargeText | None:
+    """Returns a split's documents if they are LARGE bytes or more and can be read one after another.
+
+    Those are parquet and jsonl tables, folders of txt files, and hub data sets.
     """
     source = Path(path).expanduser()
-    if source.is_dir():
-        texts = find_text_files(path)
+    texts = find_text_files(path)
+    if texts or source.exists():
         files = texts[split] if split in texts else [] if texts else _find_table(source, split)
-    else:
-        files = [source] if split == "train" and source.is_file() and _is_streamable(source) else []
-    return files if sum(file.stat().st_size for file in files) >= LARGE else []
+        return TextFiles(files) if sum(file.stat().st_size for file in files) >= LARGE else None
+    table = read_splits(path, subset).get(split)
+    return HubTable(table) if table is not None and table.nbytes >= LARGE else None
 
 
 def stream_texts(
@@ -38,17 +93,17 @@ def stream_texts(
 ) -> Iterator[str]:
     """Yields the documents that `read_texts` returns, in the same order.
 
-    Of a large source (see `find_large_files`) only a few thousand exist at a time; any other is read as a whole.
+    Of a large source (see `find_large_text`) only a few thousand exist at a time; any other is read as a whole.
 
     Raises:
         InputError: As in `read_texts`; for a large source when the text that causes it is reached.
     """
-    files = find_large_files(path, split)
-    if not files:
+    large = find_large_text(path, split, subset)
+    if large is None:
         yield from read_texts(path, column, split=split, subset=subset)
         return
     where, count, found = f"data {path!r}, {split}", 0, False
-    for text in _iterate_files(files, column, where):
+    for text in large.iterate(column, where):
         count += 1
         if text.strip():
             found = True
@@ -57,18 +112,8 @@ def stream_texts(
         raise InputError(f"{where}: expected text, found none in {count} documents: no token would be left")
 
 
-def count_rows(files: Sequence[Path]) -> int:
-    """Returns the number of documents in a split's files, those without text included, without parsing them."""
-    if len(files) != 1 or format_of(files[0]) == ".txt":
-        return len(files)
-    if format_of(files[0]) == ".parquet":
-        return int(open_parquet(files[0]).metadata.num_rows)
-    with open_bytes(files[0]) as stream:
-        return sum(block.count(b"\n") for block in iter(lambda: stream.read(BUFFER_BYTES), b""))
-
-
-def _find_table(folder: Path, split: str) -> list[Path]:
-    file = find_split_files(folder).get(split)
+def _find_table(source: Path, split: str) -> list[Path]:
+    file = find_split_files(source).get(split) if source.is_dir() else source if split == "train" else None
     return [file] if file is not None and _is_streamable(file) else []
 
 
@@ -79,7 +124,7 @@ def _is_streamable(file: Path) -> bool:
     return format_of(file) == ".jsonl"
 
 
-def _iterate_files(files: list[Path], column: str | None, where: str) -> Iterator[str]:
+def _iterate_files(files: Sequence[Path], column: str | None, where: str) -> Iterator[str]:
     """Yields the texts of txt files or of one table, also those without a character."""
     if format_of(files[0]) == ".parquet":
         yield from _iterate_column(_iterate_parquet(files[0], column, where), column, where)

@@ -55,7 +55,8 @@ def measure_in_training(module: DistillationModule, batch: Batch, checkpointing:
     device = find_device(module)
 
     def run_pass() -> None:
-        module.compute_loss(batch)[0].backward()
+        for part in module.micro_batches.divide(batch):
+            module.compute_loss(part)[0].backward()
 
     with train_temporarily(module, checkpointing):
         module.zero_grad()

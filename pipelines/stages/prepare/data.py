@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from distill.data.sources import text_batches
 from distill.data.sources.files import format_of
 from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.tables import find_split_files, read_splits
+from distill.data.sources.text_column import iterate_cells
 from distill.data.sources.text_files import find_text_files
 from distill.data.splits.examples import Examples, Splits
 from distill.tasks.choose import TASKS
@@ -99,8 +100,21 @@ def hash_source(config: DataConfig, hash_one: Callable[[Path], str] = hash_file)
             total.update(f"{split}:{format_of(file)}:{hash_one(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
-            total.update(f"{split}:{json.dumps(table.to_pydict(), default=str)}".encode())
+            total.update(f"{split}:".encode())
+            for piece in yield_json(table):
+                total.update(piece.encode())
     return total.hexdigest()
+
+
+def yield_json(table: pa.Table) -> Iterator[str]:
+    """Yields `json.dumps(table.to_pydict(), default=str)` in parts, for which few cells exist at a time."""
+    yield "{"
+    for number, name in enumerate(table.column_names):
+        yield f"{', ' if number else ''}{json.dumps(name)}: ["
+        for row, cell in enumerate(iterate_cells(table[name])):
+            yield f"{', ' if row else ''}{json.dumps(cell, default=str)}"
+        yield "]"
+    yield "}"
 
 
 def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:

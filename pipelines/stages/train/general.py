@@ -18,7 +18,7 @@ from distill.data.batches.data_module import RowsDataModule, TextDataModule
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.masking.masks import MaskedBlocks
-from distill.data.sources.text_batches import count_rows, find_large_files, stream_texts
+from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts, split_names
 from distill.data.stored.rows import StreamBlocks
 from distill.data.stored.tokens import StoredTokens
@@ -85,7 +85,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             run, layout, folder, build, auto, precision=precision, prefetch=config.machine.prefetch
         )
         run.console.say(f"  general: {type(student).__name__}, {student.num_parameters() / 1e6:.1f}M parameters")
-        if find_large_files(general.data) and tokenizer.is_fast:
+        if tokenizer.is_fast and find_large_text(general.data) is not None:
             train, held_out = store_blocks(run, general, tokenizer, digest)
         else:
             train, held_out = read_blocks(general, tokenizer, run.seed)
@@ -188,9 +188,10 @@ def store_blocks(
     """
 
     def tokenize(split: str) -> StoredTokens:
-        files = find_large_files(general.data, split)
+        large = find_large_text(general.data, split)
         texts = partial(stream_texts, general.data, general.text, split=split)
-        return tokens_stage(run, tokenizer, f"{digest}, {split}, column {general.text}", texts, count_rows(files))
+        count = 0 if large is None else large.count_rows()
+        return tokens_stage(run, tokenizer, f"{digest}, {split}, column {general.text}", texts, count)
 
     tokens = tokenize("train")
     order = np.random.default_rng([run.seed, ORDER_STREAM]).permutation(len(tokens))

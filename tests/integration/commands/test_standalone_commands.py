@@ -36,6 +36,7 @@ def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
     assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"
 
 
+@pytest.mark.slow
 def test_texts_without_labels_are_not_scored(headed_folder: Path, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(8, 0)))

@@ -33,7 +33,8 @@ def score_classes(source: Source) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize(
-    "form", ["onnxruntime", "openvino", "litert", pytest.param("executorch", marks=pytest.mark.slow)]
+    "form",
+    ["onnxruntime", *(pytest.param(form, marks=pytest.mark.slow) for form in ("openvino", "litert", "executorch"))],
 )
 def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str, source: Source, tmp_path: Path):
     write_targets(source, [ExportTarget(form)], tmp_path)

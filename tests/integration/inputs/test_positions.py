@@ -1,5 +1,7 @@
 """Rows longer than a model's positions are refused before a teacher, cache or student is run."""
 
+import copy
+
 import pytest
 import torch
 from transformers import BertTokenizerFast, BloomConfig, DebertaV2Config, GPT2Config, GPT2LMHeadModel, LlamaConfig
@@ -29,6 +31,13 @@ def test_positions_of_returns_the_longest_row_that_the_model_accepts(family):
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, most + 1), 9), attention_mask=torch.ones(1, most + 1))
+
+
+def test_a_pruned_model_accepts_as_many_positions_as_its_stock_class():
+    model = build_model("roberta")
+    own, stock = copy.deepcopy(model.config), find_max_tokens(model.config)
+    own.model_type = "pruned_roberta"
+    assert find_max_tokens(own) == stock == model.config.max_position_embeddings - model.config.pad_token_id - 1
 
 
 def test_positions_of_returns_none_for_models_without_a_limit():

@@ -1,5 +1,6 @@
 """The commands read the same rows from files in many formats, or print one message that names the problem."""
 
+import datetime
 import gzip
 import io
 import json
@@ -15,8 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distill.data.config import DataConfig
+from distill.data.rows.documents import load_documents
+from distill.data.sources import text_batches
+from distill.data.sources.stored_texts import StoredTexts
 from pipelines import distill
 from pipelines.runs import cli
+from pipelines.stages.prepare.data import yield_json
 from support.commands import refusal_of, small_run
 from support.tiny_models import build_model, make_rows, saved
 
@@ -489,6 +495,30 @@ def test_unread_splits_of_a_hub_data_set_are_named(body, tmp_path, monkeypatch, 
     message, rows = read(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
     assert everything(rows) == sorted(ROWS)
     assert "data: not read: validation_matched, because their names aren't those of splits" in message
+
+
+def test_large_text_of_a_hub_data_set_is_read_from_files(tmp_path, monkeypatch):
+    names = sorted({label for _, label in ROWS})
+    splits = {"train": hub_columns([*ROWS, ("", names[0])], names), "test": hub_columns(ROWS[:5], names)}
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
+    config = DataConfig(path="somebody/texts", text="text")
+    whole = load_documents(config, 3, tmp_path)
+    monkeypatch.setattr(text_batches, "LARGE", 1)
+    (tmp_path / "stored").mkdir()
+    stored = load_documents(config, 3, tmp_path / "stored")
+    assert isinstance(stored.train.texts, StoredTexts)
+    for part in ("train", "validation", "test"):
+        assert list(getattr(stored, part).texts) == list(getattr(whole, part).texts)
+    large = text_batches.find_large_text("somebody/texts")
+    assert large is not None
+    assert large.count_rows() == len(ROWS) + 1
+
+
+def test_the_hash_of_a_hub_table_is_that_of_its_cells():
+    days = [datetime.date(2026, 11, day) for day in (1, 2, 3)]
+    columns = {"text": ["a", None, 'ü"'], "tags": [[1, 2], [], None], "day": days, "score": [0.1, float("nan"), None]}
+    table = pa.concat_tables([pa.table(columns), pa.table(columns).slice(1)])
+    assert "".join(yield_json(table)) == json.dumps(table.to_pydict(), default=str)
 
 
 def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, monkeypatch, capsys):

@@ -36,6 +36,7 @@ BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "toke
 DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino"), ("int8-weights", "openvino"), ("int4-weights", "onnx")]
+TAKES_LONG += [("int8-weights", "onnx"), ("int8-dynamic", "onnx"), ("int8-static", "onnx")]  # onnxruntime has them too
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
 MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
 HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in SUPPORTED if pair not in DECODERS]

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.data.sources import text_batches
-from distill.data.sources.text_batches import find_large_files, stream_texts
+from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts
 from distill.errors import InputError
 
@@ -38,7 +38,7 @@ def write_source(folder, kind):
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv", "txt"])
 def test_texts_read_one_after_another_equal_those_read_at_once(tmp_path, kind):
     source = write_source(tmp_path, kind)
-    assert bool(find_large_files(str(source))) == (kind != "csv")  # csv is read at once, for its quotes
+    assert (find_large_text(str(source)) is not None) == (kind != "csv")  # csv is read at once, for its quotes
     assert list(stream_texts(str(source))) == read_texts(str(source))
     assert list(stream_texts(str(tmp_path))) == read_texts(str(tmp_path))
 
@@ -77,5 +77,5 @@ def test_classes_as_texts_are_read_at_once(tmp_path):
 
     rows = datasets.Dataset.from_dict({"text": [0, 1]}).cast_column("text", datasets.ClassLabel(names=["no", "yes"]))
     rows.to_parquet(tmp_path / "train.parquet")
-    assert find_large_files(str(tmp_path)) == []
+    assert find_large_text(str(tmp_path)) is None
     assert list(stream_texts(str(tmp_path))) == ["no", "yes"]

@@ -23,15 +23,19 @@ SETTINGS = {
 }
 
 
+EVERY = (1, 2, 3, 6, 7, 8, 11, 14)
+
+
 @pytest.mark.parametrize(
-    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name != "plain")) for name in SETTINGS]
+    ("setting", "batches"),
+    [("plain", (1, 7, 14)), *(pytest.param(name, EVERY, marks=pytest.mark.slow) for name in SETTINGS)],
 )
 def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
-    setting, tiny_model, tokenizer, tmp_path, monkeypatch
+    setting, batches, tiny_model, tokenizer, tmp_path, monkeypatch
 ):
     config, loss = SETTINGS[setting]
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, loss)
-    for batch in (1, 2, 3, 6, 7, 8, 11, 14):
+    for batch in batches:
         folder = tmp_path / f"at-{batch}"
         with monkeypatch.context() as patch:
             killed_at(batch, patch)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.examples import Examples, Splits
@@ -16,6 +16,7 @@ from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.memory.budget import resolve_memory_budget
 from pipelines.runs.memory.plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
+from pipelines.runs.memory.step_cost import measure_in_training
 from pipelines.runs.processes import World
 from pipelines.settings.distill_config import MachineConfig
 
@@ -43,6 +44,23 @@ def build_module(train: TrainConfig = TRAIN) -> DistillationModule:
 
 def plan_with(module: DistillationModule, data: TextDataModule, budget: int, *, adapts: bool = True) -> MemoryPlanner:
     return MemoryPlanner(module, data, budget, World(), adapts=adapts)
+
+
+def test_passes_are_measured_in_the_windows_of_the_training():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=2000, max_position_embeddings=1024, use_cache=False, **sizes))
+    ids = torch.randint(5, 2000, (4, 1024))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    whole, windows = (
+        measure_in_training(
+            DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=replace(TRAIN, backward_window=window)),
+            batch,
+            "none",
+        )
+        for window in (0, 128)
+    )
+    assert windows.later < whole.later / 2
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "radam"])
