@@ -8,6 +8,7 @@ from typing import Literal, Self
 from distill.errors import InputError, check_setting
 from distill.train.optimizer_kinds import ADAMW_RATE, OPTIMIZERS, check_optimizer_name
 
+Offload = Literal["none", "activations"]
 AUTO = "auto"  # chosen from a measurement when the training starts
 EVERY = re.compile(r"every=([1-9]\d*)")  # a mode of activation checkpointing: every second, third, ... layer
 
@@ -105,7 +106,7 @@ class TrainConfig:
     spike: float = 8.0
     checkpointing: str = "none"
     backward_window: int = 0
-    offload: Literal["none", "activations"] = "none"
+    offload: Offload = "none"
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:

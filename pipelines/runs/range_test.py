@@ -8,19 +8,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from compress.measure.precision_modes import MODES
+from compress.measure.precision_speed import autocast_to_mode
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
 from distill.parallel.clip import clip_gradients
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, set_rate
+from pipelines.runs.loss_scaling import ShardedScaler
+from pipelines.runs.memory.step_cost import find_device
 from pipelines.runs.training_logs import RangeTest, load_test, store_test
 
 STEPS, LOWEST, HIGHEST = 100, 1e-3, 1e3  # rates as multiples of the optimizer's usual one
 _SMOOTHING, _DIVERGED = 0.9, 4.0
 
 
-def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed: int) -> TrainConfig:
+def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed: int, precision: str) -> TrainConfig:
     """Returns the training settings with the found peak rate and a linear decay; a stored test isn't run again.
 
     Args:
@@ -28,17 +32,18 @@ def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed
         data: Batches of the training split.
         file: Where rates and losses are written, or were by an earlier attempt.
         seed: Of dropout.
+        precision: Name of the precision.
 
     Source: Smith 2015, Cyclical Learning Rates for Training Neural Networks (arXiv 1506.01186), section 3.3; a tenth of
         the best rate instead of reading the curve is fastai's rule.
     """
     if not file.exists():
-        store_test(run_range_test(module, data, seed), file)
+        store_test(run_range_test(module, data, seed, precision), file)
     found = load_test(file)
     return replace(module.train_config, learning_rate=found.rate, schedule="linear", rate_scaling="none")
 
 
-def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) -> RangeTest:
+def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int, precision: str = "32") -> RangeTest:
     """Returns the losses of up to 100 steps at growing rates, until the loss diverges."""
     config = module.train_config
     usual = replace(config, learning_rate=None, rate_scaling="none", schedule="auto")
@@ -48,6 +53,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
         module.student, module.layer_terms.parameters(), usual, stochastic_rounding=module.stochastic_rounding
     )
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
+    step_taker = StepTaker(module, optimizer, config.max_grad_norm, precision)
     rates: list[float] = []
     losses: list[float] = []
     average = 0.0
@@ -56,7 +62,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
         factor = LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             set_rate(group, peak * factor)
-        loss = take_step(module, optimizer, batch, config.max_grad_norm)
+        loss = step_taker.take_step(batch)
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
         smoothed = average / (1 - _SMOOTHING ** (step + 1))
         if not math.isfinite(smoothed) or (losses and smoothed > _DIVERGED * min(losses)):
@@ -69,26 +75,53 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int) 
     return RangeTest(tuple(rates), tuple(losses))
 
 
-def take_step(module: DistillationModule, optimizer: torch.optim.Optimizer, batch: Batch, max_norm: float) -> float:
-    """Takes an optimizer step on a batch and returns its loss."""
-    optimizer.zero_grad()
-    loss = compute_gradients(module, batch)
-    if max_norm:
-        clip_gradients(module.parameters(), max_norm)
-    optimizer.step()
-    return float(loss.detach())
+class StepTaker:
+    """Takes optimizer steps as a training in a precision does, the loss scaled for float16.
 
+    Args:
+        module: The training.
+        optimizer: Of its parameters.
+        max_norm: Of the gradient; 0 for any.
+        precision: Name of the precision.
+    """
 
-def compute_gradients(module: DistillationModule, batch: Batch) -> Tensor:
-    """Adds the gradients of a batch to the parameters', in micro-batches where it can be split; returns its loss."""
-    if not module.can_split_batches:
-        loss, _ = module.compute_loss(batch)
-        loss.backward()
+    def __init__(
+        self, module: DistillationModule, optimizer: torch.optim.Optimizer, max_norm: float, precision: str = "32"
+    ):
+        self.module, self.optimizer, self.max_norm, self.precision = module, optimizer, max_norm, precision
+        self.device = find_device(module)
+        self.scaler = ShardedScaler(self.device.type, enabled=MODES[precision].product_dtype == torch.float16)
+
+    def take_step(self, batch: Batch) -> float:
+        """Takes a step on a batch and returns its loss; gradients that overflow leave the weights as they are."""
+        self.optimizer.zero_grad()
+        loss = self.compute_gradients(batch)
+        self.scaler.unscale_(self.optimizer)
+        if self.max_norm:
+            clip_gradients(self.module.parameters(), self.max_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return float(loss.detach())
+
+    def compute_gradients(self, batch: Batch) -> Tensor:
+        """Adds the gradients of a batch, split into micro-batches where it can be, and returns its loss."""
+        if not self.module.can_split_batches:
+            loss, _ = self.compute_loss(batch)
+            self.backward(loss)
+            return loss
+        loss, _ = self.module.micro_batches.run(
+            batch, self.compute_loss, self.backward, self.module.parameters(), lambda parts: None
+        )
         return loss
-    loss, _ = module.micro_batches.run(
-        batch, module.compute_loss, lambda part: part.backward(), module.parameters(), lambda parts: None
-    )
-    return loss
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss and the terms in the precision."""
+        with autocast_to_mode(self.precision, self.device):
+            return self.module.compute_loss(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Runs a backward pass of the scaled loss."""
+        self.scaler.scale(loss).backward()
 
 
 def yield_batches(data: RowsDataModule) -> Iterator[Batch]:

@@ -88,10 +88,10 @@ def fit_module(
     progress = FitProgress(console, label, train)
     positions = PositionRecorder(world.everyone)
     convert_precision(precision, module)
-    fit_into_memory(module, data, machine, folder / LOGS, label, console, world, layout.data_parallel)
+    fit_into_memory(module, data, machine, folder / LOGS, label, console, world, layout.data_parallel, precision)
     found: Metrics = {}
     if train.schedule == "find":
-        module.train_config = find_rate(module, data, logs.range_test, seed)
+        module.train_config = find_rate(module, data, logs.range_test, seed, precision)
         found = {"found/learning_rate": module.train_config.peak_rate}
         console.say(f"  {label}: the range test found a learning rate of {module.train_config.peak_rate:.2g}")
     while True:

@@ -1,4 +1,4 @@
-"""How a training fits into a memory budget: parts of a batch, activation checkpointing, and low-bit optimizer states.
+"""How a training fits into a memory budget: parts of a batch, checkpointing or offload of activations, low-bit states.
 
 Each way is measured on the longest rows of the data; the fastest that fits is chosen. All but the low-bit states train
 the same weights, up to rounding.
@@ -15,7 +15,7 @@ from compress.measure.memory import return_freed_memory
 from distill.data.batches.data_module import RowsDataModule
 from distill.errors import InputError
 from distill.train.activations import FULL, NONE, SELECTIVE
-from distill.train.config import AUTO, TrainConfig
+from distill.train.config import AUTO, Offload, TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
@@ -47,6 +47,7 @@ class MemoryPlan:
         optimizer: Name of the optimizer.
         peak: Bytes that the process is predicted to hold at most.
         seconds: Measured time of the passes of a batch of the longest rows; 0 if it doesn't fit.
+        offload: What is offloaded.
     """
 
     checkpointing: str
@@ -54,10 +55,13 @@ class MemoryPlan:
     optimizer: str
     peak: int
     seconds: float = 0.0
+    offload: Offload = "none"
 
     def apply(self, module: DistillationModule, data: RowsDataModule) -> None:
         """Gives the settings to a training."""
-        module.train_config = replace(module.train_config, checkpointing=self.checkpointing, optimizer=self.optimizer)
+        module.train_config = replace(
+            module.train_config, checkpointing=self.checkpointing, optimizer=self.optimizer, offload=self.offload
+        )
         module.micro_batches.parts = data.parts = self.parts
 
 
@@ -70,6 +74,7 @@ def fit_into_memory(
     console: Console,
     world: World,
     shares: int = 1,
+    precision: str = "32",
 ) -> None:
     """Applies the plan of the stage's folder to a training, or chooses, prints and stores one; every process calls it.
 
@@ -83,6 +88,7 @@ def fit_into_memory(
         console: Prints the plans.
         world: The processes.
         shares: Number of processes that share the rows of a batch.
+        precision: Name of the precision.
 
     Raises:
         InputError: Nothing fits.
@@ -94,7 +100,8 @@ def fit_into_memory(
     if stored is None:
         budget = resolve_memory_budget(machine.memory or AUTO, find_device(module), world.size)
         budget = min(world.gather(budget))
-        plans = MemoryPlanner(module, data, budget, world, shares, adapts=bool(machine.memory)).list_plans()
+        adapts = bool(machine.memory)
+        plans = MemoryPlanner(module, data, budget, world, shares, precision, adapts=adapts).list_plans()
         chosen = choose_plan(plans, budget, label, is_required=bool(machine.memory))
         print_plans(console, label, plans, chosen, budget)
         stored = asdict(chosen)
@@ -113,7 +120,8 @@ class MemoryPlanner:
         budget: Bytes that a process may hold.
         world: The processes, which measure together and choose the same.
         shares: Number of processes that share the rows of a batch.
-        adapts: Whether checkpointing and optimizer may be changed, and not only the parts of a batch.
+        precision: Name of the precision.
+        adapts: Whether checkpointing, offload and optimizer may be changed, and not only the parts of a batch.
     """
 
     def __init__(
@@ -123,17 +131,20 @@ class MemoryPlanner:
         budget: int,
         world: World,
         shares: int = 1,
+        precision: str = "32",
         *,
         adapts: bool = True,
     ):
-        self.module, self.world, self.adapts = module, world, adapts
+        self.module, self.world, self.precision, self.adapts = module, world, precision, adapts
         self.train, self.device = module.train_config, find_device(module)
         self.longest = LongestRows(module, data, -(-count_longest_rows(data, self.train) // shares))
-        self.costs: dict[tuple[str, int], PassCost] = {}  # by mode and rows
+        self.costs: dict[tuple[str, str, int], PassCost] = {}  # by checkpointing, offload and rows
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.gradients = sum(parameter.nbytes for parameter in trained)
         self.numbers = sum(parameter.numel() for parameter in trained)
-        measure_in_training(module, self.longest.build_batch(1), NONE)  # loads kernels, which take memory once
+        measure_in_training(
+            module, self.longest.build_batch(1), NONE, precision=precision
+        )  # loads kernels, which take memory once
         return_freed_memory()
         self.held = self._agree(read_held_memory(self.device))
         self.allowed = self.held + int((budget - self.held) / (1 + _MARGIN))  # for predicted peaks
@@ -147,20 +158,29 @@ class MemoryPlanner:
     def list_plans(self) -> list[MemoryPlan]:
         """Returns the best plan of each mode, or only the training as it is if that fits.
 
-        AdamW's states have fewer bits only if nothing else fits.
+        Activations are offloaded only if no plan without it fits, and AdamW's states have fewer bits only if no plan
+        that trains the same weights fits.
         """
         plans = []
         for mode in self.list_modes():
-            plans.append(self.plan_mode(mode))
+            plans.append(self.plan_mode(mode, self.train.offload))
             if plans[0].parts == 1 and plans[0].seconds:
                 return plans
+        if not _any_fits(plans) and self.may_offload:
+            plans += [self.plan_mode(mode, "activations") for mode in self.list_modes()]
         for optimizer, width in LOW_BIT.items():
-            if any(plan.seconds for plan in plans) or not self.may_reduce_states:
+            if _any_fits(plans) or not self.may_reduce_states:
                 break
             self.states = int(width * self.numbers)
             self.step_peak = self.states
-            plans += [replace(self.plan_mode(mode), optimizer=optimizer) for mode in self.list_modes()]
+            ways = [(plan.checkpointing, plan.offload) for plan in plans if plan.optimizer == self.train.optimizer]
+            plans += [replace(self.plan_mode(*way), optimizer=optimizer) for way in ways]
         return plans
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether activations, which stay as it is, can be offloaded."""
+        return self.adapts and self.train.offload != "activations" and self.device.type in ("cpu", "cuda")
 
     @property
     def may_reduce_states(self) -> bool:
@@ -182,19 +202,19 @@ class MemoryPlanner:
                 return
             parts *= 2
 
-    def plan_mode(self, mode: str) -> MemoryPlan:
+    def plan_mode(self, mode: str, offload: Offload) -> MemoryPlan:
         """Returns the plan of a mode with the fewest parts that fit, or with the most if none does."""
-        one, two = (self._measure(mode, rows).later for rows in (1, min(2, self.rows)))
+        one, two = (self._measure(mode, offload, rows).later for rows in (1, min(2, self.rows)))
         for parts in self.list_parts():
             rows = -(-self.rows // parts)
             later = one + (rows - 1) * (two - one)
             peak = self.predict_peak(PassCost(self.gradients + later, later, 0.0), parts)
             if peak <= self.allowed:
-                cost = self._measure(mode, rows)
+                cost = self._measure(mode, offload, rows)
                 peak = self.predict_peak(cost, parts)
                 seconds = parts * cost.seconds if peak <= self.allowed else 0.0
-                return MemoryPlan(mode, parts, self.train.optimizer, peak, seconds)
-        return MemoryPlan(mode, parts, self.train.optimizer, peak)
+                return MemoryPlan(mode, parts, self.train.optimizer, peak, seconds, offload)
+        return MemoryPlan(mode, parts, self.train.optimizer, peak, offload=offload)
 
     def predict_peak(self, cost: PassCost, parts: int) -> int:
         """Returns the bytes that a training holds at most, from the cost of its micro-batches' passes."""
@@ -210,13 +230,15 @@ class MemoryPlanner:
     def _optimizer_peak(self) -> int:
         return self.held + self.gradients + self.step_peak
 
-    def _measure(self, mode: str, rows: int) -> PassCost:
+    def _measure(self, mode: str, offload: Offload, rows: int) -> PassCost:
         """Returns the cost of a micro-batch of the longest rows, that of the slowest and largest process."""
-        if (mode, rows) not in self.costs:
-            cost = measure_in_training(self.module, self.longest.build_batch(rows), mode)
+        key = mode, offload, rows
+        if key not in self.costs:
+            batch = self.longest.build_batch(rows)
+            cost = measure_in_training(self.module, batch, mode, offload, self.precision)
             largest = self._agree(cost.first), self._agree(cost.later)
-            self.costs[mode, rows] = PassCost(*largest, max(self.world.gather(cost.seconds)))
-        return self.costs[mode, rows]
+            self.costs[key] = PassCost(*largest, max(self.world.gather(cost.seconds)))
+        return self.costs[key]
 
     def _measure_states(self) -> tuple[int, int]:
         """Returns the bytes of the optimizer's states, and of a step that creates them."""
@@ -235,6 +257,10 @@ class MemoryPlanner:
 
     def _agree(self, value: int) -> int:
         return max(self.world.gather(value))
+
+
+def _any_fits(plans: list[MemoryPlan]) -> bool:
+    return any(plan.seconds for plan in plans)
 
 
 def count_longest_rows(data: RowsDataModule, train: TrainConfig) -> int:
@@ -257,7 +283,8 @@ def choose_plan(plans: list[MemoryPlan], budget: int, label: str, *, is_required
         return least
     raise InputError(
         f"machine.memory: expected more than {least.peak / 1e6:,.0f} MB for {label!r}, which {least.checkpointing} "
-        f"checkpointing, {least.optimizer} and {least.parts} micro-batches are predicted to take, found "
+        f"checkpointing, offload {least.offload}, {least.optimizer} and {least.parts} micro-batches are predicted to "
+        "take, found "
         f"{budget / 1e6:,.0f} MB: nothing that is left to try fits; use a smaller model, a lower data.max_length or "
         "more memory"
     )
@@ -267,10 +294,11 @@ def print_plans(console: Console, label: str, plans: list[MemoryPlan], chosen: M
     """Prints the table that the plan was chosen from."""
     console.table(
         f"{label}: memory for at most {budget / 1e6:,.0f} MB",
-        ("checkpointing", "optimizer", "micro-batches", "predicted peak", "batch of the longest rows", ""),
+        ("checkpointing", "offload", "optimizer", "micro-batches", "predicted peak", "batch of the longest rows", ""),
         [
             (
                 plan.checkpointing,
+                plan.offload,
                 plan.optimizer,
                 str(plan.parts),
                 f"{plan.peak / 1e6:,.0f} MB",

@@ -11,8 +11,10 @@ import torch
 from torch.optim import Optimizer
 
 from compress.measure.memory import read_peak_memory, reset_peak_memory, return_freed_memory
+from compress.measure.precision_speed import autocast_to_mode
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
+from distill.train.config import Offload
 from distill.train.module import DistillationModule
 from distill.train.optimizer import take_empty_step
 from pipelines.runs.memory.budget import read_held_memory
@@ -34,11 +36,11 @@ class PassCost:
 
 
 @contextmanager
-def train_temporarily(module: DistillationModule, checkpointing: str) -> Iterator[None]:
+def train_temporarily(module: DistillationModule, checkpointing: str, offload: Offload) -> Iterator[None]:
     """Puts the module into the mode of its training, and takes back what passes in it change."""
     config, device = module.train_config, find_device(module)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    module.train_config = replace(config, checkpointing=checkpointing)
+    module.train_config = replace(config, checkpointing=checkpointing, offload=offload)
     module.on_fit_start()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
@@ -50,15 +52,27 @@ def train_temporarily(module: DistillationModule, checkpointing: str) -> Iterato
             buffer.copy_(buffers[name])
 
 
-def measure_in_training(module: DistillationModule, batch: Batch, checkpointing: str) -> PassCost:
-    """Returns the cost of a pass in a mode of checkpointing, from two passes; the module stays as it is."""
+def measure_in_training(
+    module: DistillationModule, batch: Batch, checkpointing: str, offload: Offload = "none", precision: str = "32"
+) -> PassCost:
+    """Returns the cost of a pass in a way to train, from two passes; the module stays as it is.
+
+    Args:
+        module: The training.
+        batch: The micro-batch.
+        checkpointing: Mode of activation checkpointing.
+        offload: What is offloaded.
+        precision: Name of the precision.
+    """
     device = find_device(module)
 
     def run_pass() -> None:
         for part in module.micro_batches.divide(batch):
-            module.compute_loss(part)[0].backward()
+            with autocast_to_mode(precision, device):
+                loss = module.compute_loss(part)[0]
+            loss.backward()
 
-    with train_temporarily(module, checkpointing):
+    with train_temporarily(module, checkpointing, offload):
         module.zero_grad()
         first = measure_call(run_pass, device)
         later = measure_call(run_pass, device)

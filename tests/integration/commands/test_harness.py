@@ -74,6 +74,7 @@ def test_unknown_tasks_and_models_without_a_causal_head_are_refused(decoder, tok
     assert "expected a head for causal-lm" in refusal_of(harness, arguments, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):
     tasks, missing = tmp_path / "tasks", tmp_path / "nowhere"
     tasks.mkdir()

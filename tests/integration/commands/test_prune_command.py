@@ -126,6 +126,7 @@ def test_tokens_that_no_text_uses_are_removed(family, data):
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
 
 
+@pytest.mark.slow
 def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     output, _ = family
     message = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *SEARCH))

@@ -28,6 +28,7 @@ def report_of(output) -> dict:
     return json.loads((output / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "30", "--epochs", "20", "--teacher_train.dropout", "0", "--train.dropout", "0")

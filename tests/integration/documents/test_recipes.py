@@ -130,7 +130,7 @@ def test_other_settings_of_a_deepspeed_file_are_kept(tmp_path):
 BY_NAME = sorted(each for each in (ROOT / "configs" / "recipes").glob("*.yaml") if each.stem != "sampled")
 
 
-QUICK = ("tinybert", "generalised")  # terms on layers and on logits
+QUICK = ("tinybert",)
 MARKED = [pytest.param(recipe, marks=[pytest.mark.slow] * (recipe.stem not in QUICK)) for recipe in BY_NAME]
 
 

@@ -100,6 +100,7 @@ def test_stopping_a_command_during_verification_ends_the_verifying_process(numbe
     assert not is_running(child)
 
 
+@pytest.mark.slow
 def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exported, capsys):
     place, arguments = exported
     output = place / "killed"

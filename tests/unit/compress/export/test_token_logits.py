@@ -25,7 +25,7 @@ CASES = {
     "distilbert words": ("distilbert", "ForMaskedLM"),
     "roberta words": ("roberta", "ForMaskedLM"),
 }
-SLOW = list(CASES)[2:]
+SLOW = list(CASES)[1:]
 
 
 @pytest.fixture(

@@ -43,7 +43,7 @@ FURTHER = {
     "mobilebert": ("MobileBert", {"embedding_size": 16, "intra_bottleneck_size": 16}),
 }
 
-QUICK = ("modernbert", "llama", "gemma3_text", "gpt2")  # an encoder, grouped keys, windows, transposed weights
+QUICK = ("modernbert", "llama", "gpt2")  # windows, grouped keys, transposed weights
 
 
 def mark_slow(families: Iterable[str]) -> list:

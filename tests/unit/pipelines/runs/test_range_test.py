@@ -1,5 +1,6 @@
 """Tests of the range test, which finds a learning rate before the training."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from distill.losses.config import LossConfig
+from distill.train.module import DistillationModule
 from pipelines.runs.manifest import LOGS
+from pipelines.runs.range_test import StepTaker
 from pipelines.runs.training_logs import RANGE_TEST as FILE
 from pipelines.runs.training_logs import RangeTest, load_test, store_test
 from pipelines.stages.deliver.training_events import read_training_events
@@ -46,6 +49,26 @@ def test_the_training_is_that_with_the_found_rate_from_the_initial_weights(found
     config = replace(BASE, schedule="linear", learning_rate=test.rate)
     expected = train_once(tiny_model, tokenizer, tmp_path, config, LossConfig(kl=1))
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
+def test_steps_of_the_test_compute_in_the_precision_of_the_training(precision, dtype, tiny_model, token_batch):
+    torch.manual_seed(0)
+    batch = token_batch | {"labels": torch.tensor([0, 1, 2, 3, 4, 0])}
+    weights, losses = [], []
+    for name in ("32", precision):
+        model = copy.deepcopy(tiny_model("bert"))
+        module = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=replace(BASE, dropout=0.0))
+        module.on_fit_start()
+        taker = StepTaker(module, torch.optim.SGD(model.parameters(), 0.1), 1.0, name)
+        dtypes = set()
+        model.classifier.register_forward_hook(lambda layer, inputs, output, seen=dtypes: seen.add(output.dtype))
+        losses.append(taker.take_step(batch))
+        weights.append(model.classifier.weight.detach())
+        assert dtypes == {torch.float32 if name == "32" else dtype}
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert torch.allclose(weights[1], weights[0], atol=2e-3)
+    assert not torch.equal(weights[1], weights[0])
 
 
 @pytest.mark.slow

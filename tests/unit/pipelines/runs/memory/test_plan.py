@@ -124,9 +124,10 @@ def test_without_a_budget_the_smallest_plan_is_tried_where_none_is_predicted_to_
     assert choose_plan(plans, 0, "test", is_required=False).parts == 64
 
 
-def test_states_have_fewer_bits_only_if_nothing_else_fits(data):
-    optimizers = [plan.optimizer for plan in plan_with(build_module(), data, 0).list_plans()]
-    assert optimizers == ["adamw"] * 3 + ["adamw-8bit"] * 3 + ["adamw-4bit"] * 3
+def test_activations_are_offloaded_if_nothing_else_fits_and_then_states_have_fewer_bits(data):
+    plans = plan_with(build_module(), data, 0).list_plans()
+    assert [plan.optimizer for plan in plans] == ["adamw"] * 6 + ["adamw-8bit"] * 6 + ["adamw-4bit"] * 6
+    assert [plan.offload for plan in plans] == (["none"] * 3 + ["activations"] * 3) * 3
     kept = plan_with(build_module(replace(TRAIN, optimizer="sgd")), data, 0).list_plans()
     assert {plan.optimizer for plan in kept} == {"sgd"}
 
@@ -138,6 +139,17 @@ def test_the_stored_plan_of_a_stage_is_applied_again(data, tmp_path):
     fit_into_memory(module, data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
     assert (module.train_config.checkpointing, module.micro_batches.parts, data.parts) == ("full", 4, 4)
     assert (tmp_path / FILE).read_text() == stored
+    data.parts = 1
+
+
+def test_an_offloaded_plan_takes_less_than_the_plain_one_and_is_applied(data, tmp_path):
+    module = build_module()
+    module.scratch = tmp_path
+    planner = plan_with(module, data, 0)
+    plain, offloaded = (planner._measure("none", offload, 64) for offload in ("none", "activations"))
+    assert offloaded.later < plain.later
+    planner.plan_mode("none", "activations").apply(module, data)
+    assert module.train_config.offload == "activations"
     data.parts = 1
 
 
