@@ -427,6 +427,7 @@ def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually,
     assert again["close-2x"].manifest["resumed"]
 
 
+@pytest.mark.slow
 def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
     names = [f"distill-2x{suffix}" for suffix in ("-round1", "-round2", "")]
     costs = [COSTS.predict(outline(in_rounds[name])) for name in ("start", *names)]
@@ -439,6 +440,7 @@ def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
     assert epochs == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_rounds_follow_the_cubic_schedule(in_rounds):
     begin = COSTS.predict(outline(in_rounds["start"]))
     for number in (1, 2):
@@ -447,6 +449,7 @@ def test_rounds_follow_the_cubic_schedule(in_rounds):
         assert 0.85 * measured["milliseconds"] <= measured["predicted_ms"] <= measured["milliseconds"] * 1.001
 
 
+@pytest.mark.slow
 def test_importance_in_each_round_is_computed_on_the_trained_model(in_rounds):
     for number, next_shape in ((1, "shape-2x-round2"), (2, "shape-2x")):
         scores = in_rounds[f"scores-2x-round{number}"]

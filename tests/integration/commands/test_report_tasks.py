@@ -247,9 +247,8 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize(
-    "task", ["causal-lm", *(pytest.param(t, marks=pytest.mark.slow) for t in HEADS if t != "causal-lm")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", HEADS)
 def test_snippets_of_the_model_card_run_for_every_task(task, tokenizer, tmp_path, capsys):
     """Executes the unmodified snippets on a tiny model of the task."""
     from compress.export.common.source import Source

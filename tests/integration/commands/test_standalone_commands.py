@@ -20,6 +20,7 @@ def base(headed_folder: Path, data_folder: Path) -> list[str]:
     return ["--model", str(headed_folder), "--data", str(data_folder)]
 
 
+@pytest.mark.slow
 def test_a_single_checkpoint_is_evaluated(base, tmp_path):
     message = run_to_success("evaluate", [*base, *QUICK, "--output", str(tmp_path / "e")])
     assert "student" not in message.split("Evaluation")[1]

@@ -53,6 +53,7 @@ def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str
         assert float(chance) == pytest.approx(most, abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"architectures": ["BertForTokenClassification"]}, {"problem_type": "multi_label_classification"}]
 )
