@@ -25,6 +25,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.results_folder import check_settings
@@ -40,6 +41,7 @@ from distill.teacher.fingerprint import weights_fingerprint
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
+from distill.train.optimizer import set_rate
 from pipelines.runs.console import Console
 
 WAYS = ("dense", "sampled", "topk", "labels")
@@ -121,7 +123,7 @@ class Experiment:
         elif way in ("sampled", "topk"):
             signals = self._build_cache(way)
         loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
-        modules = [DistillationModule(self._build_student(seed), loss=loss, train=TrainConfig()) for seed in seeds]
+        modules = [DistillationModule(self.build_student(seed), loss=loss, train=TrainConfig()) for seed in seeds]
         batches = TrainBatches(self.data, BATCH, 0, seed=0, signals=signals)
         seconds = train_modules(modules, batches, self.options.steps, way, self.console)
         return [
@@ -137,7 +139,8 @@ class Experiment:
             for seed, module in zip(seeds, modules, strict=True)
         ]
 
-    def _build_student(self, seed: int) -> LlamaForCausalLM:
+    def build_student(self, seed: int) -> LlamaForCausalLM:
+        """Returns a student with the teacher's embeddings and head, and layers that the seed initializes."""
         torch.manual_seed(seed)
         sizes = {"num_hidden_layers": self.options.layers}
         student = LlamaForCausalLM(LlamaConfig(**self.teacher.config.to_dict() | sizes))
@@ -182,21 +185,35 @@ def train_modules(
     console: Console,
     learning_rate: float = LEARNING_RATE,
 ) -> float:
-    """Trains modules on the same batches in bfloat16, with warm-up and a cosine schedule; returns the seconds."""
-    optimizers = [
+    """Trains modules with AdamW as `train_with` does; returns the seconds."""
+    optimizers: list[Optimizer] = [
         torch.optim.AdamW(
             [parameter for parameter in module.parameters() if parameter.requires_grad],
             lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True,
         )
         for module in modules
     ]  # fmt: skip
+    return train_with(optimizers, modules, batches, steps, label, console)
+
+
+def train_with(
+    optimizers: list[Optimizer],
+    modules: list[DistillationModule],
+    batches: TrainBatches,
+    steps: int,
+    label: str,
+    console: Console,
+) -> float:
+    """Trains modules on the same batches in bfloat16, with warm-up and a cosine schedule; returns the seconds."""
     start, step = time.perf_counter(), 0
+    peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     with console.track(label, steps, "steps") as advance:
         while step < steps:
             for batch in batches:
-                for module, optimizer in zip(modules, optimizers, strict=True):
-                    for group in optimizer.param_groups:
-                        group["lr"] = learning_rate * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+                factor = min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+                for module, optimizer, rates in zip(modules, optimizers, peaks, strict=True):
+                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                        set_rate(group, rate * factor)
                     with torch.autocast("cpu", torch.bfloat16):
                         value = weighted_sum(module.loss, module.compute_terms(batch))
                     value.backward()
