@@ -121,7 +121,7 @@ class DistillationModule(lightning.LightningModule):
         self.offload: ActivationOffload | None = None  # in training
         self.scratch = Path(gettempdir())  # for temporary files
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
-        self.micro_batches, self.growth = MicroBatches(divide=self._divide_batch), BatchGrowth(train)
+        self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
         self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
         self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
@@ -273,6 +273,7 @@ class DistillationModule(lightning.LightningModule):
             lambda parts: rank_zero_warn(
                 f"memory ran out in step {step}: batches are trained in {parts} parts from here on, with the same loss"
             ),
+            self.divide_batch,
         )
         values: TermValues = {f"train/{name}": value for name, value in terms.items()}
         return total.requires_grad_(), (measured[0] | values if measured else TermValues())
@@ -287,7 +288,7 @@ class DistillationModule(lightning.LightningModule):
                 f"{type(self.trainer.strategy).__name__}: whole documents would be trained"
             )
 
-    def _divide_batch(self, batch: Batch) -> Iterable[Batch]:
+    def divide_batch(self, batch: Batch) -> Iterable[Batch]:
         """Returns the chunks of a batch whose backward passes are separate; see `backward_window`."""
         if not self.train_config.backward_window:
             return (batch,)

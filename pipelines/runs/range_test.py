@@ -110,7 +110,12 @@ class StepTaker:
             self.backward(loss)
             return loss
         loss, _ = self.module.micro_batches.run(
-            batch, self.compute_loss, self.backward, self.module.parameters(), lambda parts: None
+            batch,
+            self.compute_loss,
+            self.backward,
+            self.module.parameters(),
+            lambda parts: None,
+            self.module.divide_batch,
         )
         return loss
 

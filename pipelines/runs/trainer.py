@@ -1,5 +1,6 @@
 """The Lightning Trainer of a stage: progress, logs, and checkpoints from which a run resumes bit-identically."""
 
+import gc
 import logging
 import os
 import shutil
@@ -46,6 +47,7 @@ from pipelines.runs.watchdog import PositionRecorder
 from pipelines.settings.distill_config import MachineConfig
 
 SINGLE_PROCESS = Layout()
+_WORTH_COLLECTING = 16 << 20  # bytes of weights from which on a collection, a fraction of a second, is worth its time
 Metrics: TypeAlias = dict[str, float]  # metric -> value, such as `val/score`
 
 
@@ -75,6 +77,7 @@ def fit_module(
         InputError: Lightning doesn't support the requested devices and precision here.
     """
     silence_lightning()
+    free_earlier_trainings(module)
     world = world or World()
     if machine.threads:
         torch.set_num_threads(machine.threads)
@@ -121,6 +124,16 @@ def fit_module(
     if not MODES[precision].is_stock:
         restore_stock_layers(module.student)
     return stopper.metrics | found
+
+
+def free_earlier_trainings(module: DistillationModule) -> None:
+    """Frees what earlier trainings of this process held, before one that needs memory.
+
+    Lightning's objects refer to each other, so Python would free models and optimizer states of an earlier training
+    late: in the middle of this one.
+    """
+    if sum(parameter.nbytes for parameter in module.parameters()) >= _WORTH_COLLECTING:
+        gc.collect()
 
 
 def build_trainer(

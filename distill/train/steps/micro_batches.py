@@ -12,6 +12,7 @@ from distill.data.batches.split import split_batch
 from distill.errors import InputError
 
 Terms = dict[str, Tensor]
+Divide = Callable[[Batch], Iterable[Batch]]
 # The last three are oneDNN's, which doesn't tell a lack of memory from other failures.
 _CPU_MESSAGES = (
     "can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory",
@@ -33,11 +34,10 @@ class MicroBatches:
 
     Args:
         parts: Number of micro-batches of a batch at first.
-        divide: Yields smaller batches of a micro-batch, each after the backward pass of the one before.
     """
 
-    def __init__(self, parts: int = 1, divide: Callable[[Batch], Iterable[Batch]] = lambda part: (part,)):
-        self.parts, self.divide = parts, divide
+    def __init__(self, parts: int = 1):
+        self.parts = parts
 
     def run(
         self,
@@ -46,6 +46,7 @@ class MicroBatches:
         backward: Callable[[Tensor], object],
         parameters: Iterable[nn.Parameter],
         report: Callable[[int], None],
+        divide: Divide,
     ) -> tuple[Tensor, Terms]:
         """Returns the batch's loss and terms, without autograd graphs, with the gradients added to the parameters'.
 
@@ -55,6 +56,7 @@ class MicroBatches:
             backward: Runs the backward pass of a micro-batch's loss.
             parameters: Parameters that are trained; gradients that they have, of earlier batches, are kept.
             report: Called with the new number of parts when memory has run out.
+            divide: Yields smaller batches of a micro-batch, each after the backward pass of the one before.
 
         Raises:
             InputError: Not even a single row fits.
@@ -64,7 +66,7 @@ class MicroBatches:
         while True:
             for parameter in trained:
                 parameter.grad = None
-            found = self._try(batch, compute, backward)
+            found = self._try(batch, compute, backward, divide)
             if not isinstance(found, str):
                 break
             gc.collect()  # tensors in cycles of the failed pass
@@ -76,12 +78,16 @@ class MicroBatches:
         return found
 
     def _try(
-        self, batch: Batch, compute: Callable[[Batch], tuple[Tensor, Terms]], backward: Callable[[Tensor], object]
+        self,
+        batch: Batch,
+        compute: Callable[[Batch], tuple[Tensor, Terms]],
+        backward: Callable[[Tensor], object],
+        divide: Divide,
     ) -> tuple[Tensor, Terms] | str:
         """Returns the loss and the terms of a batch, or the message if memory ran out: the error refers to the pass."""
         total, terms = None, Terms()
         try:
-            for part in chain.from_iterable(map(self.divide, split_batch(batch, self.parts))):
+            for part in chain.from_iterable(map(divide, split_batch(batch, self.parts))):
                 loss, own = compute(part)
                 backward(loss)
                 total = loss.detach() if total is None else total + loss.detach()

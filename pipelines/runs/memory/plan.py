@@ -102,8 +102,10 @@ def fit_into_memory(
         budget = min(world.gather(budget))
         adapts = bool(machine.memory)
         plans = MemoryPlanner(module, data, budget, world, shares, precision, adapts=adapts).list_plans()
-        chosen = choose_plan(plans, budget, label, is_required=bool(machine.memory))
+        chosen = choose_plan(plans, is_required=bool(machine.memory))
         print_plans(console, label, plans, chosen, budget)
+        if chosen is None:
+            raise no_plan_error(plans, budget, label)
         stored = asdict(chosen)
         if world.is_rank_zero:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -209,11 +211,12 @@ class MemoryPlanner:
             rows = -(-self.rows // parts)
             later = one + (rows - 1) * (two - one)
             peak = self.predict_peak(PassCost(self.gradients + later, later, 0.0), parts)
+            if peak > self.allowed:
+                continue
+            cost = self._measure(mode, offload, rows)
+            peak = self.predict_peak(cost, parts)
             if peak <= self.allowed:
-                cost = self._measure(mode, offload, rows)
-                peak = self.predict_peak(cost, parts)
-                seconds = parts * cost.seconds if peak <= self.allowed else 0.0
-                return MemoryPlan(mode, parts, self.train.optimizer, peak, seconds, offload)
+                return MemoryPlan(mode, parts, self.train.optimizer, peak, parts * cost.seconds, offload)
         return MemoryPlan(mode, parts, self.train.optimizer, peak, offload=offload)
 
     def predict_peak(self, cost: PassCost, parts: int) -> int:
@@ -269,28 +272,26 @@ def count_longest_rows(data: RowsDataModule, train: TrainConfig) -> int:
     return min(rows, len(data.train))
 
 
-def choose_plan(plans: list[MemoryPlan], budget: int, label: str, *, is_required: bool = True) -> MemoryPlan:
-    """Returns the fastest plan that fits; if none does and the budget isn't required, the smallest.
-
-    Raises:
-        InputError: None fits.
-    """
+def choose_plan(plans: list[MemoryPlan], *, is_required: bool = True) -> MemoryPlan | None:
+    """Returns the fastest plan that fits; if none does, None, or the smallest if the budget isn't required."""
     fitting = [plan for plan in plans if plan.seconds]
     if fitting:
         return min(fitting, key=lambda plan: plan.seconds)
+    return None if is_required else min(plans, key=lambda plan: plan.peak)
+
+
+def no_plan_error(plans: list[MemoryPlan], budget: int, label: str) -> InputError:
+    """Returns the error for a budget that no plan fits into."""
     least = min(plans, key=lambda plan: plan.peak)
-    if not is_required:
-        return least
-    raise InputError(
+    return InputError(
         f"machine.memory: expected more than {least.peak / 1e6:,.0f} MB for {label!r}, which {least.checkpointing} "
         f"checkpointing, offload {least.offload}, {least.optimizer} and {least.parts} micro-batches are predicted to "
-        "take, found "
-        f"{budget / 1e6:,.0f} MB: nothing that is left to try fits; use a smaller model, a lower data.max_length or "
-        "more memory"
+        f"take, found {budget / 1e6:,.0f} MB: nothing that is left to try fits; use a smaller model, a lower "
+        "data.max_length or more memory"
     )
 
 
-def print_plans(console: Console, label: str, plans: list[MemoryPlan], chosen: MemoryPlan, budget: int) -> None:
+def print_plans(console: Console, label: str, plans: list[MemoryPlan], chosen: MemoryPlan | None, budget: int) -> None:
     """Prints the table that the plan was chosen from."""
     console.table(
         f"{label}: memory for at most {budget / 1e6:,.0f} MB",

@@ -67,7 +67,7 @@ def measure_in_training(
     device = find_device(module)
 
     def run_pass() -> None:
-        for part in module.micro_batches.divide(batch):
+        for part in module.divide_batch(batch):
             with autocast_to_mode(precision, device):
                 loss = module.compute_loss(part)[0]
             loss.backward()

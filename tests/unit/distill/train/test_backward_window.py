@@ -105,7 +105,9 @@ def train_step(
         passes.append(loss)
         loss.backward()
 
-    total, terms = module.micro_batches.run(batch, module.compute_loss, backward, module.parameters(), pytest.fail)
+    total, terms = module.micro_batches.run(
+        batch, module.compute_loss, backward, module.parameters(), pytest.fail, module.divide_batch
+    )
     weights = {name: getattr(module.loss, name) for name in terms}
     torch.testing.assert_close(sum(weights[name] * value for name, value in terms.items()), total, check_dtype=False)
     gradients = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
@@ -350,14 +352,16 @@ def test_a_batch_that_does_not_fit_is_divided_into_rows_and_chunks():
     module = build_module(model, WINDOW)
     expected = train_step(module, batch)
     module.zero_grad(set_to_none=True)
-    micro, reported = MicroBatches(divide=module._divide_batch), []
+    micro, reported = MicroBatches(), []
 
     def compute(part: dict[str, Any]) -> Any:
         if len(part["labels"]) > 2:
             raise MemoryError
         return module.compute_loss(part)
 
-    total, _ = micro.run(batch, compute, lambda loss: loss.backward(), module.parameters(), reported.append)
+    total, _ = micro.run(
+        batch, compute, lambda loss: loss.backward(), module.parameters(), reported.append, module.divide_batch
+    )
     assert reported == [2]
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     check_equal((total, gradients, 0), expected)

@@ -26,10 +26,14 @@ def batch(token_batch) -> dict[str, Tensor]:
     return token_batch | {"labels": torch.arange(len(token_batch["input_ids"])) % 3}
 
 
+def leave_whole(part: dict) -> tuple[dict]:
+    return (part,)
+
+
 def run_parts(module: DistillationModule, batch: dict, parts: int) -> tuple[Tensor, dict[str, Tensor]]:
     module.zero_grad(set_to_none=True)
     total, terms = MicroBatches(parts).run(
-        batch, module.compute_loss, lambda loss: loss.backward(), module.parameters(), pytest.fail
+        batch, module.compute_loss, lambda loss: loss.backward(), module.parameters(), pytest.fail, leave_whole
     )
     torch.testing.assert_close(sum(terms.values()), total)
     return total, {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
@@ -112,21 +116,21 @@ def test_a_batch_that_does_not_fit_is_trained_in_parts_with_the_same_gradients(w
     earlier = next(module.student.parameters())
     earlier.grad = torch.ones_like(earlier)  # of an earlier batch of the same step
     memory, micro, reported = Memory(module, 2, where), MicroBatches(), []
-    micro.run(batch, memory.compute, memory.backward, module.parameters(), reported.append)
+    micro.run(batch, memory.compute, memory.backward, module.parameters(), reported.append, leave_whole)
     assert reported == [2, 4]
     for name, parameter in module.named_parameters():
         wanted = expected.get(name, torch.zeros_like(parameter)) + (1.0 if parameter is earlier else 0.0)
         if parameter.grad is not None:
             torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
     memory.most = 100
-    micro.run(batch, memory.compute, memory.backward, module.parameters(), pytest.fail)
+    micro.run(batch, memory.compute, memory.backward, module.parameters(), pytest.fail, leave_whole)
 
 
 def test_a_single_row_that_does_not_fit_is_refused(batch):
     module = DistillationModule(build_model("bert"), loss=LossConfig(kl=0, ce=1), train=TRAIN)
     memory = Memory(module, 0, "forward")
     with pytest.raises(InputError, match="train: expected memory for one row of .* tokens, found too little"):
-        MicroBatches().run(batch, memory.compute, memory.backward, module.parameters(), lambda parts: None)
+        MicroBatches().run(batch, memory.compute, memory.backward, module.parameters(), [].append, leave_whole)
 
 
 def test_other_errors_are_raised(batch):
@@ -134,7 +138,7 @@ def test_other_errors_are_raised(batch):
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        MicroBatches().run(batch, fail, lambda loss: None, [], lambda parts: None)
+        MicroBatches().run(batch, fail, lambda loss: None, [], pytest.fail, leave_whole)
 
 
 def test_errors_of_a_lack_of_memory_are_known():

@@ -1,0 +1,32 @@
+"""Tests of the memory that a training leaves behind."""
+
+import gc
+from weakref import ref
+
+import torch
+from torch import nn
+
+from pipelines.runs import trainer
+
+
+class Held(nn.Module):
+    """A module that refers to itself, as Lightning's do."""
+
+    def __init__(self, numbers: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(numbers))
+        self.own = [self]
+
+
+def test_earlier_trainings_are_freed_before_one_with_many_weights():
+    gc.disable()
+    try:
+        earlier = Held(10)
+        kept = ref(earlier)
+        del earlier
+        trainer.free_earlier_trainings(Held(10))  # type: ignore[arg-type]
+        assert kept() is not None
+        trainer.free_earlier_trainings(Held(trainer._WORTH_COLLECTING // 4))  # type: ignore[arg-type]
+        assert kept() is None
+    finally:
+        gc.enable()
