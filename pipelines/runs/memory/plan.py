@@ -33,6 +33,7 @@ from pipelines.settings.distill_config import MachineConfig
 
 FILE = "memory.json"
 _MARGIN = 0.1  # of what a training is predicted to need above what the process holds already
+_GROWTH = 4 << 20  # bytes that the process may hold more after the measurements of plans than before
 # Bytes of AdamW's states for a parameter, with the scales of their blocks; only if nothing else fits.
 LOW_BIT = {"adamw-8bit": 2.06, "adamw-4bit": 1.08}
 
@@ -144,13 +145,17 @@ class MemoryPlanner:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.gradients = sum(parameter.nbytes for parameter in trained)
         self.numbers = sum(parameter.numel() for parameter in trained)
-        measure_in_training(
-            module, self.longest.build_batch(1), NONE, precision=precision
-        )  # loads kernels, which take memory once
-        return_freed_memory()
-        self.held = self._agree(read_held_memory(self.device))
-        self.allowed = self.held + int((budget - self.held) / (1 + _MARGIN))  # for predicted peaks
-        self.states, self.step_peak = self._measure_states()
+        # The first pass loads kernels, which take memory once.
+        measure_in_training(module, self.longest.build_batch(1), NONE, precision=precision)
+        self.budget, self.held = budget, 0
+        self.measured_states = self._measure_states()
+        self.states, self.step_peak = self.measured_states
+        self._update_held()
+
+    @property
+    def allowed(self) -> int:
+        """Bytes that a plan may be predicted to take at most."""
+        return self.held + int((self.budget - self.held) / (1 + _MARGIN))
 
     @property
     def rows(self) -> int:
@@ -163,7 +168,16 @@ class MemoryPlanner:
         Activations are offloaded only if no plan without it fits, and AdamW's states have fewer bits only if no plan
         that trains the same weights fits.
         """
+        while True:
+            held = self.held
+            plans = self._list_plans()
+            if self.held <= held + _GROWTH:
+                return plans
+
+    def _list_plans(self) -> list[MemoryPlan]:
+        """Returns the plans by what the process is known to hold, which the measurements may find to be more."""
         plans = []
+        self.states, self.step_peak = self.measured_states
         for mode in self.list_modes():
             plans.append(self.plan_mode(mode, self.train.offload))
             if plans[0].parts == 1 and plans[0].seconds:
@@ -241,7 +255,13 @@ class MemoryPlanner:
             cost = measure_in_training(self.module, batch, mode, offload, self.precision)
             largest = self._agree(cost.first), self._agree(cost.later)
             self.costs[key] = PassCost(*largest, max(self.world.gather(cost.seconds)))
+            self._update_held()
         return self.costs[key]
+
+    def _update_held(self) -> None:
+        """Notes what the process holds without the training; passes of new shapes load code that stays."""
+        return_freed_memory()
+        self.held = max(self.held, self._agree(read_held_memory(self.device)))
 
     def _measure_states(self) -> tuple[int, int]:
         """Returns the bytes of the optimizer's states, and of a step that creates them."""

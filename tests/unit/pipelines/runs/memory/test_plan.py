@@ -159,7 +159,8 @@ def test_a_plan_whose_measured_peak_does_not_fit_is_followed_by_one_with_more_pa
     planner.costs = {("none", "none", rows): cost for rows, cost in costs.items()}
     planner.costs[("none", "none", 16)] = PassCost(0, 20 << 20, 0.2)
     floor = planner.held + planner.states + planner.gradients
-    planner.allowed = max(floor, planner._optimizer_peak) + (42 << 20)  # 32 rows: 41 predicted, 90 measured
+    allowed = max(floor, planner._optimizer_peak) + (42 << 20)  # 32 rows: 41 predicted, 90 measured
+    planner.budget = planner.held + round(1.1 * (allowed - planner.held))
     plan = planner.plan_mode("none", "none")
     assert (plan.parts, plan.seconds) == (4, pytest.approx(0.8))
 
