@@ -75,7 +75,12 @@ def build_step(
     def step() -> object:
         with checkpoint_layers(model, checkpointing):
             return module.micro_batches.run(
-                batch, module.compute_loss, lambda loss: loss.backward(), model.parameters(), lambda parts: None
+                batch,
+                module.compute_loss,
+                lambda loss: loss.backward(),
+                model.parameters(),
+                lambda parts: None,
+                module.divide_batch,
             )
 
     return step
