@@ -54,13 +54,15 @@ def find_split_files(folder: Path) -> dict[str, Path]:
     """Returns the file of each split.
 
     Raises:
-        InputError: There is no train file, or a split has two files.
+        InputError: There is no train file, a split has two files, or a folder has the name of a split's file.
     """
     found: dict[str, list[Path]] = {}
     for extension in TABLE_READERS:
         for file in sorted(folder.iterdir()):
             split = split_of(file)
             if split and format_of(file) == extension:
+                if file.is_dir():
+                    raise InputError(f"data {str(file)!r}: expected a file, found a folder: nothing would be read")
                 found.setdefault(split, []).append(file)
     for split, files in found.items():
         check_single(split, files)
