@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,20 +178,28 @@ def sample_text(general: GeneralConfig, folder: Path) -> TextSample:
     """
     wanted = (1 + RANDOM_BATCHES) * general.train.rows * general.length * CHARACTERS_PER_TOKEN
     large = find_large_text(general.data)
-    documents = read_texts(general.data, general.text) if large is None else stream_texts(general.data, general.text)
-    chosen: list[str] = []
-    written = 0
-    for text in documents:
-        chosen.append(text[: max(1, wanted - written)])
-        written += len(chosen[-1])
-        if written >= wanted:
-            break
+    if large is None:
+        documents = read_texts(general.data, general.text)
+        chosen = take_characters(documents, wanted)
+        scale = sum(map(len, documents)) / sum(map(len, chosen))
+    else:
+        chosen = take_characters(stream_texts(general.data, general.text), wanted)
+        scale = large.count_rows() / len(chosen)
     folder.mkdir(parents=True)
     file = folder / "train.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen))
-    if isinstance(documents, list):
-        return TextSample(file, sum(map(len, documents)) / written)
-    return TextSample(file, large.count_rows() / len(chosen) if large is not None else 1.0)
+    return TextSample(file, scale)
+
+
+def take_characters(documents: Iterable[str], count: int) -> list[str]:
+    """Returns the first documents, of `count` characters in all; the last one is cut."""
+    chosen: list[str] = []
+    for text in documents:
+        chosen.append(text[:count])
+        count -= len(chosen[-1])
+        if count <= 0:
+            break
+    return chosen
 
 
 def sample_splits(splits: Splits, rows: int, seed: int) -> Splits:

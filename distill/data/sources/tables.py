@@ -3,6 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -209,17 +210,25 @@ def _read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
 
 
 def load_hub(name: str, subset: str | None) -> Mapping[str, Any]:
-    """Loads the splits of the data set, from the hub or its local copy."""
+    """Loads the splits of the data set, from the hub or its local copy, once in a process."""
     import datasets
 
     try:
-        splits: Mapping[str, Any] = datasets.load_dataset(name, subset)
-        return splits
+        return _load_once(name, subset, str(datasets.config.HF_DATASETS_CACHE))
     except Exception as error:  # the hub client raises about twenty exception types
         raise InputError(
             f"data {name!r}: no such file or folder here, and no data set of that name could be loaded from the hub: "
             f"{error}"
         ) from error
+
+
+@lru_cache(maxsize=1)
+def _load_once(name: str, subset: str | None, cache: str) -> Mapping[str, Any]:
+    """Returns the splits, which are memory-mapped files in the folder `cache` of `datasets`."""
+    import datasets
+
+    splits: Mapping[str, Any] = datasets.load_dataset(name, subset)
+    return splits
 
 
 def _name_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> pa.Table:
