@@ -43,7 +43,7 @@ def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed
     return replace(module.train_config, learning_rate=found.rate, schedule="linear", rate_scaling="none")
 
 
-def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int, precision: str = "32") -> RangeTest:
+def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int, precision: str) -> RangeTest:
     """Returns the losses of up to 100 steps at growing rates, until the loss diverges."""
     config = module.train_config
     usual = replace(config, learning_rate=None, rate_scaling="none", schedule="auto")
@@ -85,9 +85,7 @@ class StepTaker:
         precision: Name of the precision.
     """
 
-    def __init__(
-        self, module: DistillationModule, optimizer: torch.optim.Optimizer, max_norm: float, precision: str = "32"
-    ):
+    def __init__(self, module: DistillationModule, optimizer: torch.optim.Optimizer, max_norm: float, precision: str):
         self.module, self.optimizer, self.max_norm, self.precision = module, optimizer, max_norm, precision
         self.device = find_device(module)
         self.scaler = ShardedScaler(self.device.type, enabled=MODES[precision].product_dtype == torch.float16)

@@ -47,7 +47,7 @@ from pipelines.runs.watchdog import PositionRecorder
 from pipelines.settings.distill_config import MachineConfig
 
 SINGLE_PROCESS = Layout()
-_WORTH_COLLECTING = 16 << 20  # bytes of weights from which on a collection, a fraction of a second, is worth its time
+_COLLECTED_FROM = 16 << 20  # bytes of weights; for smaller models, garbage collection takes longer than it helps
 Metrics: TypeAlias = dict[str, float]  # metric -> value, such as `val/score`
 
 
@@ -132,7 +132,7 @@ def free_earlier_trainings(module: DistillationModule) -> None:
     Lightning's objects refer to each other, so Python would free models and optimizer states of an earlier training
     late: in the middle of this one.
     """
-    if sum(parameter.nbytes for parameter in module.parameters()) >= _WORTH_COLLECTING:
+    if sum(parameter.nbytes for parameter in module.parameters()) >= _COLLECTED_FROM:
         gc.collect()
 
 

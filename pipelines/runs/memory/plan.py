@@ -148,8 +148,7 @@ class MemoryPlanner:
         # The first pass loads kernels, which take memory once.
         measure_in_training(module, self.longest.build_batch(1), NONE, precision=precision)
         self.budget, self.held = budget, 0
-        self.measured_states = self._measure_states()
-        self.states, self.step_peak = self.measured_states
+        self.states = self._measure_states()
         self._update_held()
 
     @property
@@ -175,22 +174,19 @@ class MemoryPlanner:
                 return plans
 
     def _list_plans(self) -> list[MemoryPlan]:
-        """Returns the plans by what the process is known to hold, which the measurements may find to be more."""
-        plans = []
-        self.states, self.step_peak = self.measured_states
+        """Returns the plans for the memory that the process held so far; measurements may raise it."""
+        own, plans = self.train.optimizer, list[MemoryPlan]()
         for mode in self.list_modes():
-            plans.append(self.plan_mode(mode, self.train.offload))
+            plans.append(self.plan_mode(mode, self.train.offload, own))
             if plans[0].parts == 1 and plans[0].seconds:
                 return plans
         if not _any_fits(plans) and self.may_offload:
-            plans += [self.plan_mode(mode, "activations") for mode in self.list_modes()]
-        for optimizer, width in LOW_BIT.items():
+            plans += [self.plan_mode(mode, "activations", own) for mode in self.list_modes()]
+        for optimizer in LOW_BIT:
             if _any_fits(plans) or not self.may_reduce_states:
                 break
-            self.states = int(width * self.numbers)
-            self.step_peak = self.states
-            ways = [(plan.checkpointing, plan.offload) for plan in plans if plan.optimizer == self.train.optimizer]
-            plans += [replace(self.plan_mode(*way), optimizer=optimizer) for way in ways]
+            ways = [(plan.checkpointing, plan.offload) for plan in plans if plan.optimizer == own]
+            plans += [self.plan_mode(*way, optimizer) for way in ways]
         return plans
 
     @property
@@ -218,34 +214,38 @@ class MemoryPlanner:
                 return
             parts *= 2
 
-    def plan_mode(self, mode: str, offload: Offload) -> MemoryPlan:
-        """Returns the plan of a mode with the fewest parts that fit, or with the most if none does."""
+    def plan_mode(self, mode: str, offload: Offload, optimizer: str) -> MemoryPlan:
+        """Returns the plan of a way to train with the fewest parts that fit, or with the most if none does."""
         one, two = (self._measure(mode, offload, rows).later for rows in (1, min(2, self.rows)))
         for parts in self.list_parts():
             rows = -(-self.rows // parts)
             later = one + (rows - 1) * (two - one)
-            peak = self.predict_peak(PassCost(self.gradients + later, later, 0.0), parts)
+            peak = self.predict_peak(PassCost(self.gradients + later, later, 0.0), parts, optimizer)
             if peak > self.allowed:
                 continue
             cost = self._measure(mode, offload, rows)
-            peak = self.predict_peak(cost, parts)
+            peak = self.predict_peak(cost, parts, optimizer)
             if peak <= self.allowed:
-                return MemoryPlan(mode, parts, self.train.optimizer, peak, parts * cost.seconds, offload)
-        return MemoryPlan(mode, parts, self.train.optimizer, peak, offload=offload)
+                return MemoryPlan(mode, parts, optimizer, peak, parts * cost.seconds, offload)
+        return MemoryPlan(mode, parts, optimizer, peak, offload=offload)
 
-    def predict_peak(self, cost: PassCost, parts: int) -> int:
+    def predict_peak(self, cost: PassCost, parts: int, optimizer: str) -> int:
         """Returns the bytes that a training holds at most, from the cost of its micro-batches' passes."""
         passes = cost.first if parts == 1 else self.gradients + cost.later
-        return max(self.held + self.states + self._kept_gradients + passes, self._optimizer_peak)
+        states, step_peak = self.find_states(optimizer)
+        return self.held + max(states + self._kept_gradients + passes, self.gradients + step_peak)
+
+    def find_states(self, optimizer: str) -> tuple[int, int]:
+        """Returns the bytes of an optimizer's states, and of a step that creates them; computed for low-bit ones."""
+        if optimizer == self.train.optimizer:
+            return self.states
+        states = int(LOW_BIT[optimizer] * self.numbers)
+        return states, states
 
     @property
     def _kept_gradients(self) -> int:
         """Bytes of the gradients of earlier batches of an accumulation."""
         return self.gradients if self.train.accumulate > 1 or self.module.grows else 0
-
-    @property
-    def _optimizer_peak(self) -> int:
-        return self.held + self.gradients + self.step_peak
 
     def _measure(self, mode: str, offload: Offload, rows: int) -> PassCost:
         """Returns the cost of a micro-batch of the longest rows, that of the slowest and largest process."""

@@ -26,7 +26,7 @@ def test_earlier_trainings_are_freed_before_one_with_many_weights():
         del earlier
         trainer.free_earlier_trainings(Held(10))  # type: ignore[arg-type]
         assert kept() is not None
-        trainer.free_earlier_trainings(Held(trainer._WORTH_COLLECTING // 4))  # type: ignore[arg-type]
+        trainer.free_earlier_trainings(Held(trainer._COLLECTED_FROM // 4))  # type: ignore[arg-type]
         assert kept() is None
     finally:
         gc.enable()
