@@ -11,7 +11,6 @@ in the output's results.jsonl, so that names and seeds can be passed in several 
 
 import argparse
 import dataclasses
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.results_folder import check_settings
+from benchmarks.results_folder import Results, check_settings
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
@@ -89,7 +88,7 @@ def main() -> None:
         best = max(trials, key=lambda result: result["validation"])
         for seed in others:
             experiment.train(name, best["factor"], seed)
-    print_table(experiment.results, options)
+    print_table(experiment.results.all, options)
 
 
 class Experiment:
@@ -103,9 +102,7 @@ class Experiment:
 
     def __init__(self, options: argparse.Namespace, splits: Splits, task: Task):
         self.options, self.splits, self.task = options, splits, task
-        self.file: Path = options.output / "results.jsonl"
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        self.results: list[Result] = [json.loads(line) for line in lines]
+        self.results: Results[Result] = Results(options.output)
 
     @classmethod
     def load(cls, options: argparse.Namespace) -> "Experiment":
@@ -117,15 +114,8 @@ class Experiment:
 
     def train(self, name: str, factor: float, seed: int) -> Result:
         """Returns the result of a training, which is run if it isn't known."""
-        for known in self.results:
-            if (known["optimizer"], known["factor"], known["seed"]) == (name, factor, seed):
-                return known
-        found = self._train(name, factor, seed)
-        self.results.append(found)
-        with self.file.open("a") as file:
-            file.write(json.dumps(found) + "\n")
-        print(json.dumps(found), flush=True)
-        return found
+        known = self.results.find(optimizer=name, factor=factor, seed=seed)
+        return self.results.add(self._train(name, factor, seed)) if known is None else known
 
     def _train(self, name: str, factor: float, seed: int) -> Result:
         rate = factor * TrainConfig(optimizer=name).choose_rate()

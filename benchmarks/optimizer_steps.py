@@ -10,7 +10,6 @@ standard deviation of the divergence, and the seconds. Finished trainings are ke
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import TypedDict
@@ -18,7 +17,7 @@ from typing import TypedDict
 import torch
 
 from benchmarks.cached_students import BATCH, Experiment, format_spread, measure_kl, query_in_float32, train_with
-from benchmarks.results_folder import check_settings
+from benchmarks.results_folder import Results, check_settings
 from distill.data.batches.batches import TrainBatches
 from distill.losses.config import LossConfig
 from distill.teacher.online import OnlineTeacher
@@ -86,15 +85,14 @@ class Comparison:
     def __init__(self, options: argparse.Namespace):
         self.options, self.console = options, Console()
         self.experiment = Experiment.load(options, self.console)
-        self.file = Path(options.output) / "results.jsonl"
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        self.results: list[Result] = [json.loads(line) for line in lines]
+        self.results: Results[Result] = Results(Path(options.output))
 
     def train(self, name: str, steps: int, factor: float, seed: int) -> Result:
         """Returns the result of a training, which is run if it isn't known."""
-        for known in self.results:
-            if (known["optimizer"], known["steps"], known["factor"], known["seed"]) == (name, steps, factor, seed):
-                return known
+        known = self.results.find(optimizer=name, steps=steps, factor=factor, seed=seed)
+        return self.results.add(self._train(name, steps, factor, seed)) if known is None else known
+
+    def _train(self, name: str, steps: int, factor: float, seed: int) -> Result:
         rate = factor * TrainConfig(optimizer=name).choose_rate()
         config = TrainConfig(optimizer=name, learning_rate=rate, dropout=0.0)
         student = self.experiment.build_student(seed)
@@ -105,21 +103,16 @@ class Comparison:
         optimizer = build_optimizer(student, (), config)
         label = f"{name}, rate {rate:.2g}, seed {seed}"
         seconds = train_with([optimizer], [module], batches, steps, label, self.console)
-        found = Result(
+        return Result(
             optimizer=name, steps=steps, factor=factor, seed=seed, rate=rate,
             kl=measure_kl(student, teacher, self.experiment.dev), seconds=seconds,
         )  # fmt: skip
-        self.results.append(found)
-        with self.file.open("a") as file:
-            file.write(json.dumps(found) + "\n")
-        print(json.dumps(found), flush=True)
-        return found
 
     def print_table(self) -> None:
         """Prints mean and spread over the seeds of each optimizer and number of steps at its best rate."""
         rows = []
         for name, steps in list_trainings(self.options):
-            own = [result for result in self.results if (result["optimizer"], result["steps"]) == (name, steps)]
+            own = [result for result in self.results.all if (result["optimizer"], result["steps"]) == (name, steps)]
             first = [result for result in own if result["seed"] == self.options.seeds[0]]
             best = min(first, key=lambda result: result["kl"])
             chosen = [result for result in own if result["factor"] == best["factor"]]

@@ -3,12 +3,40 @@
 import argparse
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from pipelines.reports.schema import ModelEntry, Report
 
-SETTINGS = "settings.json"
+SETTINGS, RESULTS = "settings.json", "results.jsonl"
+
+Result = TypeVar("Result", bound=Mapping[str, Any])
+
+
+class Results(Generic[Result]):
+    """The results of a benchmark's finished trainings, a line of `results.jsonl` each.
+
+    Args:
+        output: Folder of the file.
+    """
+
+    def __init__(self, output: Path):
+        self.file = output / RESULTS
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        self.all: list[Result] = [json.loads(line) for line in lines]
+
+    def find(self, **key: object) -> Result | None:
+        """Returns the result with these values; None if its training hasn't finished."""
+        return next((each for each in self.all if all(each[name] == value for name, value in key.items())), None)
+
+    def add(self, result: Result) -> Result:
+        """Stores and prints a result, and returns it."""
+        self.all.append(result)
+        with self.file.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        print(json.dumps(result), flush=True)
+        return result
 
 
 def check_settings(output: Path, options: argparse.Namespace, *, free: Collection[str]) -> None:

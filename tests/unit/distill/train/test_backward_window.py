@@ -247,8 +247,8 @@ def test_signals_that_are_looked_up_are_read_once_for_whole_rows():
     signals = SIGNALS["topk"](torch.rand(int(batch["attention_mask"].sum()), VOCABULARY_SIZE).double().softmax(-1))
     loss = LossConfig(kl=1, temperature=1.0)
 
-    def look_up(asked: dict[str, Tensor]) -> dict[str, Tensor]:
-        read.append(asked["input_ids"].shape)
+    def look_up(part: dict[str, Tensor]) -> dict[str, Tensor]:
+        read.append(part["input_ids"].shape)
         return signals
 
     found = train_step(build_module(model, WINDOW, loss, signals=look_up), batch)
