@@ -25,9 +25,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from benchmarks.logit_training import collate_arrays, compute_all_logits, load_targets, take_steps
 from benchmarks.results_folder import check_settings
 from benchmarks.sparse_runtimes import compute_logits
-from benchmarks.sparse_students import collate_arrays, compute_all_logits
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
@@ -41,7 +41,6 @@ from distill.data.batches.batches import epoch_order
 from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import load_splits
-from distill.losses.logits import forward_kl
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.fingerprint import freeze
@@ -51,7 +50,6 @@ from distill.train.schedule import build_schedule
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine, find_commit
 
-TEMPERATURE = 2.0
 TRAINING_BATCH, MAX_LENGTH, TIMED_TEXTS = 32, 128, 100
 COPY = "stock, second copy"
 RUNTIME = "onnxruntime"
@@ -165,28 +163,13 @@ class Experiment:
         set_dropout(student, 0.0)
         optimizer = build_optimizer(student, [], train)
         schedule = build_schedule(optimizer, train, len(batches))
-        targets = torch.from_numpy(self.compute_targets())
-        with console.track(f"{kind} {rate:g} {seed}", len(batches), "steps") as advance:
-            for batch in batches:
-                inputs = self.train.collate(batch, self.pad_id)
-                inputs.pop("labels")
-                loss = forward_kl(student(**inputs).logits, targets[batch], temperature=TEMPERATURE)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(student.parameters(), train.max_grad_norm)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-                advance(1, f"loss {float(loss.detach()):.3f}")
+        targets = load_targets(Path(options.output) / "teacher.npy", self.teacher, self.train, self.pad_id)
+        take_steps(
+            student, optimizer, schedule, self.train, self.pad_id, batches, targets, train.max_grad_norm,
+            f"{kind} {rate:g} {seed}", console,
+        )  # fmt: skip
         result: PreTrainedModel = student.eval()
         return result
-
-    def compute_targets(self) -> np.ndarray:
-        """Returns the teacher's logits for the training texts, in the data's order; computed once per folder."""
-        file = Path(self.options.output) / "teacher.npy"
-        if not file.exists():
-            np.save(file, compute_all_logits(partial(compute_logits, self.teacher), self.train, self.pad_id))
-        targets: np.ndarray = np.load(file)
-        return targets
 
     def measure_accuracy(self, model: PreTrainedModel, data: Encoded) -> float:
         """Returns a model's accuracy on a split."""

@@ -25,6 +25,7 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from benchmarks.logit_training import collate_arrays, compute_all_logits, load_targets, take_steps
 from benchmarks.results_folder import check_settings
 from benchmarks.sparse_runtimes import RUNTIMES, LogitsRunner, StudentFiles, UnavailableError, compute_logits
 from compress.measure.latency import Latency, TimedInputs, measure_latency
@@ -33,10 +34,9 @@ from compress.sparsity.layers import compute_zero_shares
 from compress.sparsity.training import SparseTraining, convert_sparse, prepare_sparse
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import epoch_order
-from distill.data.batches.encode import Encoded, encode_samples
+from distill.data.batches.encode import encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import load_splits
-from distill.losses.logits import forward_kl
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.fingerprint import freeze
@@ -53,7 +53,6 @@ PATTERNS = {
     "80% 4x1": SparsityConfig(pattern="4x1", amount=0.8),
 }
 COPY = "dense, second copy"
-TEMPERATURE = 2.0
 TRAINING_BATCH, MAX_LENGTH = 32, 128
 SHAPES = {1: 100, 32: 8}  # rows per batch -> batches measured
 SMALLEST_GAIN = 0.05  # a smaller one can't be distinguished from noise
@@ -129,34 +128,17 @@ class Experiment:
         optimizer = build_optimizer(student, [], train)
         schedule = build_schedule(optimizer, train, len(batches))
         training = prepare_sparsity(student, name, len(batches))
-        targets = torch.from_numpy(self.compute_targets())
-        with console.track(f"training {name}", len(batches), "steps") as advance:
-            for batch in batches:
-                inputs = self.train.collate(batch, self.pad_id)
-                inputs.pop("labels")
-                loss = forward_kl(student(**inputs).logits, targets[batch], temperature=TEMPERATURE)
-                loss.backward()
-                if training:
-                    training.after_backward()
-                torch.nn.utils.clip_grad_norm_(student.parameters(), train.max_grad_norm)
-                optimizer.step()
-                if training:
-                    training.after_step(optimizer)
-                schedule.step()
-                optimizer.zero_grad()
-                advance(1, f"loss {float(loss):.3f}")
+        take_steps(
+            student, optimizer, schedule, self.train, self.pad_id, batches, self.compute_targets(), train.max_grad_norm,
+            f"training {name}", console, training,
+        )  # fmt: skip
         if training:
             convert_sparse(training)
         return student
 
     def compute_targets(self) -> np.ndarray:
         """Returns the teacher's logits for the training texts, in the data's order; computed once per folder."""
-        file = self.folder / "teacher.npy"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, compute_all_logits(partial(compute_logits, self.teacher), self.train, self.pad_id))
-        targets: np.ndarray = np.load(file)
-        return targets
+        return load_targets(self.folder / "teacher.npy", self.teacher, self.train, self.pad_id)
 
     def select_batches(self, rows: int, count: int) -> list[TimedInputs]:
         """Returns random batches of test texts, padded to their longest."""
@@ -173,18 +155,6 @@ def prepare_sparsity(student: PreTrainedModel, name: str, steps: int) -> SparseT
     """Returns the training to a pattern between a tenth and six tenths of the steps; None for a dense student."""
     config = PATTERNS[name]
     return prepare_sparse(student, config.build_schedule(steps)) if config.pattern else None
-
-
-def collate_arrays(data: Encoded, rows: np.ndarray, pad_id: int) -> TimedInputs:
-    """Returns the inputs of some rows as arrays."""
-    return {name: value.numpy() for name, value in data.collate(rows, pad_id).items() if name != "labels"}
-
-
-def compute_all_logits(run: LogitsRunner, data: Encoded, pad_id: int) -> np.ndarray:
-    """Returns the logits of all rows in the data's order, [rows, classes]."""
-    order = np.argsort(data.lengths, kind="stable")
-    parts = [run(collate_arrays(data, order[i : i + 32], pad_id)) for i in range(0, len(order), 32)]
-    return np.concatenate(parts)[np.argsort(order)]
 
 
 def print_accuracy(console: Console, experiment: Experiment, models: Mapping[str, PreTrainedModel]) -> None:
