@@ -15,6 +15,7 @@ from distill.data.sources.text_column import BLOCK_ROWS
 from distill.errors import InputError
 
 NESTED = (list, dict)
+_LONGEST_LINE, _FIRST_LINES = 1 << 20, 16  # bytes and lines that are examined for an object per line
 ROWS, COLUMNS = "data", "columns"  # keys in files written by pandas or the hub
 
 
@@ -42,6 +43,20 @@ def iterate_jsonl(file: Path, rows: int) -> Iterator[pa.Table]:
         for row in part:
             table.add(row)
         yield table.build()
+
+
+def has_object_per_line(file: Path) -> bool:
+    """Returns whether the first two lines with content are objects, as in files of an object per line."""
+    with open_bytes(file) as stream:
+        lines = (stream.readline(_LONGEST_LINE) for _ in range(_FIRST_LINES))
+        return [_is_object(line) for line in lines if line.strip()][:2] == [True, True]
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(_parse_json(line.decode("utf-8-sig")), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _iterate_objects(file: Path) -> Iterator[dict[str, Any]]:

@@ -103,16 +103,15 @@ def read_table(file: Path) -> pa.Table:
         raise InputError(f"data {str(file)!r}: expected an extension among {list_extensions()}, found {found!r}")
     if file.is_file() and file.stat().st_size == 0:
         raise InputError(f"data {str(file)!r}: the file is empty")
-    table, where = reader(file), f"data {str(file)!r}"
-    _check_names(table, where)
-    table = _strip_names(_name_classes_of_file(table, where))
+    where = f"data {str(file)!r}"
+    table = strip_names(_name_classes_of_file(reader(file), where), where)
     if table.num_rows == 0:
         raise InputError(f"data {str(file)!r}: expected rows, found none below the header")
     return table
 
 
-def _check_names(table: pa.Table, where: str) -> None:
-    """Checks that the names of the columns are unique.
+def strip_names(table: pa.Table, where: str) -> pa.Table:
+    """Returns the table with column names stripped of surrounding blanks.
 
     Raises:
         InputError: Two columns have the same name, ignoring surrounding blanks.
@@ -125,11 +124,6 @@ def _check_names(table: pa.Table, where: str) -> None:
             f"{where}: expected columns of different names, found {duplicates[0]!r} as the name of columns "
             f"{' and '.join(numbers)}: the name is ambiguous; rename one of them"
         )
-
-
-def _strip_names(table: pa.Table) -> pa.Table:
-    """Returns the table with column names stripped of surrounding blanks."""
-    names = [name.strip() for name in table.column_names]
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
@@ -204,8 +198,7 @@ def _read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
     for split in known:
         where, rows = f"data {name!r}, {split}", loaded[split]
         table = rows.with_format("arrow")[:]
-        _check_names(table, where)
-        splits[SPLITS[split]] = _strip_names(_name_classes(table, rows.features, where))
+        splits[SPLITS[split]] = strip_names(_name_classes(table, rows.features, where), where)
     return splits
 
 

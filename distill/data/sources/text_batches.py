@@ -11,14 +11,23 @@ import pyarrow.parquet
 from distill.data.config import DataConfig
 from distill.data.sources.columns import find_column, find_columns, missing_column_error
 from distill.data.sources.files import format_of, is_compressed, open_bytes, read_utf8
-from distill.data.sources.json_rows import iterate_jsonl
-from distill.data.sources.tables import BUFFER_BYTES, describe_row_group, find_split_files, open_parquet, read_splits
+from distill.data.sources.json_rows import has_object_per_line, iterate_jsonl
+from distill.data.sources.separated import count_separated_rows, iterate_separated
+from distill.data.sources.tables import (
+    describe_row_group,
+    find_split_files,
+    open_parquet,
+    read_splits,
+    strip_names,
+)
 from distill.data.sources.text_column import iterate_cells
 from distill.data.sources.text_files import find_text_files, read_texts
 from distill.errors import InputError
 
 LARGE = 64 << 20  # bytes of a split's files from which on its texts are read one after another
 ROWS_AT_ONCE = 8192
+SEPARATED = (".csv", ".tsv")
+OBJECTS = (".jsonl", ".json")
 
 
 class LargeText(Protocol):
@@ -36,7 +45,7 @@ class LargeText(Protocol):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """A parquet or jsonl table, or txt files."""
+    """A table in a file, or txt files."""
 
     files: Sequence[Path]
 
@@ -46,8 +55,10 @@ class TextFiles:
             return len(self.files)
         if format_of(self.files[0]) == ".parquet":
             return int(open_parquet(self.files[0]).metadata.num_rows)
+        if format_of(self.files[0]) in SEPARATED:
+            return count_separated_rows(self.files[0])
         with open_bytes(self.files[0]) as stream:
-            return sum(block.count(b"\n") for block in iter(lambda: stream.read(BUFFER_BYTES), b""))
+            return sum(1 for line in stream if line.strip())
 
     def iterate(self, column: str | None, where: str) -> Iterator[str]:
         """Yields the documents.
@@ -77,7 +88,8 @@ class HubTable:
 def find_large_text(path: str, split: str = "train", subset: str | None = None) -> LargeText | None:
     """Returns a split's documents if they are LARGE bytes or more and can be read one after another.
 
-    Those are parquet and jsonl tables, folders of txt files, and hub data sets.
+    Those are parquet, csv, tsv and jsonl tables, json files with an object per line, folders of txt files, and hub data
+    sets.
     """
     source = Path(path).expanduser()
     texts = find_text_files(path)
@@ -121,7 +133,7 @@ def _is_streamable(file: Path) -> bool:
     if format_of(file) == ".parquet" and not is_compressed(file):
         # Class ids are replaced by their names, which the whole table's reader does.
         return b"ClassLabel" not in (open_parquet(file).schema_arrow.metadata or {}).get(b"huggingface", b"")
-    return format_of(file) == ".jsonl"
+    return format_of(file) in (".jsonl", *SEPARATED) or (format_of(file) == ".json" and has_object_per_line(file))
 
 
 def _iterate_files(files: Sequence[Path], column: str | None, where: str) -> Iterator[str]:
@@ -129,7 +141,11 @@ def _iterate_files(files: Sequence[Path], column: str | None, where: str) -> Ite
     if format_of(files[0]) == ".parquet":
         yield from _iterate_column(_iterate_parquet(files[0], column, where), column, where)
         return
-    if format_of(files[0]) == ".jsonl":
+    if format_of(files[0]) in SEPARATED:
+        tables = (strip_names(table, f"data {str(files[0])!r}") for table in iterate_separated(files[0], ROWS_AT_ONCE))
+        yield from _iterate_column(tables, column, where)
+        return
+    if format_of(files[0]) in OBJECTS:
         yield from _iterate_column(iterate_jsonl(files[0], ROWS_AT_ONCE), column, where)
         return
     if column is not None:
