@@ -115,7 +115,7 @@ def run_worker(kind: str, name: str, options: argparse.Namespace) -> None:
     ]  # fmt: skip
     plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
     if kind == "predicted":
-        found = {each.stage: (each.peak, each.seconds) for each in predict_stages(plan)}
+        found = {each.stage: (each.peak, each.seconds) for each in predict_stages(plan, Console(quiet=True))[0]}
     else:
         made, _ = run_stages(Run(output, 0, Console(quiet=True)), plan)
         manifests = {stage: made[stage].manifest for stage in STAGES if stage in made}

@@ -211,7 +211,7 @@ class Benchmark:
             runner = OnnxModel(folder / str(self.target), self.budget.threads)
             tokenizer = load_tokenizer(folder / TOKENIZER)
             built[str(number)] = TimedModel(self.target, folder, runner, texts.inputs(tokenizer))
-        latencies = time_together(built, self.budget, self.options.rounds)
+        latencies = time_together(built, self.budget, self.options.rounds, self.console, "timing")
         teacher_ms = latencies["teacher"].best_ms
         measured: list[MeasuredStudent] = [
             {**student, "speedup": teacher_ms / latency.best_ms, "latency": latency_entry(latency)}

@@ -83,7 +83,7 @@ class SizeSearch:
             name: build_timed(model, tokenizer, self.target, scratch / name, self.texts)
             for name, model in models.items()
         }
-        latencies = time_together({"teacher": self.teacher} | built, self.budget, ROUNDS)
+        latencies = time_together({"teacher": self.teacher} | built, self.budget, ROUNDS, self.setup.console, "timing")
         shutil.rmtree(scratch)
         return {name: latencies["teacher"].best_ms / latencies[name].best_ms for name in models}
 

@@ -153,7 +153,7 @@ def measure_latencies(options: argparse.Namespace, data: str, folders: Mapping[s
             folder.mkdir()
             model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
             built[name] = build_timed(model, tokenizer, target_for(budget), folder, texts)
-        return time_together(built, budget, options.rounds)
+        return time_together(built, budget, options.rounds, Console(), "timing")
 
 
 def load_model(folder: Path) -> PreTrainedModel:

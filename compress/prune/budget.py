@@ -10,6 +10,7 @@ from compress.errors import CompressError
 
 UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 _RUNTIMES = ("onnxruntime", "openvino", "pytorch")
+ROUNDS = 20
 TOLERANCE = 0.05  # accepted relative overshoot of the requested speed; more would come at the cost of accuracy
 
 
@@ -30,6 +31,8 @@ class Budget:
         batch: Texts per call.
         length: Tokens per text; 0 uses the lengths of the data set.
         threads: Threads of the runtime.
+        rounds: Number of times that every measured size is run on each text, at least 1; the student is run three times
+            as often, beside the teacher.
         uniform: Give every layer the same sizes, so that the checkpoint loads in the stock class.
     """
 
@@ -42,6 +45,7 @@ class Budget:
     batch: int = 1
     length: int = 0
     threads: int = 1
+    rounds: int = ROUNDS
     uniform: bool = False
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class Budget:
             raise CompressError(
                 f"budget.min_score: expected a share from 0 to 1 of the teacher's score, found {self.min_score}"
             )
-        for name, smallest in (("batch", 1), ("length", 0), ("threads", 1)):
+        for name, smallest in (("batch", 1), ("length", 0), ("threads", 1), ("rounds", 1)):
             if getattr(self, name) < smallest:
                 raise CompressError(f"budget.{name}: expected at least {smallest}, found {getattr(self, name)}")
         check_runtime(self.runtime, self.precision)
@@ -65,6 +69,12 @@ class Budget:
             raise CompressError(
                 f"budget.max_bytes: expected one size, or one for each of {self.speedup}, found {self.max_bytes!r}"
             )
+
+    def timing_settings(self) -> dict[str, object]:
+        """Returns the conditions of measurements, for stage keys, which mustn't change at the default of a new one."""
+        rounds = {} if self.rounds == ROUNDS else {"rounds": self.rounds}
+        conditions = ("runtime", "precision", "batch", "length", "threads")
+        return {name: getattr(self, name) for name in conditions} | rounds
 
     @property
     def requested(self) -> bool:

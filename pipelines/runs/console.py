@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+# Units of progress: texts once an epoch and once, steps of trials, and timed calls.
+EXAMPLES, TEXTS, STEPS, CALLS = "examples", "texts", "steps", "calls"
 PLAIN_EVERY = 10.0  # seconds between two plain lines of the same task
 
 
@@ -52,7 +54,7 @@ class Console:
         self._rich.print(table)
 
     @contextmanager
-    def track(self, label: str, total: int, unit: str = "examples") -> Iterator[Advance]:
+    def track(self, label: str, total: int, unit: str = EXAMPLES) -> Iterator[Advance]:
         """Yields a function to be called as the work goes on: a progress bar on a terminal, otherwise plain lines."""
         progress = self._show_bar if self._rich.is_terminal else self._print_lines
         with progress(label, total, unit) as advance:

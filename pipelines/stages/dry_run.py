@@ -17,7 +17,7 @@ from pipelines.settings.plan import Plan
 from pipelines.stages.cache.signals import make_signal
 from pipelines.stages.cache.stage import choose_signals
 from pipelines.stages.pipeline import run_stages
-from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, predict_stages
+from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, Prediction, predict_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 
 
@@ -79,7 +79,10 @@ def show_plan(run: Run, plan: Plan) -> None:
 
 
 def print_predictions(run: Run, plan: Plan) -> None:
-    """Prints the memory and time of the stages up to the student's training, measured on a sample of the data."""
-    found = predict_stages(plan)
+    """Prints the memory and time of the stages, measured on a sample of the data."""
+    found, refusal = predict_stages(plan, run.console)
+    found.append(Prediction("all", max(each.peak for each in found), sum(each.seconds for each in found)))
     rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in found]
     run.console.table("Predicted from a sample of the data", ("stage", "peak memory", "time"), rows)
+    if refusal:
+        run.console.say(f"the stages after these can't be predicted, for the sample's student was refused: {refusal}")

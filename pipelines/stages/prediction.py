@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,17 +15,21 @@ import numpy as np
 from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Splits
+from distill.errors import InputError
 from distill.train.config import TrainConfig
-from pipelines.runs.console import Advance, Console
+from pipelines.runs.console import CALLS, EXAMPLES, STEPS, TEXTS, Advance, Console
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import Plan, targets_of
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, take_rows, write_splits
+from pipelines.stages.prune.shape import CANDIDATE_ROUNDS
+from pipelines.stages.students import plan_epochs
 
 RANDOM_BATCHES = 16  # of random texts in the sample, beside one of the longest texts
+ROUNDS, TRIAL_STEPS = 3, 15  # at most, of timing and of a search's last trials
 CHARACTERS_PER_TOKEN = 4  # approximately
 
 
@@ -43,41 +48,61 @@ class Prediction:
     seconds: float
 
 
-def predict_stages(plan: Plan) -> list[Prediction]:
-    """Returns predictions of the stages up to the training of the student, or of the cache if it will be pruned.
+def predict_stages(plan: Plan, console: Console) -> tuple[list[Prediction], str]:
+    """Returns predictions of the stages up to the evaluation, or those before a budget that can't be met, and why.
 
     The sample has a batch of the longest texts, which the peak depends on. The time of work on texts is scaled to all
-    of them by their characters, and to all epochs.
+    of them by their characters, and to all epochs; that of timing and of trials to all rounds and steps.
     """
     with TemporaryDirectory(prefix="stillroom-") as place:
-        run, short = SampledRun(Path(place) / "run", plan.settings), shorten_plan(plan)
+        short = shorten_plan(plan)
+        run = SampledRun(Path(place) / "run", plan.settings, short.settings)
         if plan.settings.general.data:
             sample = sample_text(plan.settings.general, Path(place) / "text")
             run.text_scale = sample.scale
             short = replace(short, settings=replace(short.settings, general=sample.apply(short.settings.general)))
-        run_stages(run, short)
-        return run.predictions
+        try:
+            with console.track("predicting", len(plan.stages), "stages") as run.on_stage:
+                run_stages(run, short)
+        except InputError as error:
+            if "costs" not in [each.stage for each in run.predictions]:
+                raise
+            return run.predictions, str(error)
+        return run.predictions, ""
 
 
 def shorten_plan(plan: Plan) -> Plan:
-    """Returns the plan with one epoch of every training and without the stages that aren't predicted."""
+    """Returns the plan with one epoch of every training, few rounds of timing and few steps of trials."""
     s = plan.settings
-    is_untrained = s.budget.requested or s.student.given  # the student, without stages that aren't predicted
+    of_student = {"oneshot": 1, "iterative": s.prune.rounds, "gradual": 2}[s.prune.schedule]
     settings = replace(
         s,
-        until=s.until if s.until in ("general", "teacher", "cache") else "cache" if is_untrained else "distill",
-        train=shorten_training(s.train),
+        train=shorten_training(s.train, of_student if s.budget.requested else 1),
         teacher_train=shorten_training(s.teacher_train),
         general=replace(s.general, train=shorten_training(s.general.train)),
+        prune=replace(s.prune, trials=min(s.prune.trials, TRIAL_STEPS), gradual=0.5),
+        quantize=replace(s.quantize, epochs=1, min_score=0),
+        measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS)),
+        budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS)),
         machine=replace(s.machine, wandb="off"),
     )
     return replace(plan, settings=settings)
 
 
-def shorten_training(train: TrainConfig) -> TrainConfig:
-    """Returns settings with the same steps, but for one epoch and at rates that aren't searched for."""
+def shorten_training(train: TrainConfig, epochs: int = 1) -> TrainConfig:
+    """Returns settings with the same steps, but for a few epochs and at rates that aren't searched for."""
     schedule = "linear" if train.schedule in ("find", "plateau") else train.schedule
-    return replace(train, epochs=1, patience=0, recoveries=0, schedule=schedule)
+    return replace(train, epochs=epochs, patience=0, recoveries=0, schedule=schedule)
+
+
+def count_epochs(settings: DistillConfig) -> dict[str, int]:
+    """Returns the epochs of each stage that trains, by name."""
+    s = settings
+    students = [plan_epochs(s, target) for target in targets_of(s.budget)] if s.budget.requested else []
+    epochs = {"general": s.general.train.epochs, "teacher": s.teacher_train.epochs, "distill": s.train.epochs}
+    for student in students:
+        epochs |= student
+    return epochs
 
 
 class SampledRun(Run):
@@ -86,14 +111,17 @@ class SampledRun(Run):
     Args:
         output: Temporary folder of the run.
         settings: The settings of the run that is predicted.
+        short: Those of the sampled run.
     """
 
     console: "TimingConsole"
 
-    def __init__(self, output: Path, settings: DistillConfig):
+    def __init__(self, output: Path, settings: DistillConfig, short: DistillConfig):
         super().__init__(output, settings.seed, TimingConsole())
-        self.settings, self.scale, self.text_scale = settings, 1.0, 1.0
+        self.settings, self.short, self.text_scale = settings, short, 1.0
+        self.scales = dict.fromkeys(SPLIT_NAMES, 1.0)  # how many times as much text the data has as the sample
         self.predictions: list[Prediction] = []
+        self.on_stage: Advance | None = None  # called after every stage
 
     def stage(
         self,
@@ -104,21 +132,36 @@ class SampledRun(Run):
         **how: Any,
     ) -> Artefact:
         """Runs a stage as `Run.stage` does, and adds its prediction."""
-        self.console.tracked = 0.0
-        if name == "data":
-            return super().stage(name, config, inputs, self._sample_data(work, dict(config)), **how)
+        self.console.spent.clear()
+        work = self._sample_data(work, dict(config)) if name == "data" else work
         done = super().stage(name, config, inputs, work, **how)
-        wall, tracked = float(done.manifest["wall_seconds"]), self.console.tracked
-        scale = self._scale_blocks(done.metrics["blocks"]) if name == "general" else self.scale
-        seconds = wall - tracked + tracked * scale * self._count_epochs(name)
+        if self.on_stage is not None:
+            self.on_stage(1, name)
+        if name == "data":
+            return done
+        seconds = float(done.manifest["wall_seconds"])
+        for unit, spent in self.console.spent.items():
+            seconds += spent * (self._scale(name, unit, done.metrics) - 1)
         self.predictions.append(Prediction(name, done.manifest["peak_memory_bytes"], seconds))
         return done
 
-    def _count_epochs(self, stage: str) -> int:
-        """Returns how often a stage works on each text."""
-        s = self.settings
-        trainings = {"general": s.general.train, "teacher": s.teacher_train, "distill": s.train}
-        return trainings[stage].epochs if stage in trainings else 1
+    def _scale(self, stage: str, unit: str, metrics: JsonObject) -> float:
+        """Returns how many times as much work the run has as the sample, in a unit of progress."""
+        full, short = self.settings, self.short
+        if unit == CALLS:  # each input is also run once before the rounds
+            return (1 + count_rounds(full, stage)) / (1 + count_rounds(short, stage))
+        if unit == STEPS:
+            return full.prune.trials / max(1, short.prune.trials)
+        if unit not in (EXAMPLES, TEXTS):
+            return 1.0
+        scale = self._scale_blocks(metrics["blocks"]) if stage == "general" else self.scales[find_split(stage)]
+        return scale * (self._scale_epochs(stage) if unit == EXAMPLES else 1)
+
+    def _scale_epochs(self, stage: str) -> float:
+        """Returns how many times as many epochs a stage of the run trains."""
+        if stage.startswith("quantize"):
+            return self.settings.quantize.epochs / self.short.quantize.epochs
+        return count_epochs(self.settings).get(stage, 1) / count_epochs(self.short).get(stage, 1)
 
     def _scale_blocks(self, sampled: int) -> float:
         """Returns how many times as many blocks of plain text there are as sampled ones."""
@@ -129,29 +172,42 @@ class SampledRun(Run):
         def write_sample(folder: Path) -> JsonObject:
             metrics = work(folder)
             splits = read_data_folder(folder)
-            rows = max(self.settings.train.rows, self.settings.teacher_train.rows)
-            sample = sample_splits(splits, rows, self.seed)
-            self.scale = measure_total_length(splits) / max(1, measure_total_length(sample))
+            sample = sample_splits(splits, SampleSizes.read(self.settings), self.seed)
+            self.scales = {part: measure_scale(splits, sample, part) for part in SPLIT_NAMES}
             write_splits(sample, folder, settings)
             return metrics | {part: len(getattr(sample, part)) for part in SPLIT_NAMES}
 
         return write_sample
 
 
+def count_rounds(settings: DistillConfig, stage: str) -> int:
+    """Returns how often a stage times a model on each text."""
+    if stage == "evaluate":
+        return settings.measure.rounds
+    return settings.budget.rounds * (CANDIDATE_ROUNDS if stage.startswith("shape") else 1)
+
+
+def find_split(stage: str) -> str:
+    """Returns the split that a stage works through."""
+    if stage.startswith("shape"):
+        return "validation"
+    return "test" if stage == "evaluate" else "train"
+
+
 class TimingConsole(Console):
-    """A silent console that adds up the time of work on texts, which is what progress bars show."""
+    """A silent console that adds up the time of the work that progress bars show, by its unit."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
-        self.tracked = 0.0
+        self.spent: Counter[str] = Counter()
 
     @contextmanager
-    def track(self, label: str, total: int, unit: str = "examples") -> Iterator[Advance]:
+    def track(self, label: str, total: int, unit: str = EXAMPLES) -> Iterator[Advance]:
         """Yields a function to be called as the work goes on, and adds the time of the block."""
         start = time.perf_counter()
         with super().track(label, total, unit) as advance:
             yield advance
-        self.tracked += time.perf_counter() - start
+        self.spent[unit] += time.perf_counter() - start  # type: ignore[assignment]  # seconds
 
 
 @dataclass(frozen=True)
@@ -202,18 +258,38 @@ def take_characters(documents: Iterable[str], count: int) -> list[str]:
     return chosen
 
 
-def sample_splits(splits: Splits, rows: int, seed: int) -> Splits:
-    """Returns a batch of the longest training texts and random ones, and the same share of the other splits.
+@dataclass(frozen=True)
+class SampleSizes:
+    """Rows of the sample.
 
     Args:
-        splits: The data.
-        rows: Rows of a batch.
-        seed: Of the random texts.
+        batch: Rows of a batch, which the longest texts fill.
+        train: Rows of the training split, if it has as many.
+        others: Minimum rows of the other splits, on which models are timed and compared.
     """
-    train = sample_part(splits.train, rows, (1 + RANDOM_BATCHES) * rows, seed)
+
+    batch: int
+    train: int
+    others: int
+
+    @staticmethod
+    def read(settings: DistillConfig) -> "SampleSizes":
+        """Returns the sizes at which the sample has everything that doesn't depend on the amount of data."""
+        s = settings
+        batch = max(s.train.rows, s.teacher_train.rows)
+        scored = s.prune.samples if s.budget.requested else 0
+        calibrated = s.quantize.samples if s.quantize.scheme else 0
+        train = max((1 + RANDOM_BATCHES) * batch, scored, calibrated)
+        is_delivered = s.until == "report"
+        return SampleSizes(batch, train, max(2 * batch, is_delivered * max(s.measure.parity, s.measure.texts)))
+
+
+def sample_splits(splits: Splits, sizes: SampleSizes, seed: int) -> Splits:
+    """Returns a batch of the longest training texts and random ones, and the same share of the other splits."""
+    train = sample_part(splits.train, sizes.batch, sizes.train, seed)
     share = len(train) / max(1, len(splits.train))
     others = {
-        part: sample_part(found, 2 * rows, max(2 * rows, round(share * len(found))), seed)
+        part: sample_part(found, sizes.batch, max(sizes.others, round(share * len(found))), seed)
         for part in ("validation", "test", "unlabelled")
         if (found := getattr(splits, part)) is not None
     }
@@ -237,6 +313,8 @@ def measure_lengths(part: Any) -> np.ndarray:
     return lengths if plain.pairs is None else lengths + np.array([len(text) for text in plain.pairs])
 
 
-def measure_total_length(splits: Splits) -> int:
-    """Returns the length of all samples that are trained on."""
-    return int(sum(measure_lengths(part).sum() for part in (splits.train, splits.unlabelled)))
+def measure_scale(splits: Splits, sample: Splits, part: str) -> float:
+    """Returns how many times as many characters a split has as its sample; `train` includes what has no labels."""
+    parts = ("train", "unlabelled") if part == "train" else (part,)
+    whole, sampled = (sum(measure_lengths(getattr(each, name)).sum() for name in parts) for each in (splits, sample))
+    return float(whole / max(1, sampled))

@@ -163,13 +163,30 @@ def prune_gradually(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
     """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     inputs, epochs = pipeline.inputs, pipeline.config.train.epochs
     shape = shape_stage(pipeline.run, pipeline.config, inputs, target)
-    closing_epochs = min(max(1, round(pipeline.config.prune.gradual * epochs)), epochs - 1)
+    closing_epochs = count_closing_epochs(pipeline.config)
     closed = close_stage(pipeline.run, pipeline.config, inputs, shape, target.name, pipeline.precision, closing_epochs)
     stage = pipeline.train(PrunedStart(target.name, closed, None, inputs.tokens), epochs - closing_epochs)
     return {f"shape-{target.name}": shape, f"close-{target.name}": closed, f"distill-{target.name}": stage}
 
 
 SCHEDULES = {"oneshot": prune_at_once, "iterative": prune_iteratively, "gradual": prune_gradually}
+
+
+def plan_epochs(config: DistillConfig, target: SpeedTarget) -> dict[str, int]:
+    """Returns the epochs of each stage that trains a pruned student for the target, by the stage's name."""
+    epochs, last = config.train.epochs, f"distill-{target.name}"
+    if config.prune.schedule == "iterative":
+        *earlier, final = split_epochs(epochs, config.prune.rounds)
+        return {f"distill-{round_name(target, n)}": each for n, each in enumerate(earlier, 1)} | {last: final}
+    if config.prune.schedule == "gradual":
+        closing = count_closing_epochs(config)
+        return {f"close-{target.name}": closing, last: epochs - closing}
+    return {last: epochs}
+
+
+def count_closing_epochs(config: DistillConfig) -> int:
+    """Returns the epochs in which a gradual schedule closes units; at least one follows."""
+    return min(max(1, round(config.prune.gradual * config.train.epochs)), config.train.epochs - 1)
 
 
 def split_epochs(epochs: int, rounds: int) -> list[int]:

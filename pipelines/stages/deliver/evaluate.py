@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from compress.export.common.targets import ExportTarget, target_of
 from compress.export.runtimes import open_export
+from pipelines.runs.console import CALLS, TEXTS
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
@@ -100,7 +101,7 @@ def evaluate(
         for target in candidate.targets:
             entry, classes = score_model(run, candidate, target, task, tests[candidate.name])
             if target == candidate.judged:
-                entry["validation"] = validation_score(candidate, target, splits, max_length, task)
+                entry["validation"] = validation_score(run, candidate, target, splits, max_length, task)
             predicted[key_of(entry)] = classes
             entries.append(entry)
     time_all(run, candidates, entries, tests, measure)
@@ -122,7 +123,7 @@ def encode_part(candidate: EvaluatedModel, part: object, max_length: int, task: 
 
 
 def validation_score(
-    candidate: EvaluatedModel, target: ExportTarget, splits: "Splits", max_length: int, task: "Task"
+    run: Run, candidate: EvaluatedModel, target: ExportTarget, splits: "Splits", max_length: int, task: "Task"
 ) -> float:
     """Returns the deployed file's validation score at one text per call, as in deployment.
 
@@ -132,7 +133,8 @@ def validation_score(
 
     encoded = encode_part(candidate, splits.validation, max_length, task)
     runner = open_export(target, candidate.path(target), torch.get_num_threads())
-    return float(next(iter(score_rows(runner, task, encoded, 1).scores().values())))
+    with run.console.track(f"evaluate: {candidate.name} on validation", len(encoded[0]), TEXTS) as advance:
+        return float(next(iter(score_rows(runner, task, encoded, 1, advance).scores().values())))
 
 
 def score_rows(
@@ -164,7 +166,7 @@ def score_model(
     (test, _), (runtime, precision) = encoded, target.where
     folder = candidate.path(target)
     runner = open_export(target, folder, torch.get_num_threads())
-    with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
+    with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test), TEXTS) as advance:
         scorer = score_rows(runner, task, encoded, task.eval_batch_size, advance)
     scores = scorer.scores()
     proof = next(each for each in candidate.export.metrics["parity"] if each["target"] == str(target))
@@ -234,7 +236,7 @@ def time_all(
             name: [to_arrays(test.collate(group, pad_id)) for group in chosen] for name, (test, pad_id) in tests.items()
         }
         total = len(chosen) * (measure.rounds + 1) * len(runners)
-        with run.console.track(f"evaluate: timing batches of {len(chosen[0])}", total, "calls") as advance:
+        with run.console.track(f"evaluate: timing batches of {len(chosen[0])}", total, CALLS) as advance:
             latencies = measure_latency(
                 runners,
                 {runner: batches[runner[0]] for runner in runners},

@@ -21,6 +21,7 @@ from distill.teacher.head import probe_head
 from distill.train.config import VERSION as TRAINING
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
+from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
@@ -97,7 +98,7 @@ def build_untrained_teacher(
     """Returns the checkpoint's body with a new head, fitted to the body's features if `teacher.probe` is set."""
     model = task.load(str(source), run.seed)
     if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
-        with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
+        with run.console.track("teacher: fitting the new head", len(data.train), TEXTS) as advance:
             probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.output_rows, advance)
     return model
 

@@ -21,13 +21,13 @@ from compress.quantize.prepare import LayerQuantization, convert_quantized
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
+from pipelines.runs.console import CALLS, Console
 from pipelines.runs.files import count_bytes
 from pipelines.stages.deliver.evaluate import to_arrays
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 
 TEXTS = 64
-_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,16 @@ def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, see
     return TimingTexts(drawn, budget, max_length, task)
 
 
-def time_together(models: Mapping[str, TimedModel], budget: Budget, rounds: int = _ROUNDS) -> dict[str, Latency]:
-    """Times all models in turn on the same texts."""
+def time_together(
+    models: Mapping[str, TimedModel], budget: Budget, rounds: int, console: Console, label: str
+) -> dict[str, Latency]:
+    """Times all models in turn on the same texts, and shows the progress with the label."""
     calls = min(len(each.inputs) for each in models.values())  # another tokenizer may split a long text into more rows
-    return measure_latency(
-        {name: each.runner for name, each in models.items()},
-        {name: each.inputs[:calls] for name, each in models.items()},
-        rounds=rounds,
-        threads=budget.threads,
-    )
+    with console.track(label, (1 + rounds) * calls * len(models), CALLS) as advance:
+        return measure_latency(
+            {name: each.runner for name, each in models.items()},
+            {name: each.inputs[:calls] for name, each in models.items()},
+            rounds=rounds,
+            threads=budget.threads,
+            on_call=lambda: advance(1),
+        )

@@ -58,7 +58,7 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         generator = torch.Generator().manual_seed(run.seed)
         batches = [distance.draw_targets({**batch, "signals": signals(batch)}, generator) for batch in drawn]
         total = count_passes(config.prune) * sum(len(batch["input_ids"]) for batch in batches)
-        with run.console.track(f"scores: {config.prune.scores}", total) as advance:
+        with run.console.track(f"scores: {config.prune.scores}", total, "samples") as advance:
             scores = score_units(model, axes_of(model, task), CountedBatches(batches, advance), config.prune, distance)
         scores.save(folder / SCORES)
         return {"method": scores.method, "samples": scores.samples, "layers": scores.layers.tolist()}

@@ -37,7 +37,6 @@ from pipelines.stages.train.distill import make_student
 
 START_VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 COSTS_VERSION = 1  # version of the costs stage, as above
-GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not measurement conditions
 
 RoundingKey: TypeAlias = str | list[object]  # JSON types
 
@@ -108,9 +107,8 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
     The teacher and about a dozen sizes of the start model are measured.
     """
-    conditions = {name: value for name, value in asdict(config.budget).items() if name not in GOALS}
     settings = {
-        "budget": conditions,
+        "budget": config.budget.timing_settings(),
         "max_length": config.data.max_length,
         "machine": describe_machine(),
         "scheme": rounding_key(config),
@@ -118,7 +116,8 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
     def work(folder: Path) -> JsonObject:
         outlines, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")
-        latencies = time_together(models, config.budget)
+        label = f"costs: timing {len(models)} models"
+        latencies = time_together(models, config.budget, config.budget.rounds, run.console, label)
         costs = fit_costs(outlines, [latencies[str(i)].best_ms for i in range(len(outlines))])
         rows = [build_cost_row(outline, latencies[str(i)], models[str(i)].bytes) for i, outline in enumerate(outlines)]
         teacher_ms = latencies["teacher"].best_ms

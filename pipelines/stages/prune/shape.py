@@ -61,7 +61,7 @@ MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the las
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
 )  # fmt: skip
-_ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
+CANDIDATE_ROUNDS = 3  # times the budget's: half a minute, because noise on a shared machine fluctuates slowly
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
     settings = {
         "target": asdict(target),
-        "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
+        "budget": config.budget.timing_settings()
+        | {"uniform": config.budget.uniform, "speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
         "trials": config.prune.trials,
         "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
@@ -232,7 +233,10 @@ class ShapeSearch:
 
     def measure(self, candidate: Candidate, model: TimedModel) -> JsonObject:
         """Times the candidate alternately with the teacher."""
-        times = time_together({"teacher": self.teacher, "student": model}, self.budget, _ROUNDS)
+        rounds = CANDIDATE_ROUNDS * self.budget.rounds
+        label = f"shape-{self.target.name}: timing {candidate.label}"
+        models = {"teacher": self.teacher, "student": model}
+        times = time_together(models, self.budget, rounds, self.run.console, label)
         teacher, student = times["teacher"].best_ms, times["student"].best_ms
         return {
             "label": candidate.label,

@@ -14,7 +14,7 @@ from distill.tasks.logit_rows import OutputRows
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
-from pipelines.runs.console import Console
+from pipelines.runs.console import STEPS, TEXTS, Console
 from pipelines.stages.prepare.scoring import Judge
 
 _WARMUP = 20  # steps
@@ -76,14 +76,16 @@ def eliminate_trials(
     """
     remaining = list(range(len(trials)))
     divergences: list[list[float]] = [[] for _ in trials]
-    plan = plan_rounds(len(trials), steps)
-    with console.track("shape: trials", sum(count * each for count, each in plan), "steps") as advance:
-        for count, each in plan:
-            remaining = sorted(remaining, key=lambda number: divergences[number][-1:])[:count]
+    for count, each in plan_rounds(len(trials), steps):
+        remaining = sorted(remaining, key=lambda number: divergences[number][-1:])[:count]
+        with console.track(f"shape: training {count} candidates", count * each, STEPS) as advance:
             for number in remaining:
                 trials[number].run(each)
+                advance(each)
+        with console.track(f"shape: comparing {count} candidates", count * len(judge.split), TEXTS) as advance:
+            for number in remaining:
                 divergences[number].append(judge.divergence(trials[number].module.student))
-                advance(each, f"{count} candidates")
+                advance(len(judge.split))
     return min(remaining, key=lambda number: divergences[number][-1]), divergences
 
 

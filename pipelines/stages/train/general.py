@@ -30,6 +30,7 @@ from distill.teacher.head import probe_head
 from distill.teacher.online import OnlineTeacher
 from distill.train.module import DistillationModule
 from distill.train.steps.progressive import LayerByLayer
+from pipelines.runs.console import TEXTS
 from pipelines.runs.files import hash_content
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_placed_model, save_model
@@ -246,7 +247,7 @@ def attach_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> Pr
     student = task.load(str(folder), run.seed)
     if not task.labels:
         return student.requires_grad_(True)
-    with run.console.track("student: fitting the new head", len(texts.train)) as advance:
+    with run.console.track("student: fitting the new head", len(texts.train), TEXTS) as advance:
         probe_head(
             student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), task.output_rows, advance
         )

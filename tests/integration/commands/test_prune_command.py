@@ -1,6 +1,7 @@
 """`python -m pipelines.prune` on tiny models: budgets, the built students, the report and refusals."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,7 +249,24 @@ def test_invalid_budgets_and_settings_are_refused_before_the_run(
 
 def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
     output = place / "dry"
-    message = run_to_success("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *SEARCH))
+    message = run_to_success("prune", words(model, data, output, "--speedup", "1.3,5000", "--dry-run", *SEARCH))
     assert not output.exists()
-    for stage in ("start", "costs", "scores", "shape-2x", "distill-4x", "export-4x", "evaluate", "report"):
-        assert stage in message, stage
+    planned, predicted = message.split("Predicted from a sample of the data")
+    for stage in ("start", "costs", "scores", "shape-1.3x", "distill-5000x", "export-5000x", "evaluate", "report"):
+        assert stage in planned, stage
+    for stage in ("start", "costs", "scores", "shape-1.3x", "distill-1.3x"):
+        assert stage in predicted, stage
+    assert "the sample's student was refused: budget 5000x: expected a shape" in predicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["oneshot", "gradual", "iterative"])
+def test_a_dry_run_predicts_every_stage_of_a_pruned_and_quantized_student(place, model, data, schedule):
+    more = ("--speedup", "1.3", "--prune.schedule", schedule, "--prune.rounds", "2", "--quantize", "int8")
+    message = run_to_success("prune", words(model, data, place / "predicted", *more, "--dry-run", *SEARCH))
+    planned, predicted = message.split("Predicted from a sample of the data")
+    stages = re.findall(r"│ (\S+) +│ will run", planned)
+    assert re.findall(r"│ (\S+) +│ +[\d,]+ MB", predicted) == [
+        *(stage for stage in stages if stage not in ("data", "report")),
+        "all",
+    ]

@@ -12,12 +12,15 @@ from distill.data.sources import text_batches
 from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Examples, Splits
 from distill.train.config import TrainConfig
-from pipelines.settings.distill_config import GeneralConfig
+from pipelines.runs.cli import parse
+from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig, GeneralConfig
 from pipelines.stages.prediction import (
     CHARACTERS_PER_TOKEN,
     RANDOM_BATCHES,
+    SampleSizes,
+    count_epochs,
     measure_lengths,
-    measure_total_length,
+    measure_scale,
     sample_part,
     sample_splits,
     sample_text,
@@ -50,10 +53,12 @@ def test_a_small_split_is_its_own_sample():
 
 def test_other_splits_have_the_same_share():
     splits = Splits(("a", "b", "c"), draw_examples(3400), draw_examples(1000, 1), NOTHING, draw_examples(400, 2), {})
-    sample = sample_splits(splits, 10, 0)
-    assert len(sample.train) == (1 + RANDOM_BATCHES) * 10
-    assert (len(sample.validation), len(sample.test), len(sample.unlabelled)) == (50, 0, 20)
-    assert measure_total_length(sample) < measure_total_length(splits) / 5
+    sample = sample_splits(splits, SampleSizes(batch=10, train=170, others=20), 0)
+    assert (len(sample.train), len(sample.validation), len(sample.test), len(sample.unlabelled)) == (170, 50, 0, 20)
+    longest = measure_scale(splits, sample, "train")
+    assert 10 < longest < 3800 / 190  # the sample's texts are longer than those of the data
+    assert measure_scale(splits, splits, "train") == 1
+    assert len(sample_splits(splits, SampleSizes(batch=10, train=170, others=300), 0).validation) == 300
 
 
 def test_lengths_count_the_pairs_and_the_words_of_a_tagger():
@@ -82,3 +87,30 @@ def test_one_epoch_is_trained_at_the_same_batches_without_a_search():
     train = TrainConfig(epochs=9, batch_size=7, schedule="find", patience=3, recoveries=2, checkpointing="full")
     short = shorten_training(train)
     assert short == TrainConfig(epochs=1, batch_size=7, schedule="linear", checkpointing="full")
+
+
+WORDS = ("--teacher", "T", "--data", "D", "--output", "O")
+
+
+def read_settings(*words):
+    return parse(DistillConfig, [*WORDS, *words], prog="", about="", examples="", short=SHORT_OPTIONS)
+
+
+def test_the_sample_has_all_rows_that_scores_calibration_and_comparisons_need():
+    plain = SampleSizes.read(read_settings("--batch_size", "8", "--until", "distill"))
+    assert (plain.batch, plain.train, plain.others) == (16, (1 + RANDOM_BATCHES) * 16, 32)  # the teacher's batch
+    pruned = SampleSizes.read(read_settings("--batch_size", "8", "--speedup", "4"))
+    assert (pruned.train, pruned.others) == (512, 256)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epochs"),
+    [
+        ("oneshot", {"distill-4x": 10}),
+        ("iterative", {"distill-4x-round1": 3, "distill-4x-round2": 3, "distill-4x": 4}),
+        ("gradual", {"close-4x": 3, "distill-4x": 7}),
+    ],
+)
+def test_epochs_are_counted_for_every_stage_that_trains_a_pruned_student(schedule, epochs):
+    settings = read_settings("--speedup", "4", "--epochs", "10", "--prune.schedule", schedule)
+    assert {name: count for name, count in count_epochs(settings).items() if "-4x" in name} == epochs

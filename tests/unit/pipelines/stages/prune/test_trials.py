@@ -29,7 +29,7 @@ def divergence_of(learner: Learner) -> float:
     return learner.start - learner.rate * sum(learner.turns)
 
 
-JUDGE = SimpleNamespace(divergence=divergence_of)
+JUDGE = SimpleNamespace(divergence=divergence_of, split=["text"])
 
 
 def test_the_candidate_that_improves_fastest_wins():
