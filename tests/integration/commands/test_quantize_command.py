@@ -147,7 +147,8 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
 def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained, tmp_path):
     teacher, data = make_inputs(tmp_path)
     message = run_to_success(
-        "quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"]
+        "quantize",
+        [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run", "--probe", "false"],
     )
     assert not (tmp_path / "run").exists()
     for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):
