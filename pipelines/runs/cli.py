@@ -136,6 +136,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     # set here and not in the library, so that a notebook's own settings are unaffected
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # no command forks a process that tokenizes
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if sys.stderr is None or not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # in a file, libraries' bars would end in the middle of a line
     # Otherwise the last bits of a product depend on the memory alignment of its weights, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for name, text in KNOWN_WARNINGS.items():

@@ -247,8 +247,9 @@ def _exit_within_limit(code: int) -> NoReturn:
 def _print_stop(number: int) -> None:
     """Writes the message directly to the terminal, because the main thread may hold the stream's lock."""
     name = _NAMES.get(signal.Signals(number), signal.Signals(number).name)
+    message = f"stopped by {name}: finished work is kept; run the same command again to resume\n"
     with suppress(OSError):
-        os.write(2, f"stopped by {name}: finished work is kept; run the same command again to resume\n".encode())
+        os.write(2, (f"\n{message}" if os.isatty(2) else message).encode())  # a library's bar may be on the line
 
 
 def _read_parents() -> dict[int, int]:
