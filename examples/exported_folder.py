@@ -52,6 +52,17 @@ def read_labels(folder: Path, config: dict[str, Any]) -> list[str]:
     return [names[str(i)] for i in range(len(names))]
 
 
+def read_cleaning(folder: Path) -> Callable[[str], str]:
+    """Returns a function that cleans a text as the student's training texts were; most students need none."""
+    if not (folder / "preprocessing.json").exists():
+        return lambda text: text
+    try:
+        from distill.data.clean.deployment import read_preprocessing
+    except ImportError:
+        exit_with_error(f"{folder}: its texts are cleaned by preprocessing.json: pip install 'stillroom[clean]'")
+    return read_preprocessing(folder)
+
+
 def load_file(file: Path, load: Callable[[str], Loaded]) -> Loaded:
     """Returns what `load` reads from a file."""
     try:

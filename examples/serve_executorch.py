@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from exported_folder import check_arguments, load_file, read_config, read_labels
+from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
 from tokenizers import Tokenizer
 
 
@@ -20,7 +20,7 @@ class Classifier:
 
     def __init__(self, folder: Path):
         config = read_config(folder, "tokenizer.json", "model.pte", "inputs.json")
-        self.labels = read_labels(folder, config)
+        self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
@@ -35,7 +35,7 @@ class Classifier:
         """Returns (label, probability) of each text."""
         import torch
 
-        rows = self.tokenizer.encode_batch(texts)
+        rows = self.tokenizer.encode_batch([self.clean(text) for text in texts])
         fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         inputs = [torch.tensor([getattr(row, fields[name]) for row in rows]) for name in self.names]
         logits = self.method.execute(inputs)[0].numpy()

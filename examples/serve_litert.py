@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-from exported_folder import check_arguments, load_file, read_config, read_labels
+from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
 from tokenizers import Tokenizer
 
 
@@ -20,7 +20,7 @@ class Classifier:
 
     def __init__(self, folder: Path):
         config = read_config(folder, "tokenizer.json", "model.tflite")
-        self.labels = read_labels(folder, config)
+        self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
         self.interpreter = load_file(folder / "model.tflite", lambda file: Interpreter(file, num_threads=1))
         # Shapes are fixed: there is a signature per length, such as tokens_16, and all share their weights.
@@ -29,7 +29,7 @@ class Classifier:
 
     def __call__(self, text: str) -> tuple[str, float]:
         """Returns the text's (label, probability)."""
-        row = self.tokenizer.encode(text)
+        row = self.tokenizer.encode(self.clean(text))
         length = min(length for length in self.signatures if length >= len(row.ids))
         row.pad(length)
         run = self.interpreter.get_signature_runner(self.signatures[length])

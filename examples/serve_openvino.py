@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import openvino
-from exported_folder import check_arguments, load_file, read_config, read_labels
+from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
 from tokenizers import Tokenizer
 
 
@@ -19,7 +19,7 @@ class Classifier:
 
     def __init__(self, folder: Path, threads: int = 1):
         config = read_config(folder, "tokenizer.json", "model.xml", "model.bin")
-        self.labels = read_labels(folder, config)
+        self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
@@ -30,7 +30,7 @@ class Classifier:
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
         """Returns (label, probability) of each text."""
-        rows = self.tokenizer.encode_batch(texts)
+        rows = self.tokenizer.encode_batch([self.clean(text) for text in texts])
         fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         inputs = {name: np.asarray([getattr(row, fields[name]) for row in rows], np.int64) for name in self.names}
         logits = self.model(inputs)[0]

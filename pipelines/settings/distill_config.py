@@ -7,6 +7,7 @@ from compress.prune.budget import Budget, parse_bytes
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from compress.sparsity.config import SparsityConfig
+from distill.data.clean.config import CleanConfig
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
@@ -28,6 +29,8 @@ SHORT_OPTIONS = {
     "teacher": "teacher.model",
     "student": "student.spec",
     "data": "data.path",
+    "data.clean": "clean.steps",
+    "data.clean.deploy": "clean.deploy",
     "epochs": "train.epochs",
     "learning_rate": "train.learning_rate",
     "batch_size": "train.batch_size",
@@ -186,6 +189,7 @@ class DistillConfig:
         export: Formats in which the student is exported in addition to its checkpoint, separated by commas: onnx,
             onnxruntime, openvino, executorch, litert, torchao, compressed-tensors.
         data: The data set.
+        clean: Cleaning of the data before anything is trained on it; none without steps.
         task: text-classification (one class per text), multi-label, regression, token-classification,
             question-answering, sentence-embedding, masked-lm, causal-lm or chat. auto infers the task from the
             teacher's head, or else from the columns of the data.
@@ -220,6 +224,7 @@ class DistillConfig:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
+    clean: CleanConfig = field(default_factory=CleanConfig)
     task: TaskName = "auto"
     masking: MaskConfig = field(default_factory=MaskConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)

@@ -125,7 +125,8 @@ def stages_of(settings: DistillConfig) -> tuple[str, ...]:
 def first_stages(settings: DistillConfig) -> list[str]:
     """Returns the names of the stages before the teacher."""
     measured = ["precision"] if settings.machine.precision == "auto" else []
-    return ["data", *measured, *(["general"] if settings.general.data else [])]
+    cleaned = ["clean"] if settings.clean.requested else []
+    return ["data", *measured, *cleaned, *(["general"] if settings.general.data else [])]
 
 
 def signal_stages(settings: DistillConfig) -> list[str]:

@@ -105,6 +105,11 @@ def is_on_several(f: Facts) -> bool:
     return layout is not None and (layout.processes > 1 or bool(f.settings.machine.strategy))
 
 
+def has_step(settings: DistillConfig, name: str) -> bool:
+    """Returns whether cleaning has a step."""
+    return any(step.name == name for step in settings.clean.find_steps())
+
+
 def check_schedule_epochs(f: Facts) -> None:
     """Checks that the schedule of pruning has enough epochs."""
     s = f.settings
@@ -527,6 +532,24 @@ RULES: tuple[Rule | Check, ...] = (
         lambda s, f: s.general.progressive and not s.general.loss.computes(*LAYER_TERMS),
         "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a single layer "
         "outputs no tokens",
+    ),
+    # Cleaning
+    Rule(
+        lambda s, f: s.clean.requested and f.task in ("question-answering", "chat"),
+        "data.clean {s.clean.steps}: expected another task than {f.task}: answers are found by their position in the "
+        "text, and conversations have roles; clean the file beforehand",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: has_step(s, "labels") and f.task not in ("text-classification", "multi-label"),
+        "data.clean: step labels: expected text-classification or multi-label, found {f.task}: doubtful labels are "
+        "found by the probabilities of classes",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: has_step(s, "labels") and f.processes > 1,
+        "data.clean: step labels: expected one process, found {f.processes}: the teacher of each fold is trained on "
+        "one; clean with --devices 1 and --until teacher first, and run the same command on several",
     ),
     # A window of backward passes
     Rule(

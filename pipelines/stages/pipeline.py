@@ -1,8 +1,9 @@
 """The stages of a run, in order, from the plan to the published files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
@@ -27,6 +28,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     from pipelines.stages.cache.ensemble import ensemble_stage
     from pipelines.stages.cache.stage import cache_stage
     from pipelines.stages.cache.teacher_answers import answers_stage
+    from pipelines.stages.prepare.clean import clean_stage
     from pipelines.stages.prepare.data import data_stage
     from pipelines.stages.prepare.teacher import teacher_stage
     from pipelines.stages.students import train_students
@@ -38,6 +40,8 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)
+    if settings.clean.requested:
+        made["clean"] = made["data"] = clean_stage(run, plan, made["data"], precision)
     if settings.general.data:
         made["general"] = general_stage(run, plan, precision)
     if settings.until == "general":
@@ -162,10 +166,18 @@ def run_to_report(run: "Run", plan: Plan) -> None:
     report = report_stage(run, reported_settings(settings), read_task(made["data"]), made["evaluate"])
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
     if run.world.is_rank_zero:
-        places = publish_results(run, report, exports)
+        places = publish_results(run, report, exports, find_preprocessing(made))
         print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(settings, made["evaluate"])
     check_refused(list(exports.values()))
+
+
+def find_preprocessing(made: Mapping[str, "Artefact"]) -> Path | None:
+    """Returns the file that says how a deployed student's texts are cleaned; None without such cleaning."""
+    from distill.data.clean.deployment import PREPROCESSING
+
+    file = made["clean"].folder / PREPROCESSING if "clean" in made else None
+    return file if file is not None and file.exists() else None
 
 
 def scored_target(config: DistillConfig, student: "TrainedStudent | None" = None) -> "ExportTarget | None":

@@ -14,7 +14,7 @@ import numpy as np
 
 from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts
-from distill.data.splits.examples import Splits
+from distill.data.splits.examples import Splits, take_rows
 from distill.errors import InputError
 from distill.train.config import TrainConfig
 from pipelines.runs.console import CALLS, EXAMPLES, STEPS, TEXTS, Advance, Console
@@ -24,7 +24,7 @@ from pipelines.settings.distill_config import DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan, targets_of
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
-from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, take_rows, write_splits
+from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
 from pipelines.stages.prune.shape import CANDIDATE_ROUNDS
 from pipelines.stages.students import plan_epochs
 

@@ -51,6 +51,7 @@ ROOMS = (  # each imports from those above it only
     "distill.data.sources",
     "distill.data.splits",
     "distill.data.batches",
+    "distill.data.clean",
     "distill.data.stored",
     "distill.data.alignment",
     "distill.data.masking",

@@ -1,12 +1,13 @@
 """Texts with labels, and the splits of a data set."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.text_column import TextColumn, concatenate_texts, select_texts, text_array
 
 
@@ -63,3 +64,14 @@ class Splits:
     unlabelled: Any
     notes: dict[str, int | str]
     remarks: Sequence[str] = ()
+
+
+def take_rows(part: Any, rows: np.ndarray) -> Any:
+    """Returns some rows of a split, in the order of `rows`; of text in a file in its own order, without reading it."""
+    if isinstance(part.texts, StoredTexts):
+        kept = np.zeros(len(part), bool)
+        kept[rows] = True
+        return replace(part, texts=part.texts.separate(kept)[1])
+    if isinstance(part, Examples):
+        return part.take(rows)
+    return type(part).from_table(part.table().take(pa.array(rows)))

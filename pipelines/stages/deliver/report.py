@@ -56,7 +56,8 @@ def build_report(
     run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact, stages: Sequence[Artefact]
 ) -> Report:
     """Returns the report as one dict; see `pipelines.reports.schema`."""
-    data = next(stage for stage in stages if stage.name == "data")
+    named = {stage.name: stage for stage in stages}
+    data = named.get("clean", named["data"])
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
     codes, pruning = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {
@@ -122,11 +123,14 @@ def read_curves(logs: Path) -> list[dict[str, float]]:
     return rows
 
 
-def publish_results(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
+def publish_results(
+    run: Run, report: Artefact, exports: Mapping[str, Artefact], preprocessing: Path | None = None
+) -> dict[str, Path]:
     """Publishes the newest results to the output folder: the page, the numbers and the deployable students.
 
-    `exports` maps a model's name, which is also the name of its folder, to its export. The user's own files in that
-    folder are left in place.
+    `exports` maps a model's name, which is also the name of its folder, to its export; `preprocessing` is a file that
+    says how its texts are cleaned, of which every folder gets a copy. The user's own files in that folder are left in
+    place.
     """
     check_not_removed(run.output)
     for name in (REPORT, PAGE):
@@ -135,17 +139,22 @@ def publish_results(run: Run, report: Artefact, exports: Mapping[str, Artefact])
         partial.replace(run.output / name)
     places = {"report": run.output / PAGE, "numbers": run.output / REPORT}
     for name, export in exports.items():
-        places |= publish_model(run, run.output / name, report, export)
+        places |= publish_model(run, run.output / name, report, export, preprocessing)
     return places
 
 
-def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
+def publish_model(
+    run: Run, place: Path, report: Artefact, export: Artefact, preprocessing: Path | None = None
+) -> dict[str, Path]:
     """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
     with republish_folder(place, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
+        if preprocessing is not None:
+            for folder in (fresh, *(fresh / target for target in others)):
+                shutil.copyfile(preprocessing, folder / preprocessing.name)
         own = report.folder / f"{place.name}.md"  # with several students each has its own card
         shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -148,13 +147,6 @@ def read_part(file: Path, task: str) -> Any:
     if task in PLAIN_TEXT and file.stat().st_size >= text_batches.LARGE:
         return Examples(StoredTexts(file))
     return TASKS[task].split_class.from_table(pa.parquet.read_table(file))
-
-
-def take_rows(part: Any, numbers: np.ndarray) -> Any:
-    """Returns some rows of a split."""
-    if isinstance(part, Examples):
-        return part.take(numbers)
-    return type(part).from_table(part.table().take(pa.array(numbers)))
 
 
 def read_task(artefact: Artefact) -> Task:

@@ -19,6 +19,7 @@ from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import EncodedRows, TrainBatches
 from distill.data.batches.chunks import cut_chunks
 from distill.data.batches.packing import find_padding_id
+from distill.data.splits.examples import take_rows
 from distill.errors import InputError
 from distill.models.inputs import build_inputs
 from distill.tasks.task import Task
@@ -27,7 +28,7 @@ from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe_machine
 from pipelines.settings.tokenizers import is_across, rows_across
-from pipelines.stages.prepare.data import read_data, read_task, take_rows
+from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.train.distill import make_student
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)

@@ -1,0 +1,203 @@
+"""Settings of cleaning: which steps change or drop rows, and with which values."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from distill.errors import InputError
+
+TextOrRow = Literal["text", "row"]
+STANDARD = "encoding,html,unicode,whitespace,language,duplicates,near-duplicates"
+
+
+class StepKind(NamedTuple):
+    """What a step may be set to.
+
+    Args:
+        default: Its value if only its name is given.
+        values: The values that it may have; empty for a number or another form.
+        does: What it does, for messages and the reference.
+    """
+
+    default: str
+    values: tuple[str, ...]
+    does: str
+
+
+# In the order in which they are applied.
+TEXT_STEPS = {
+    "encoding": StepKind("", (), "repairs text decoded in the wrong encoding, and removes control characters"),
+    "html": StepKind("", (), "removes tags and resolves character references"),
+    "markdown": StepKind("", (), "removes marks of emphasis, headings, links and code"),
+    "unicode": StepKind("nfc", ("nfc", "nfkc"), "converts to a normal form"),
+    "urls": StepKind("mask", ("mask", "drop"), "replaces or removes addresses of web pages"),
+    "emails": StepKind("mask", ("mask", "drop"), "replaces or removes e-mail addresses"),
+    "users": StepKind("mask", ("mask", "drop"), "replaces or removes user names such as @name"),
+    "personal": StepKind("mask", ("mask", "drop"), "replaces or removes account, card and telephone numbers"),
+    "numbers": StepKind("mask", ("mask", "drop"), "replaces or removes numbers"),
+    "case": StepKind("lower", ("lower",), "converts to lower case"),
+    "elongations": StepKind("2", ("1", "2", "3"), "shortens a letter that is repeated three times or more"),
+    "whitespace": StepKind(
+        "all", ("all", "lines"), "replaces tabs, line breaks (not of lines) and long gaps by a blank"
+    ),
+    "spelling": StepKind("1", ("1", "2"), "replaces unknown words by the only known word so many edits away"),
+}
+ROW_STEPS = {
+    "language": StepKind("", (), "drops rows in another language than most, or than the one that is set"),
+    "length": StepKind("1:", (), "drops rows with fewer or more words"),
+    "symbols": StepKind("0.5", (), "drops rows with a larger share of characters that are neither letters nor blanks"),
+    "duplicates": StepKind("", (), "drops rows that equal an earlier one without case and punctuation"),
+    "near-duplicates": StepKind("0.9", (), "drops rows that nearly equal an earlier one"),
+    "overlap": StepKind("0.8", (), "drops training rows that nearly equal a row of validation or test"),
+    "labels": StepKind("report", ("report", "drop", "relabel"), "finds labels that the teacher contradicts"),
+}
+CLEANING_STEPS = TEXT_STEPS | ROW_STEPS
+
+
+class CleaningStep(NamedTuple):
+    """A step with its value."""
+
+    name: str
+    value: str
+
+    @property
+    def is_text_step(self) -> bool:
+        """Whether the step changes texts; other steps drop or report rows."""
+        return self.name in TEXT_STEPS
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """Cleaning of the data before anything is trained on it.
+
+    Args:
+        steps: Steps separated by commas, each with a value after `=` if it isn't the default one, such as
+            `standard,urls=mask,length=3:200`; standard stands for several, and a step with the value `off` is left out.
+            Empty: no cleaning.
+        deploy: Those of the steps that change texts which also run in deployment: validation and test are cleaned by
+            these alone, and the student's folder contains them.
+        words: File with a word in each line, which spelling takes as known beside those of the data.
+        folds: Trainings of the teacher for its probabilities of the labels, each on the rows of the other folds.
+    """
+
+    steps: str = ""
+    deploy: str = ""
+    words: str = ""
+    folds: int = 3
+
+    def __post_init__(self) -> None:
+        steps, deployed = parse_steps(self.steps), parse_steps(self.deploy, "data.clean.deploy")
+        for step in deployed:
+            if not step.is_text_step:
+                raise InputError(
+                    f"data.clean.deploy: expected steps that change texts, found {step.name!r}: a deployed model has "
+                    "to answer every text"
+                )
+            if step not in steps:
+                raise InputError(
+                    f"data.clean.deploy: expected steps of data.clean, found {format_step(step)!r}: the student would "
+                    "be trained on other texts than it meets in deployment"
+                )
+        if self.folds < 2:
+            raise InputError(f"data.clean.folds: expected at least 2, found {self.folds}: no row would be held out")
+
+    @property
+    def requested(self) -> bool:
+        """Whether any step is set."""
+        return bool(parse_steps(self.steps))
+
+    def find_steps(self) -> tuple[CleaningStep, ...]:
+        """Returns the steps in the order in which they are applied."""
+        return parse_steps(self.steps)
+
+    def find_deployed(self) -> tuple[CleaningStep, ...]:
+        """Returns the steps that also run in deployment, in order."""
+        return parse_steps(self.deploy, "data.clean.deploy")
+
+
+def parse_steps(text: str, setting: str = "data.clean") -> tuple[CleaningStep, ...]:
+    """Returns the steps of a comma-separated list in the order in which they are applied.
+
+    Raises:
+        InputError: A step is unknown (names the nearest) or given twice, or a value is not one that it may have.
+    """
+    found: dict[str, str] = {}
+    given: set[str] = set()
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, _, value = (each.strip() for each in part.partition("="))
+        if name in given:
+            raise InputError(f"{setting}: step {name!r} is given twice: one of its values would be ignored")
+        given.add(name)
+        if name == "standard":
+            found = {each: CLEANING_STEPS[each].default for each in STANDARD.split(",")} | found
+        else:
+            found[name] = check_step(name, value, setting)
+    return tuple(CleaningStep(name, found[name]) for name in CLEANING_STEPS if found.get(name, "off") != "off")
+
+
+def check_step(name: str, value: str, setting: str) -> str:
+    """Returns the value of a step, or its default.
+
+    Raises:
+        InputError: The step is unknown or can't have the value.
+    """
+    from difflib import get_close_matches
+
+    if name not in CLEANING_STEPS:
+        near = get_close_matches(name, ["standard", *CLEANING_STEPS], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{setting}: expected steps among standard, {', '.join(CLEANING_STEPS)}, found {name!r}{hint}")
+    kind = CLEANING_STEPS[name]
+    if value == "off" or not value:
+        return value or kind.default
+    if kind.values and value not in kind.values:
+        raise InputError(f"{setting}: step {name}: expected {' or '.join(kind.values)}, found {value!r}")
+    if name in READERS:
+        READERS[name](value)
+    elif not kind.values and name != "language":
+        raise InputError(f"{setting}: step {name}: expected no value, found {value!r}: it would be ignored")
+    return value
+
+
+def format_step(step: CleaningStep) -> str:
+    """Returns the step as it is written in a list."""
+    return f"{step.name}={step.value}" if step.value != CLEANING_STEPS[step.name].default else step.name
+
+
+def read_length(value: str) -> tuple[int, int | None]:
+    """Returns the smallest and the largest number of words, such as (3, 200) of `3:200`; None for no limit.
+
+    Raises:
+        InputError: The value has another form, or no row could pass.
+    """
+    first, colon, last = value.partition(":")
+    good = colon and all(each.isdigit() or not each for each in (first, last))
+    limits = (int(first or 1), int(last) if last else None) if good else (1, 0)
+    if limits[1] is not None and limits[1] < limits[0]:
+        raise InputError(
+            f"data.clean: step length: expected words such as 3:200, found {value!r}: no row would be left"
+        )
+    return limits
+
+
+def read_share(value: str, name: str, least: float) -> float:
+    """Returns a share.
+
+    Raises:
+        InputError: The value is no number from `least` to 1.
+    """
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not least <= share <= 1:
+        raise InputError(f"data.clean: step {name}: expected a number from {least:g} to 1, found {value!r}")
+    return share
+
+
+LEAST_SIMILAR = 0.5  # below it, bands of MinHash signatures miss more than a quarter of the pairs
+READERS = {
+    "length": read_length,
+    "symbols": lambda value: read_share(value, "symbols", 0.0),
+    "near-duplicates": lambda value: read_share(value, "near-duplicates", LEAST_SIMILAR),
+    "overlap": lambda value: read_share(value, "overlap", LEAST_SIMILAR),
+}

@@ -1,0 +1,300 @@
+"""Cleaning of the splits of a data set: which rows are changed, which are dropped, and why."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from distill.data.clean.config import CleanConfig, CleaningStep
+from distill.data.clean.filters import Reason, build_language_filter, build_length_filter, build_symbol_filter
+from distill.data.clean.near_duplicates import find_near_duplicates, find_similar, pair_equal_keys
+from distill.data.clean.spelling import Dictionary, Speller
+from distill.data.clean.text_steps import TextChanges, clean_column
+from distill.data.sources.stored_texts import StoredTexts
+from distill.data.sources.text_column import TextColumn
+from distill.data.splits.examples import Splits, take_rows
+from distill.data.splits.overlap import iterate_text_keys
+
+NO_TEXT = CleaningStep("empty", "")  # what other steps leave without text
+_SHOWN = 80  # characters of an example
+TRAINED, EVALUATED = ("train", "unlabelled"), ("validation", "test")
+
+
+class CleanedRow(NamedTuple):
+    """A row that was changed or dropped.
+
+    Args:
+        split: Its split.
+        row: Its number in the split before cleaning, from 0.
+        before: Its text; of a pair, both texts with a line break between them.
+        after: The text that takes its place; None if the row was dropped.
+        why: The steps that changed it, or the step that dropped it and the reason.
+    """
+
+    split: str
+    row: int
+    before: str
+    after: str | None
+    why: str
+
+
+@dataclass
+class Cleaning:
+    """The cleaning of a data set.
+
+    Args:
+        config: The steps.
+        listed: Words that spelling takes for right.
+        record: Called with every row that is changed or dropped.
+        scratch: Folder for texts that may not fit into memory.
+        processes: Number of processes beside this one that clean texts; 0 for none.
+    """
+
+    config: CleanConfig
+    listed: frozenset[str]
+    record: Callable[[CleanedRow], None]
+    scratch: Path
+    processes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of changed and dropped rows, by split and step
+    examples: dict[str, CleanedRow] = field(default_factory=dict)  # the first row of each count
+    speller: Speller | None = None
+
+    def clean(self, splits: Splits) -> Splits:
+        """Returns the splits with cleaned texts and without the rows that steps drop.
+
+        Rows of validation and test are never dropped, and their texts are changed only by the steps of deployment.
+        Labels are never changed here.
+        """
+        parts = {name: getattr(splits, name) for name in (*TRAINED, *EVALUATED)}
+        steps = [step for step in self.config.find_steps() if step.is_text_step]
+        before = [step for step in steps if step.name != "spelling"]
+        parts |= {name: self._clean_texts(name, parts[name], before) for name in TRAINED}
+        spelling = [step for step in steps if step.name == "spelling"]
+        if spelling:
+            texts = chain.from_iterable(_iterate_texts(parts[name]) for name in TRAINED)
+            self.speller = Speller.build(Dictionary.build(texts, self.listed), int(spelling[0].value))
+            parts |= {name: self._clean_texts(name, parts[name], spelling) for name in TRAINED}
+        deployed = self.config.find_deployed()
+        parts |= {name: self._clean_texts(name, parts[name], deployed) for name in EVALUATED}
+        parts |= {name: self._drop_rows(name, parts) for name in TRAINED}
+        return replace(splits, **parts, notes=splits.notes | self._name_counts())
+
+    def _clean_texts(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
+        """Returns the part with the steps applied to each of its texts, of a tagger to its words."""
+        if not steps or not len(part):
+            return part
+        return self._clean_words(split, part, steps) if _is_tagged(part) else self._clean_columns(split, part, steps)
+
+    def _clean_words(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
+        """Returns a tagger's sentences with each word cleaned on its own, but for spelling, which needs its neighbours.
+
+        A word that would vanish or become several stays as it is: its tag would have no place.
+        """
+        if steps[0].name == "spelling":
+            joined, changes = self._run([" ".join(row) for row in part.texts], steps)
+            rows = [text.split(" ") for text in joined]
+            why = changes.steps
+        else:
+            words = [word for row in part.texts for word in row]
+            cleaned, changes = self._run(words, steps)
+            kept = [new if len(new.split()) == 1 else old for new, old in zip(cleaned, words, strict=True)]
+            ends = np.cumsum([len(row) for row in part.texts]).tolist()
+            rows = [kept[end - len(row) : end] for row, end in zip(part.texts, ends, strict=True)]
+            why = {}
+            for word, names in sorted(changes.steps.items()):
+                own = why.setdefault(int(np.searchsorted(ends, word, "right")), [])
+                own += [name for name in names if name not in own]
+        rows = [new if len(new) == len(old) else old for new, old in zip(rows, part.texts, strict=True)]
+        for row, names in why.items():
+            if rows[row] != part.texts[row]:
+                self._add(split, row, " ".join(part.texts[row]), " ".join(rows[row]), names)
+        return replace(part, texts=rows)
+
+    def _clean_columns(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
+        if part.pairs is None:
+            return replace(part, texts=self._clean_single(split, part.texts, steps))
+        (texts, changes), (pairs, others) = (self._run(each, steps) for each in (part.texts, part.pairs))
+        for row in sorted(changes.steps.keys() | others.steps.keys()):
+            old = (changes.before.get(row, part.texts[row]), others.before.get(row, part.pairs[row]))
+            names = dict.fromkeys(chain(changes.steps.get(row, ()), others.steps.get(row, ())))
+            self._add(split, row, "\n".join(old), f"{texts[row]}\n{pairs[row]}", names)
+        return replace(part, texts=texts, pairs=pairs)
+
+    def _clean_single(self, split: str, texts: Sequence[str], steps: Sequence[CleaningStep]) -> Sequence[str]:
+        """Returns the cleaned texts, in memory or, as they were, in a file; few thousand are held at a time."""
+
+        def iterate() -> Iterator[pa.Array]:
+            first = 0
+            for array, changes in clean_column(texts, steps, self.speller, processes=self.processes):
+                for row, names in changes.steps.items():
+                    self._add(split, row, changes.before[row], array[row - first].as_py(), names)
+                first += len(array)
+                yield array
+
+        if isinstance(texts, StoredTexts):
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            file = self.scratch / f"{split}-{steps[0].name}.parquet"
+            return StoredTexts.write(file, chain.from_iterable(array.to_pylist() for array in iterate()))
+        return TextColumn(pa.chunked_array([*iterate()], pa.string()))
+
+    def _run(self, texts: Sequence[str], steps: Sequence[CleaningStep]) -> tuple[TextColumn, TextChanges]:
+        changes, arrays = TextChanges(), []
+        for array, found in clean_column(texts, steps, self.speller, processes=self.processes):
+            arrays.append(array)
+            changes.before |= found.before
+            changes.steps |= found.steps
+        return TextColumn(pa.chunked_array(arrays, pa.string())), changes
+
+    def _add(self, split: str, row: int, before: str, after: str | None, why: Iterable[str], reason: str = "") -> None:
+        names = list(why)
+        cleaned = CleanedRow(split, row, before, after, ", ".join(names) + (f": {reason}" if reason else ""))
+        for name in names:
+            self._count(f"{split}_{'dropped' if after is None else 'changed'}_{name}", cleaned)
+        self.record(cleaned)
+
+    def _count(self, name: str, row: CleanedRow) -> None:
+        self.counts[name] += 1
+        self.examples.setdefault(name, row)
+
+    def describe(self) -> list[str]:
+        """Returns a sentence for each kind of change, with its count and an example."""
+        return [
+            f"clean: {name.replace('_', ', ', 1).replace('_', ' by ')}: {count:,} rows, such as "
+            f"{_describe_change(self.examples[name])}"
+            for name, count in sorted(self.counts.items())
+        ]
+
+    def _name_counts(self) -> dict[str, int | str]:
+        return {f"clean_{name}": count for name, count in sorted(self.counts.items())}
+
+    def add_label(self, row: int, part: Any, label: Any, better: Any, names: Sequence[str], how: str) -> None:
+        """Records a row of train whose label is probably wrong; `how` is the value of the step labels."""
+        given, found = (describe_label(each, names) for each in (label, better))
+        kind = {"report": "doubtful", "drop": "dropped", "relabel": "changed"}[how]
+        text = _join_row(part, row)
+        reason = f"labels: {given} is probably {found}" + (", left as it is" if how == "report" else "")
+        cleaned = CleanedRow("train", row, text, None if how == "drop" else text, reason)
+        self._count(f"train_{kind}_labels", cleaned)
+        self.record(cleaned)
+
+    def _drop_rows(self, split: str, parts: dict[str, Any]) -> Any:
+        """Returns a part without the rows that its filters drop; each filter judges what the ones before it left."""
+        part = parts[split]
+        numbers = np.arange(len(part))
+        filters = [step for step in self.config.find_steps() if not step.is_text_step and step.name != "labels"]
+        for step in [NO_TEXT, *filters]:
+            dropped = self._find_dropped(step, part, parts) if len(part) else {}
+            if dropped:
+                texts = JoinedTexts(part).take(np.array(sorted(dropped)))
+                for (row, reason), text in zip(sorted(dropped.items()), texts, strict=True):
+                    self._add(split, int(numbers[row]), text, None, [step.name], reason)
+                kept = np.setdiff1d(np.arange(len(part)), np.fromiter(dropped, np.int64, len(dropped)))
+                part, numbers = take_rows(part, kept), numbers[kept]
+        return part
+
+    def _find_dropped(self, step: CleaningStep, part: Any, parts: dict[str, Any]) -> dict[int, str]:
+        """Returns row -> reason for the rows that a step drops."""
+        texts = JoinedTexts(part)
+        if step is NO_TEXT:
+            return {row: "no text is left" for row, text in enumerate(texts) if not text.strip()}
+        if step.name == "duplicates":
+            return find_duplicates(part)
+        if step.name == "near-duplicates":
+            return _describe(find_near_duplicates(texts, float(step.value)), "nearly equals row {}", texts)
+        if step.name == "overlap":
+            found: dict[int, str] = {}
+            for split in EVALUATED:
+                if len(parts[split]):
+                    others = JoinedTexts(parts[split])
+                    similar = find_similar(texts, others, float(step.value))
+                    found = _describe(similar, f"nearly equals a row of {split}: {{}}", others) | found
+            return found
+        judge = self._build_filter(step, texts)
+        judged = ((row, judge(text)) for row, text in enumerate(texts))
+        return {row: reason for row, reason in judged if reason}
+
+    def _build_filter(self, step: CleaningStep, texts: Iterable[str]) -> Reason:
+        if step.name == "language":
+            return build_language_filter(texts, step.value)
+        return build_length_filter(step.value) if step.name == "length" else build_symbol_filter(step.value)
+
+
+@dataclass(frozen=True)
+class JoinedTexts(Sequence[str]):
+    """The texts of a part as one text per row: of pairs both, and of a tagger the words with blanks between them."""
+
+    part: Any
+    pairs: None = None
+
+    @property
+    def texts(self) -> "JoinedTexts":
+        """The texts themselves, as of a part."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, row: Any) -> Any:
+        return _join_row(self.part, row)
+
+    def __iter__(self) -> Iterator[str]:
+        return _iterate_texts(self.part)
+
+    def take(self, rows: np.ndarray) -> list[str]:
+        """Returns the texts of some rows."""
+        if self.part.pairs is None and not _is_tagged(self.part):
+            take = getattr(self.part.texts, "take", None)
+            return [self.part.texts[row] for row in rows.tolist()] if take is None else list(take(rows))
+        return [_join_row(self.part, row) for row in rows.tolist()]
+
+
+def find_duplicates(part: Any) -> dict[int, str]:
+    """Returns row -> reason for rows whose text equals an earlier one's without case and punctuation."""
+    texts = JoinedTexts(part)
+    keys = [np.frombuffer(each.buffers()[1], np.uint64)[::2] for each in iterate_text_keys(texts)]
+    pairs = pair_equal_keys(np.concatenate(keys))
+    pairs = pairs[: len(pairs) // 2]  # each with the first of its key
+    reasons = {}
+    for (first, row), earlier in zip(pairs.tolist(), texts.take(pairs[:, 0]), strict=True):
+        differs = len(part.labels) and part.labels[first] != part.labels[row]
+        reasons[row] = f"equals {earlier!r}" + (", which has another label" if differs else "")
+    return reasons
+
+
+def _describe_change(row: CleanedRow) -> str:
+    before, after = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…" for text in (row.before, row.after or ""))
+    return f"{before!r} to {after!r}" if after and after != before else f"{before!r} ({row.why.partition(': ')[2]})"
+
+
+def describe_label(label: Any, names: Sequence[str]) -> str:
+    """Returns the name of a label, or the names of several."""
+    if isinstance(label, list):
+        return " and ".join(name for name, is_set in zip(names, label, strict=True) if is_set) or "no label"
+    return str(names[label])
+
+
+def _describe(found: np.ndarray, reason: str, others: Sequence[str]) -> dict[int, str]:
+    return {row: reason.format(repr(others[int(found[row])])) for row in np.flatnonzero(found >= 0).tolist()}
+
+
+def _is_tagged(part: Any) -> bool:
+    return len(part.texts) > 0 and not isinstance(part.texts[0], str)
+
+
+def _join_row(part: Any, row: int) -> str:
+    text = part.texts[row]
+    text = text if isinstance(text, str) else " ".join(text)
+    return text if part.pairs is None else f"{text}\n{part.pairs[row]}"
+
+
+def _iterate_texts(part: Any) -> Iterator[str]:
+    texts = (text if isinstance(text, str) else " ".join(text) for text in part.texts)
+    if part.pairs is None:
+        yield from texts
+    else:
+        yield from ("\n".join(pair) for pair in zip(texts, part.pairs, strict=True))

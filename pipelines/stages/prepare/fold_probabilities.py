@@ -1,0 +1,70 @@
+"""A teacher's logits for training rows that it wasn't trained on, from a training for each fold."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Splits, take_rows
+from distill.parallel.layout import Layout
+from distill.tasks.task import Task
+from pipelines.runs.files import replace_folder
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Run
+from pipelines.settings.plan import Plan
+from pipelines.stages.prepare.scoring import compute_outputs
+from pipelines.stages.prepare.teacher import build_untrained_teacher, finetune_teacher
+from pipelines.stages.prepare.tokens import SplitEncoder
+
+LOGITS = "logits.pt"
+
+
+def compute_fold_probabilities(
+    run: Run, plan: Plan, splits: Splits, task: Task, folds: np.ndarray, precision: str, scratch: Path
+) -> Tensor:
+    """Returns the logits of every training row by the teacher that was trained on the other folds, [rows, classes].
+
+    A finished fold is kept in `scratch`, so that a stage that is killed goes on with the next one.
+    """
+    found: Tensor | None = None
+    for fold in range(int(folds.max()) + 1):
+        held = np.flatnonzero(folds == fold)
+        folder = scratch / f"fold-{fold}"
+        if not (folder / LOGITS).exists():
+            logits = _train_fold(run, plan, splits, task, np.flatnonzero(folds != fold), held, precision, folder)
+            with replace_folder(folder) as fresh:
+                torch.save(logits, fresh / LOGITS)
+        logits = torch.load(folder / LOGITS, weights_only=True)
+        found = logits.new_empty(len(folds), logits.shape[1]) if found is None else found
+        found[torch.from_numpy(held)] = logits
+    assert found is not None
+    return found
+
+
+def _train_fold(
+    run: Run, plan: Plan, splits: Splits, task: Task, rows: np.ndarray, held: np.ndarray, precision: str, folder: Path
+) -> Tensor:
+    """Returns the logits of the `held` rows by a teacher trained on `rows`, [held rows, classes]."""
+    config, source = plan.settings, plan.teacher.folder
+    tokenizer, encoder = plan.teacher.load_tokenizer(), SplitEncoder(run, task)
+    task.configure_tokenizer(tokenizer, source)
+    data = TextDataModule(
+        replace(splits, train=take_rows(splits.train, rows)),
+        tokenizer,
+        encode=encoder.encode,
+        encode_train=encoder.encode_train,
+        batch_size=config.teacher_train.rows,
+        batch_tokens=config.teacher_train.batch_tokens,
+        max_length=config.data.max_length,
+        seed=run.seed,
+        unlabelled=False,
+    )
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+    model = build_untrained_teacher(run, config, source, task, data, folder)
+    finetune_teacher(run, config, model, task, data, folder, precision, Layout(), None)
+    encoded = task.encode(tokenizer, take_rows(splits.train, held), config.data.max_length)
+    outputs = compute_outputs(model, encoded, int(tokenizer.pad_token_id or 0), task)
+    return torch.cat([sample["logits"].reshape(1, -1) for sample in outputs.samples]).float()

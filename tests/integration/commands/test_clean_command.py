@@ -1,0 +1,177 @@
+"""Cleaning as a stage of `python -m pipelines.distill`: its files, the student's folder, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from distill.data.clean.deployment import PREPROCESSING, read_preprocessing
+from pipelines import distill
+from support.commands import refusal_of, run_to_success, small_run
+from support.run_inputs import make_inputs, stage_folder, write_csv
+from support.tiny_models import LABELS, make_rows
+
+STEPS = "html,whitespace,duplicates,near-duplicates=0.9"
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    """A teacher, and data in which rows 0 to 9 have tags, 10 to 19 are repeated, and 20 to 29 have wrong labels."""
+    teacher, data = make_inputs(tmp_path_factory.mktemp("inputs"))
+    rows = make_rows(120, 1)
+    rows[:10] = [(f"<p>{text}</p>", label) for text, label in rows[:10]]
+    rows[20:30] = [(text, LABELS[(LABELS.index(label) + 1) % len(LABELS)]) for text, label in rows[20:30]]
+    write_csv(data / "train.csv", [*rows, *((f"{text}!", label) for text, label in rows[10:20])])
+    tests = make_rows(40, 2)
+    write_csv(data / "test.csv", [(f"<b>{tests[0][0]}</b>", tests[0][1]), *tests[1:]])
+    return teacher, data
+
+
+@pytest.fixture(scope="module")
+def cleaned(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
+    """The output of a run, its arguments, and what it printed."""
+    output = tmp_path_factory.mktemp("cleaned") / "run"
+    arguments = small_run(*inputs, output, "--data.clean", STEPS, "--data.clean.deploy", "html", "--epochs", "1")
+    return output, arguments, run_to_success("distill", arguments)
+
+
+def record_of(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (stage_folder(output, "clean") / "clean.jsonl").read_text().splitlines()]
+
+
+def texts_of(folder: Path, split: str) -> list[str]:
+    return pq.read_table(folder / f"{split}.parquet")["text"].to_pylist()
+
+
+def test_later_stages_read_the_cleaned_data(cleaned):
+    output, _, _ = cleaned
+    folder = stage_folder(output, "clean")
+    before, after = (texts_of(each, "train") for each in (stage_folder(output, "data"), folder))
+    assert sum("<p>" in text for text in before) > 0
+    assert not any("<" in text for text in after)
+    assert len(after) < len(before)
+    assert json.loads((output / "report.json").read_text())["data"]["train"] == len(after)
+
+
+def test_every_change_is_in_the_record_and_the_report(cleaned):
+    output, _, message = cleaned
+    rows = record_of(output)
+    assert {row["why"].partition(":")[0] for row in rows} == {"html", "html, whitespace", "duplicates"}
+    dropped = [row for row in rows if row["after"] is None]
+    assert all(row["split"] == "train" for row in dropped)
+    data = json.loads((output / "report.json").read_text())["data"]
+    assert data["clean_train_dropped_duplicates"] == len(dropped)
+    assert any(remark.startswith("clean: train, changed by html: ") for remark in data["remarks"])
+    assert "clean: train, dropped by duplicates: " in message
+
+
+def test_the_test_split_keeps_its_rows_and_labels(cleaned):
+    output, _, _ = cleaned
+    before, after = (pq.read_table(stage_folder(output, stage) / "test.parquet") for stage in ("data", "clean"))
+    assert before["label"].equals(after["label"])
+    changed = [row for row in range(40) if before["text"][row] != after["text"][row]]
+    assert changed == [0], "only the step of deployment changes it"
+
+
+def test_the_students_folders_contain_the_cleaning_of_deployment(cleaned):
+    output, _, _ = cleaned
+    for folder in (output / "student", output / "student" / "onnxruntime"):
+        assert read_preprocessing(folder)("<b>bado</b>  bada") == "bado  bada"
+
+
+def test_a_finished_stage_is_skipped_and_other_steps_make_a_new_one(cleaned):
+    output, arguments, _ = cleaned
+    assert "clean: already complete, skipped" in run_to_success("distill", [*arguments, "--until", "teacher"])
+    arguments[arguments.index(STEPS)] = "html,duplicates"
+    run_to_success("distill", [*arguments, "--until", "teacher"])
+    assert len(list((output / "clean").iterdir())) == 2
+    arguments[arguments.index("html,duplicates")] = STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["report", "drop", "relabel"])
+def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how):
+    steps = (
+        "--data.clean",
+        f"html,labels={how}",
+        "--teacher_train.epochs",
+        "8",
+        "--teacher_train.learning_rate",
+        "3e-3",
+    )
+    run_to_success("distill", small_run(*inputs, tmp_path / "run", *steps, "--until", "teacher"))
+    rows = [row for row in record_of(tmp_path / "run") if row["why"].startswith("labels")]
+    assert len(rows) >= 5
+    assert {row["after"] is None for row in rows} == {how == "drop"}
+    before, after = (
+        pq.read_table(stage_folder(tmp_path / "run", stage) / "train.parquet")["label"].to_pylist()
+        for stage in ("data", "clean")
+    )
+    if how == "drop":
+        assert len(after) == len(before) - len(rows)
+    else:
+        changed = sum(one != two for one, two in zip(before, after, strict=True))
+        assert changed == (len(rows) if how == "relabel" else 0)
+
+
+@pytest.mark.slow
+def test_a_finished_fold_is_kept_when_the_stage_is_stopped(inputs, tmp_path, monkeypatch):
+    from pipelines.stages.prepare import fold_probabilities
+
+    arguments = small_run(*inputs, tmp_path / "run", "--data.clean", "labels", "--until", "teacher")
+    trained = []
+    train = fold_probabilities._train_fold
+
+    def stop_after_two(*args):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(args)
+        return train(*args)
+
+    monkeypatch.setattr(fold_probabilities, "_train_fold", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        distill.main(arguments)
+    trained.clear()
+    distill.main(arguments)
+    assert len(trained) == 1
+    undisturbed = [str(tmp_path / "other") if word == str(tmp_path / "run") else word for word in arguments]
+    monkeypatch.setattr(fold_probabilities, "_train_fold", train)
+    distill.main(undisturbed)
+    assert record_of(tmp_path / "other") == record_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--data.clean", "standrad"), "data.clean: expected steps among standard"),
+        (("--data.clean", "html", "--data.clean.deploy", "case"), "expected steps of data.clean, found 'case'"),
+        (("--data.clean", "labels", "--devices", "2"), "step labels: expected one process, found 2"),
+        (("--data.clean", "html", "--task", "question-answering"), "expected another task than question-answering"),
+        (
+            ("--data.clean", "labels", "--task", "regression"),
+            "step labels: expected text-classification or multi-label",
+        ),
+    ],
+)
+def test_steps_that_cannot_be_applied_are_refused_before_any_stage(
+    more, message, inputs, tmp_path, monkeypatch, capsys
+):
+    assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_served_student_cleans_its_texts(cleaned, tmp_path):
+    import runpy
+    import sys
+
+    folder = shutil.copytree(cleaned[0] / "student" / "onnxruntime", tmp_path / "served", symlinks=False)
+    examples = Path(__file__).parents[3] / "examples"
+    sys.path.insert(0, str(examples))
+    try:
+        classifier = runpy.run_path(str(examples / "serve_onnxruntime.py"))["Classifier"](folder)
+    finally:
+        sys.path.remove(str(examples))
+    assert classifier(["<p>bado bade</p>"]) == classifier(["bado bade"])
+    (folder / PREPROCESSING).unlink()
