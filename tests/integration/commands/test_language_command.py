@@ -355,7 +355,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     longer = deepcopy(tokenizer)
     longer.add_tokens([f"added{i}" for i in range(20)])
     teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
-    arguments = small_run(teacher, books, tmp_path / "run", "--dry-run", "--masking.random", random)
+    arguments = small_run(teacher, books, tmp_path / "run", "--dry-run", "--probe", "false", "--masking.random", random)
     expected = refusal_of(distill, arguments, monkeypatch, capsys)
     assert f"found 20 beyond ('added0' is {len(tokenizer)})" in expected
 
@@ -363,7 +363,17 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
 def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
     tokenizer, books, tmp_path, monkeypatch, capsys
 ):
-    own = ("--on_policy.share", "0.5", "--teacher.signals", "online", "--on_policy.new_tokens", "60", "--dry-run")
+    own = (
+        "--on_policy.share",
+        "0.5",
+        "--teacher.signals",
+        "online",
+        "--on_policy.new_tokens",
+        "60",
+        "--dry-run",
+        "--probe",
+        "false",
+    )
     arguments = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
     message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in message
@@ -388,7 +398,14 @@ def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, 
 )
 def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books, tmp_path):
     arguments = small_run(
-        masked_teacher, books, tmp_path / "run", "--loss.ramps", '{"temperature": [4, 1]}', "--dry-run"
+        masked_teacher,
+        books,
+        tmp_path / "run",
+        "--loss.ramps",
+        '{"temperature": [4, 1]}',
+        "--dry-run",
+        "--probe",
+        "false",
     )
     distill.main([*arguments, "--loss.divergence", "reverse_kl", *more])
 
