@@ -38,9 +38,7 @@ def test_a_wrong_encoding_shows_where_typography_stood():
 
 def make_rows() -> list[DamagedRow]:
     return [
-        DamagedRow(
-            "my crad and acount", "a", "my card and account", 0, typos=[("card", "crad"), ("account", "acount")]
-        ),
+        DamagedRow("my crad, acount", "a", "my card, account", 0, typos=[("card", "crad"), ("account", "acount")]),
         DamagedRow("it isnâ€™t", "a", "it isn’t", 1, is_miscoded=True),
         DamagedRow("hi it is fine", "a", "hi it is fine", 2, is_copy=True),
         DamagedRow("it is fine", "a", "it is fine", 2),

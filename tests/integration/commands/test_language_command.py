@@ -222,7 +222,9 @@ def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
     pairs.write_text("\n".join(map(json.dumps, rows)))
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), str(tmp_path / "chatml.jinja")
     for data in (chats, pairs):
-        distill.main([*small_run(teacher, data, tmp_path / "run", "--chat.template", template), "--dry-run"])
+        distill.main(
+            [*small_run(teacher, data, tmp_path / "run", "--chat.template", template), "--dry-run", "--probe", "false"]
+        )
         message = capsys.readouterr().out
         assert "nothing was written" in message
         assert "at most" in message
