@@ -63,6 +63,7 @@ class Cleaning:
     counts: Counter[str] = field(default_factory=Counter)  # of changed and dropped rows, by split and step
     examples: dict[str, CleanedRow] = field(default_factory=dict)  # the first row of each count
     speller: Speller | None = None
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)  # split -> rows that stay, before cleaning
 
     def clean(self, splits: Splits) -> Splits:
         """Returns the splits with cleaned texts and without the rows that steps drop.
@@ -173,12 +174,12 @@ class Cleaning:
         return {f"clean_{name}": count for name, count in sorted(self.counts.items())}
 
     def add_label(self, row: int, part: Any, label: Any, better: Any, names: Sequence[str], how: str) -> None:
-        """Records a row of train whose label is probably wrong; `how` is the value of the step labels."""
+        """Records a row of the cleaned train whose label is probably wrong; `how` is the value of the step labels."""
         given, found = (describe_label(each, names) for each in (label, better))
         kind = {"report": "doubtful", "drop": "dropped", "relabel": "changed"}[how]
         text = _join_row(part, row)
         reason = f"labels: {given} is probably {found}" + (", left as it is" if how == "report" else "")
-        cleaned = CleanedRow("train", row, text, None if how == "drop" else text, reason)
+        cleaned = CleanedRow("train", int(self.numbers["train"][row]), text, None if how == "drop" else text, reason)
         self._count(f"train_{kind}_labels", cleaned)
         self.record(cleaned)
 
@@ -195,6 +196,7 @@ class Cleaning:
                     self._add(split, int(numbers[row]), text, None, [step.name], reason)
                 kept = np.setdiff1d(np.arange(len(part)), np.fromiter(dropped, np.int64, len(dropped)))
                 part, numbers = take_rows(part, kept), numbers[kept]
+        self.numbers[split] = numbers
         return part
 
     def _find_dropped(self, step: CleaningStep, part: Any, parts: dict[str, Any]) -> dict[int, str]:

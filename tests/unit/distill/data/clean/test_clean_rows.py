@@ -81,6 +81,16 @@ def test_counts_by_split_and_step_are_in_the_notes(cleaned):
     assert any(each.startswith("clean: train, dropped by duplicates: ") for each in remarks)
 
 
+def test_a_doubtful_label_is_recorded_with_the_number_of_its_row_before_cleaning(tmp_path):
+    train = Examples(["one", "One!", "two", "three"], None, [0, 0, 1, 1])
+    changed, rows, cleaning = clean(make_splits(train), tmp_path, "duplicates,labels=relabel")
+    cleaning.add_label(1, changed.train, 1, 0, changed.labels, "relabel")
+    assert rows[-1] == CleanedRow("train", 2, "two", "two", "labels: b is probably a")
+    cleaning.add_label(1, changed.train, 1, 0, changed.labels, "drop")
+    assert rows[-1].after is None
+    assert cleaning.counts["train_changed_labels"] == cleaning.counts["train_dropped_labels"] == 1
+
+
 def test_without_steps_of_deployment_the_test_split_is_left_alone(tmp_path):
     splits = make_splits(Examples(TRAIN, None, LABELS))
     changed, rows, _ = clean(splits, tmp_path, "html,case,duplicates")
