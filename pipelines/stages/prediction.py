@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -199,7 +199,7 @@ class TimingConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
-        self.spent: Counter[str] = Counter()
+        self.spent: defaultdict[str, float] = defaultdict(float)  # unit -> seconds
 
     @contextmanager
     def track(self, label: str, total: int, unit: str = EXAMPLES) -> Iterator[Advance]:
@@ -207,7 +207,7 @@ class TimingConsole(Console):
         start = time.perf_counter()
         with super().track(label, total, unit) as advance:
             yield advance
-        self.spent[unit] += time.perf_counter() - start  # type: ignore[assignment]  # seconds
+        self.spent[unit] += time.perf_counter() - start
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """Settings of cleaning: which steps change or drop rows, and with which values."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from distill.errors import InputError
 
-TextOrRow = Literal["text", "row"]
 STANDARD = "encoding,html,unicode,whitespace,language,duplicates,near-duplicates"
 
 

@@ -7,32 +7,12 @@ from functools import partial
 URL = re.compile(r"""(?:https?://|www\.)[^\s<>"]*[^\s<>"'.,;:!?)\]]""", re.IGNORECASE)
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 USER = re.compile(r"(?<![\w@/.])@[^\W\d]\w+")
-_NUMBER = re.compile(r"(?<!\w)[-+]?\d+(?:[.,:/]\d+)*(?!\w)")
+DIGITS = re.compile(r"(?<!\w)[-+]?\d+(?:[.,:/]\d+)*(?!\w)")
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?:[ ]?[A-Z0-9]{4}){2,7}(?:[ ]?[A-Z0-9]{1,3})?\b")
 _CARD = re.compile(r"(?<![\d.,])\d(?:[ -]?\d){12,18}(?![\d.,]?\d)")
 _PHONE = re.compile(r"(?<![\w.,/-])(?:\+|00|\(?0)[\d(][\d ()/.-]{6,}\d(?!\w)")
 _ADDRESS = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
 _DIGITS_OF_PHONE = (8, 15)  # 15 by ITU-T E.164
-
-
-def replace_urls(mask: str) -> Callable[[str], str]:
-    """Returns a function that replaces addresses of web pages by the mask."""
-    return lambda text: URL.sub(mask, text)
-
-
-def replace_emails(mask: str) -> Callable[[str], str]:
-    """Returns a function that replaces e-mail addresses by the mask."""
-    return lambda text: EMAIL.sub(mask, text)
-
-
-def replace_users(mask: str) -> Callable[[str], str]:
-    """Returns a function that replaces user names after an @ by the mask."""
-    return lambda text: USER.sub(mask, text)
-
-
-def replace_numbers(mask: str) -> Callable[[str], str]:
-    """Returns a function that replaces numbers, dates and times in digits by the mask."""
-    return lambda text: _NUMBER.sub(mask, text)
 
 
 def replace_personal(masks: bool) -> Callable[[str], str]:

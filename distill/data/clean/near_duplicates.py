@@ -14,6 +14,7 @@ from itertools import islice
 import numba
 import numpy as np
 
+from distill.data.sources.text_column import select_texts
 from distill.data.splits.overlap import normalise_text
 
 SHINGLE = 5  # characters
@@ -131,14 +132,11 @@ def _select_similar(earlier: Sequence[str], texts: Sequence[str], pairs: np.ndar
     kept = [np.empty((0, 2), np.int64)]
     for start in range(0, len(pairs), _BLOCK):
         chosen = pairs[start : start + _BLOCK]
-        one, two = (Characters.build(_take(each, rows)) for each, rows in zip((earlier, texts), chosen.T, strict=True))
+        one, two = (
+            Characters.build(select_texts(each, rows)) for each, rows in zip((earlier, texts), chosen.T, strict=True)
+        )
         kept.append(chosen[_compare(one.codes, one.ends, two.codes, two.ends) >= least])
     return np.concatenate(kept)
-
-
-def _take(texts: Sequence[str], rows: np.ndarray) -> list[str]:
-    take = getattr(texts, "take", None)
-    return [texts[row] for row in rows.tolist()] if take is None else list(take(rows))
 
 
 @numba.njit(cache=True)

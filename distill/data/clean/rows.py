@@ -16,7 +16,7 @@ from distill.data.clean.near_duplicates import find_near_duplicates, find_simila
 from distill.data.clean.spelling import Dictionary, Speller
 from distill.data.clean.text_steps import TextChanges, clean_column
 from distill.data.sources.stored_texts import StoredTexts
-from distill.data.sources.text_column import TextColumn
+from distill.data.sources.text_column import TextColumn, select_texts
 from distill.data.splits.examples import Splits, take_rows
 from distill.data.splits.overlap import iterate_text_keys
 
@@ -83,7 +83,7 @@ class Cleaning:
         deployed = self.config.find_deployed()
         parts |= {name: self._clean_texts(name, parts[name], deployed) for name in EVALUATED}
         parts |= {name: self._drop_rows(name, parts) for name in TRAINED}
-        return replace(splits, **parts, notes=splits.notes | self._name_counts())
+        return replace(splits, **parts, notes=splits.notes | self.name_counts())
 
     def _clean_texts(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
         """Returns the part with the steps applied to each of its texts, of a tagger to its words."""
@@ -170,7 +170,8 @@ class Cleaning:
             for name, count in sorted(self.counts.items())
         ]
 
-    def _name_counts(self) -> dict[str, int | str]:
+    def name_counts(self) -> dict[str, int | str]:
+        """Returns the counts by their names in notes and metrics."""
         return {f"clean_{name}": count for name, count in sorted(self.counts.items())}
 
     def add_label(self, row: int, part: Any, label: Any, better: Any, names: Sequence[str], how: str) -> None:
@@ -250,8 +251,7 @@ class JoinedTexts(Sequence[str]):
     def take(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of some rows."""
         if self.part.pairs is None and not _is_tagged(self.part):
-            take = getattr(self.part.texts, "take", None)
-            return [self.part.texts[row] for row in rows.tolist()] if take is None else list(take(rows))
+            return list(select_texts(self.part.texts, rows))
         return [_join_row(self.part, row) for row in rows.tolist()]
 
 

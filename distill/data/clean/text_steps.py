@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -14,13 +15,7 @@ import pyarrow.compute
 
 from distill.data.batches.read_ahead import Prefetcher
 from distill.data.clean.config import CleaningStep
-from distill.data.clean.identifiers import (
-    replace_emails,
-    replace_numbers,
-    replace_personal,
-    replace_urls,
-    replace_users,
-)
+from distill.data.clean.identifiers import DIGITS, EMAIL, URL, USER, replace_personal
 from distill.data.clean.markup import remove_html, remove_markdown
 from distill.data.clean.spelling import Speller
 from distill.data.sources.stored_texts import StoredTexts
@@ -76,18 +71,17 @@ def build_text_step(step: CleaningStep) -> TextStep:
         InputError: The package that a step needs isn't installed.
     """
     name, value = step
-    mask = {name: f"<{name.removesuffix('s')}>" for name in ("urls", "emails", "users", "numbers")}.get(name, "")
-    mask = mask if value == "mask" else ""
+    mask = f"<{name.removesuffix('s')}>" if value == "mask" else ""
     built: dict[str, Callable[[], tuple[str, Change]]] = {
         "encoding": lambda: (r"[^\x20-\x7e]", build_repair()),
         "html": lambda: ("[<&]", remove_html),
         "markdown": lambda: (r"[*_`~#>\[]", remove_markdown),
         "unicode": lambda: (r"[^\x00-\x7f]", normalise_fully if value == "nfkc" else normalise),
-        "urls": lambda: (r"(?i)https?://|www\.", replace_urls(mask)),
-        "emails": lambda: ("@", replace_emails(mask)),
-        "users": lambda: ("@", replace_users(mask)),
+        "urls": lambda: (r"(?i)https?://|www\.", partial(URL.sub, mask)),
+        "emails": lambda: ("@", partial(EMAIL.sub, mask)),
+        "users": lambda: ("@", partial(USER.sub, mask)),
         "personal": lambda: (r"\d", replace_personal(value == "mask")),
-        "numbers": lambda: (r"\d", replace_numbers(mask)),
+        "numbers": lambda: (r"\d", partial(DIGITS.sub, mask)),
         "case": lambda: (r"[A-Z]|[^\x00-\x7f]", str.lower),
         "elongations": lambda: (r"\pL\pL\pL", lambda text: shorten_elongations(text, int(value))),
         "whitespace": lambda: (

@@ -32,7 +32,7 @@ def read_csv(file: Path) -> pa.Table:
         InputError: The file can't be read or is malformed (names the row).
     """
     content = read_content(file)
-    return _parse_table(file, content, find_separator(content))
+    return _parse_whole(file, content, find_separator(content))
 
 
 def read_tsv(file: Path) -> pa.Table:
@@ -41,7 +41,7 @@ def read_tsv(file: Path) -> pa.Table:
     Raises:
         InputError: The file can't be read or is malformed (names the row).
     """
-    return _parse_table(file, read_content(file), "\t")
+    return _parse_whole(file, read_content(file), "\t")
 
 
 def iterate_separated(file: Path, rows: int) -> Iterator[pa.Table]:
@@ -131,6 +131,14 @@ def read_content(file: Path) -> bytes:
         return stream.read()
 
 
+def _parse_whole(file: Path, content: bytes, separator: str) -> pa.Table:
+    """Parses a whole file, and checks its quotes; those of a part are checked when the file is cut into parts."""
+    table = _parse_table(file, content, separator)
+    if b'"' in content:
+        _check_quotes(file, content, separator)
+    return table
+
+
 def _parse_table(file: Path, content: bytes, separator: str, skipped: int = 0) -> pa.Table:
     """Parses the content of a file as a table of text, without inferring types: "007" is a label, not the number 7.
 
@@ -158,8 +166,6 @@ def _parse_table(file: Path, content: bytes, separator: str, skipped: int = 0) -
         consequence = _explain_parse_error(message, separator)
         raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {message}{consequence}") from error
     _check_header(file, names)
-    if b'"' in content:
-        _check_quotes(file, content, separator)
     nulls = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}
     table = mark_unquoted(
         table,

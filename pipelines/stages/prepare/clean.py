@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, write_splits
-from pipelines.stages.prepare.fold_probabilities import compute_fold_probabilities
+from pipelines.stages.prepare.fold_logits import compute_fold_logits
+from pipelines.stages.prepare.teacher import finetuning_settings
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 CHANGES = "clean.jsonl"
@@ -43,7 +44,7 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
         inputs["teacher"] = run.digest(plan.teacher)
         inputs |= {"words": run.content_hash(Path(config.words).expanduser())} if config.words else {}
     if "labels" in names:
-        settings |= {"folds": config.folds, "train": asdict(plan.settings.teacher_train), "precision": precision}
+        settings |= {"folds": config.folds} | finetuning_settings(plan.settings, precision)
         inputs["teacher"] = run.digest(plan.teacher)
 
     def work(folder: Path) -> JsonObject:
@@ -67,9 +68,8 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
         run.console.say(
             f"  clean: {left['train']:,} of {len(splits.train):,} training rows stay; {CHANGES} has every change"
         )
-        counts = {f"clean_{name}": count for name, count in sorted(cleaning.counts.items())}
         remarks = [*data.metrics.get("remarks", []), *cleaning.describe()]
-        return {**data.metrics, **left, **counts, "remarks": remarks}
+        return {**data.metrics, **left, **cleaning.name_counts(), "remarks": remarks}
 
     done = run.stage("clean", settings, inputs, work, version=VERSION)
     for remark in done.metrics["remarks"][len(data.metrics.get("remarks", [])) :]:
@@ -102,7 +102,7 @@ def judge_labels(
     """Returns the splits after the step labels: rows with probably wrong labels reported, dropped or relabelled."""
     (step,) = [step for step in plan.settings.clean.find_steps() if step.name == "labels"]
     folds = draw_folds(splits.train.labels, plan.settings.clean.folds, run.seed)
-    logits = compute_fold_probabilities(run, plan, splits, read_task(data), folds, precision, folder / SCRATCH)
+    logits = compute_fold_logits(run, plan, splits, read_task(data), folds, precision, folder / SCRATCH)
     several = isinstance(splits.train.labels[0], list)
     probabilities = (logits.sigmoid() if several else torch.softmax(logits, -1)).numpy()
     wrong = np.flatnonzero(find_label_errors(splits.train.labels, probabilities))

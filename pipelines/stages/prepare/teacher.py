@@ -5,13 +5,14 @@ from pathlib import Path
 
 import lightning
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import export_huggingface
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.checkpoint.sentence_folder import describe_vectors
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
@@ -40,13 +41,7 @@ def teacher_stage(
 ) -> Artefact:
     """Writes `model/`: a teacher as a checkpoint with the data's labels in their order."""
     config, source, layout = plan.settings, checkpoint.folder, plan.layouts.tuned
-    settings = {
-        "finetune": config.teacher.finetune,
-        "probe": config.teacher.probe,
-        "train": training_settings(config, "teacher_train"),
-        "precision": precision,
-        "max_length": config.data.max_length,
-    }
+    settings = {"finetune": config.teacher.finetune} | finetuning_settings(config, precision)
 
     def work(folder: Path) -> JsonObject:
         splits, tokenizer, task = read_data(data), checkpoint.load_tokenizer(), read_task(data)
@@ -56,18 +51,7 @@ def teacher_stage(
             if run.world.is_rank_zero:
                 export_huggingface(task.load_with_head(str(source), rows), tokenizer, folder / MODEL)
             return {"trained": False}
-        encoder = SplitEncoder(run, task)
-        texts = TextDataModule(
-            splits,
-            tokenizer,
-            encode=encoder.encode,
-            encode_train=encoder.encode_train,
-            batch_size=config.teacher_train.rows,
-            batch_tokens=config.teacher_train.batch_tokens,
-            max_length=config.data.max_length,
-            seed=run.seed,
-            unlabelled=False,
-        )
+        texts = build_teacher_texts(run, config, splits, tokenizer, task)
         model, mesh = build_placed_model(
             run,
             layout,
@@ -92,6 +76,24 @@ def open_stage_checkpoint(stage: Artefact, role: str) -> Checkpoint:
     return open_checkpoint(str(stage.folder / MODEL), role)
 
 
+def build_teacher_texts(
+    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase, task: Task
+) -> TextDataModule:
+    """Returns the labelled texts that a teacher is trained on."""
+    encoder = SplitEncoder(run, task)
+    return TextDataModule(
+        splits,
+        tokenizer,
+        encode=encoder.encode,
+        encode_train=encoder.encode_train,
+        batch_size=config.teacher_train.rows,
+        batch_tokens=config.teacher_train.batch_tokens,
+        max_length=config.data.max_length,
+        seed=run.seed,
+        unlabelled=False,
+    )
+
+
 def build_untrained_teacher(
     run: Run, config: DistillConfig, source: Path, task: Task, data: TextDataModule, folder: Path
 ) -> PreTrainedModel:
@@ -101,6 +103,16 @@ def build_untrained_teacher(
         with run.console.track("teacher: fitting the new head", len(data.train), TEXTS) as advance:
             probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.output_rows, advance)
     return model
+
+
+def finetuning_settings(config: DistillConfig, precision: str) -> JsonObject:
+    """Returns the settings that determine a teacher that is trained on the data."""
+    return {
+        "probe": config.teacher.probe,
+        "train": training_settings(config, "teacher_train"),
+        "precision": precision,
+        "max_length": config.data.max_length,
+    }
 
 
 _WITHOUT_EFFECT = ("checkpoint_every", "checkpointing", "offload")  # on the trained weights

@@ -118,11 +118,11 @@ def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how)
 
 @pytest.mark.slow
 def test_a_finished_fold_is_kept_when_the_stage_is_stopped(inputs, tmp_path, monkeypatch):
-    from pipelines.stages.prepare import fold_probabilities
+    from pipelines.stages.prepare import fold_logits
 
     arguments = small_run(*inputs, tmp_path / "run", "--data.clean", "labels", "--until", "teacher")
     trained = []
-    train = fold_probabilities._train_fold
+    train = fold_logits._train_fold
 
     def stop_after_two(*args):
         if len(trained) == 2:
@@ -130,14 +130,14 @@ def test_a_finished_fold_is_kept_when_the_stage_is_stopped(inputs, tmp_path, mon
         trained.append(args)
         return train(*args)
 
-    monkeypatch.setattr(fold_probabilities, "_train_fold", stop_after_two)
+    monkeypatch.setattr(fold_logits, "_train_fold", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         distill.main(arguments)
     trained.clear()
     distill.main(arguments)
     assert len(trained) == 1
     undisturbed = [str(tmp_path / "other") if word == str(tmp_path / "run") else word for word in arguments]
-    monkeypatch.setattr(fold_probabilities, "_train_fold", train)
+    monkeypatch.setattr(fold_logits, "_train_fold", train)
     distill.main(undisturbed)
     assert record_of(tmp_path / "other") == record_of(tmp_path / "run")
 

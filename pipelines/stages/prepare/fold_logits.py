@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.examples import Splits, take_rows
 from distill.parallel.layout import Layout
 from distill.tasks.task import Task
@@ -16,13 +15,12 @@ from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.scoring import compute_outputs
-from pipelines.stages.prepare.teacher import build_untrained_teacher, finetune_teacher
-from pipelines.stages.prepare.tokens import SplitEncoder
+from pipelines.stages.prepare.teacher import build_teacher_texts, build_untrained_teacher, finetune_teacher
 
 LOGITS = "logits.pt"
 
 
-def compute_fold_probabilities(
+def compute_fold_logits(
     run: Run, plan: Plan, splits: Splits, task: Task, folds: np.ndarray, precision: str, scratch: Path
 ) -> Tensor:
     """Returns the logits of every training row by the teacher that was trained on the other folds, [rows, classes].
@@ -49,19 +47,9 @@ def _train_fold(
 ) -> Tensor:
     """Returns the logits of the `held` rows by a teacher trained on `rows`, [held rows, classes]."""
     config, source = plan.settings, plan.teacher.folder
-    tokenizer, encoder = plan.teacher.load_tokenizer(), SplitEncoder(run, task)
+    tokenizer, own = plan.teacher.load_tokenizer(), replace(splits, train=take_rows(splits.train, rows))
     task.configure_tokenizer(tokenizer, source)
-    data = TextDataModule(
-        replace(splits, train=take_rows(splits.train, rows)),
-        tokenizer,
-        encode=encoder.encode,
-        encode_train=encoder.encode_train,
-        batch_size=config.teacher_train.rows,
-        batch_tokens=config.teacher_train.batch_tokens,
-        max_length=config.data.max_length,
-        seed=run.seed,
-        unlabelled=False,
-    )
+    data = build_teacher_texts(run, config, own, tokenizer, task)
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     model = build_untrained_teacher(run, config, source, task, data, folder)
     finetune_teacher(run, config, model, task, data, folder, precision, Layout(), None)
