@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from distill.data.clean.config import format_step
 from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Splits, take_rows
@@ -74,12 +75,14 @@ def predict_stages(plan: Plan, console: Console) -> tuple[list[Prediction], str]
 def shorten_plan(plan: Plan) -> Plan:
     """Returns the plan with one epoch of every training, few rounds of timing and few steps of trials."""
     s = plan.settings
+    cleaned_by = [step for step in s.clean.find_steps() if step.name != "labels"]  # a sample has too few rows
     of_student = {"oneshot": 1, "iterative": s.prune.rounds, "gradual": 2}[s.prune.schedule]
     settings = replace(
         s,
         train=shorten_training(s.train, of_student if s.budget.requested else 1),
         teacher_train=shorten_training(s.teacher_train),
         general=replace(s.general, train=shorten_training(s.general.train)),
+        clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
         prune=replace(s.prune, trials=min(s.prune.trials, TRIAL_STEPS), gradual=0.5),
         quantize=replace(s.quantize, epochs=1, min_score=0),
         measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS)),
