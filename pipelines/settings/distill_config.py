@@ -7,6 +7,7 @@ from compress.prune.budget import Budget, parse_bytes
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from compress.sparsity.config import SparsityConfig
+from distill.data.augment.config import AugmentConfig
 from distill.data.clean.config import CleanConfig
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
@@ -31,6 +32,7 @@ SHORT_OPTIONS = {
     "data": "data.path",
     "data.clean": "clean.steps",
     "data.clean.deploy": "clean.deploy",
+    "data.augment": "augment.kinds",
     "epochs": "train.epochs",
     "learning_rate": "train.learning_rate",
     "batch_size": "train.batch_size",
@@ -190,6 +192,7 @@ class DistillConfig:
             onnxruntime, openvino, executorch, litert, torchao, compressed-tensors.
         data: The data set.
         clean: Cleaning of the data before anything is trained on it; none without steps.
+        augment: Synthetic examples for the student; none without kinds.
         task: text-classification (one class per text), multi-label, regression, token-classification,
             question-answering, sentence-embedding, masked-lm, causal-lm or chat. auto infers the task from the
             teacher's head, or else from the columns of the data.
@@ -225,6 +228,7 @@ class DistillConfig:
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
     clean: CleanConfig = field(default_factory=CleanConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     task: TaskName = "auto"
     masking: MaskConfig = field(default_factory=MaskConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)

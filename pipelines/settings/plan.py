@@ -33,6 +33,7 @@ class Plan:
         teacher_sizes, student_sizes: Sizes of the layers that loss terms compare.
         layouts: Layouts on the processes.
         processes: Number of processes of the run.
+        proposer: The masked language model whose words augmentation uses; None if it uses none.
     """
 
     settings: DistillConfig
@@ -45,6 +46,7 @@ class Plan:
     student_sizes: LayerSizes
     layouts: Layouts
     processes: int = 1
+    proposer: Checkpoint | None = None
 
     @property
     def task(self) -> str:
@@ -113,7 +115,7 @@ def stages_of(settings: DistillConfig) -> tuple[str, ...]:
     """Returns the names of all stages of a run, in order."""
     parts = (
         ("general", [*first_stages(settings)]),
-        ("teacher", ["teacher"]),
+        ("teacher", ["teacher", *(["augment"] if settings.augment.requested and settings.until != "teacher" else [])]),
         ("cache", [*signal_stages(settings)]),
         ("distill", [*student_stages(settings)]),
         ("report", ["export-teacher", *(f"export{each}" for each in student_suffixes(settings)), "evaluate", "report"]),

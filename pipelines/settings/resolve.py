@@ -171,7 +171,8 @@ def complete_plan(facts: Facts, task_reason: str) -> Plan:
         **{each.model: resolve_layout(each, models[each.model]) for each in layout_settings(settings, facts.processes)}
     )
     sizes = teacher_sizes, student_sizes
-    plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes)
+    proposer = open_proposer(settings, teacher)
+    plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes, proposer)
     plan.check_precision(facts.precision)
     check_pipeline_stages(plan)
     check_memory_floor(plan)
@@ -196,6 +197,26 @@ def open_teachers(settings: DistillConfig, first: Checkpoint) -> tuple[Checkpoin
         TextClassification(()).check_weights(each.folder, "teacher", new_head=True)
         check_same_tokenizer(first.load_tokenizer(), each.load_tokenizer(), each.name, "teacher")
     return found
+
+
+def open_proposer(settings: DistillConfig, teacher: Checkpoint) -> Checkpoint | None:
+    """Returns the masked language model that augmentation takes words from; None if it doesn't.
+
+    Raises:
+        InputError: It has no head for masked tokens.
+    """
+    from distill.tasks.language import MaskedLM
+
+    if "masked" not in settings.augment.find_rates():
+        return None
+    name = settings.augment.model
+    proposer = open_checkpoint(name, "augment.model") if name else teacher
+    if not any(each.endswith(MaskedLM.heads) for each in proposer.architectures):
+        raise InputError(
+            "data.augment masked: expected a masked language model in augment.model, or as teacher, found "
+            f"{', '.join(proposer.architectures) or 'no class'} in {str(proposer.folder)!r}: it can't propose words"
+        )
+    return proposer
 
 
 def check_general(settings: DistillConfig, teacher: Checkpoint, teacher_sizes: LayerSizes, own: LayerSizes) -> None:

@@ -8,11 +8,15 @@ A rule is applied as soon as the facts that it needs are known: most before torc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
 from compress.prune.budget import Budget
 from distill.checkpoint.head_task import same_head
 from distill.checkpoint.norm_kinds import BATCHNORM
+from distill.data.augment.config import DRAWN
+from distill.data.augment.lexicon import read_lexicon
+from distill.data.augment.templates import read_template_file
 from distill.errors import InputError
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
 from distill.parallel.layout import Layout, check_layout_fits
@@ -108,6 +112,24 @@ def is_on_several(f: Facts) -> bool:
 def has_step(settings: DistillConfig, name: str) -> bool:
     """Returns whether cleaning has a step."""
     return any(step.name == name for step in settings.clean.find_steps())
+
+
+def is_drawn(settings: DistillConfig) -> bool:
+    """Returns whether augmentation draws whole rows."""
+    return any(kind in DRAWN for kind in settings.augment.find_rates())
+
+
+def check_augment_files(f: Facts) -> None:
+    """Checks the lexicon and the templates of augmentation.
+
+    Raises:
+        InputError: A file is missing or has another form, or a template has a slot without fillers.
+    """
+    augment = f.settings.augment
+    if augment.lexicon:
+        read_lexicon(Path(augment.lexicon).expanduser())
+    if augment.templates:
+        read_template_file(Path(augment.templates).expanduser())
 
 
 def check_schedule_epochs(f: Facts) -> None:
@@ -551,6 +573,38 @@ RULES: tuple[Rule | Check, ...] = (
         "data.clean: step labels: expected one process, found {f.processes}: the teacher of each fold is trained on "
         "one; clean with --devices 1 and --until teacher first, and run the same command on several",
     ),
+    # Augmentation
+    Rule(
+        lambda s, f: s.augment.requested and f.task in ("masked-lm", "causal-lm", "chat"),
+        "data.augment {s.augment.kinds}: expected a task on rows of text with answers, found {f.task}: a language "
+        "model would learn the changes themselves",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: s.augment.requested and f.task == "question-answering" and is_drawn(s),
+        "data.augment {s.augment.kinds}: expected kinds that change a row, found templates or ngrams: a context that "
+        "is drawn has no answer",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            s.augment.agreement and f.task not in ("text-classification", "multi-label", "token-classification")
+        ),
+        "augment.agreement {s.augment.agreement:g}: expected text-classification, multi-label or token-classification, "
+        "found {f.task}: the overlap of probabilities compares classes",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: s.augment.requested and s.augment.labels == "teacher" and not s.loss.needs_teacher,
+        "augment.labels teacher: expected a loss with a term of the teacher, found loss.ce alone: the student would "
+        "learn nothing from synthetic rows; set augment.labels to row",
+    ),
+    Rule(
+        lambda s, f: s.augment.requested and s.student.given,
+        "data.augment {s.augment.kinds}: expected a student that is trained, found one that is used as it is: "
+        "synthetic rows would be made for nothing",
+    ),
+    Check(check_augment_files),
     # A window of backward passes
     Rule(
         lambda s, f: s.general.train.backward_window,

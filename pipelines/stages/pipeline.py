@@ -28,8 +28,9 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     from pipelines.stages.cache.ensemble import ensemble_stage
     from pipelines.stages.cache.stage import cache_stage
     from pipelines.stages.cache.teacher_answers import answers_stage
+    from pipelines.stages.prepare.augment import augment_stage, check_augmentation
     from pipelines.stages.prepare.clean import clean_stage
-    from pipelines.stages.prepare.data import data_stage
+    from pipelines.stages.prepare.data import data_stage, read_data
     from pipelines.stages.prepare.teacher import teacher_stage
     from pipelines.stages.students import train_students
     from pipelines.stages.train.general import general_stage
@@ -38,6 +39,8 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     settings = plan.settings
     made: dict[str, Artefact] = {}
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
+    if settings.augment.requested:
+        check_augmentation(settings.augment, read_data(made["data"]))
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
@@ -49,6 +52,8 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     made["teacher"] = teacher_stage(run, plan, plan.teacher, made["data"], precision)
     if settings.until == "teacher":
         return made, []
+    if settings.augment.requested:
+        made["augment"] = made["data"] = augment_stage(run, plan, made["data"], made["teacher"])
     if settings.sequences.share:
         made["answers"] = answers_stage(run, settings, made["data"], made["teacher"])
         made["data"] = made["answers"]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from distill.data.steps import parse_named_values
 from distill.errors import InputError
 
 STANDARD = "encoding,html,unicode,whitespace,language,duplicates,near-duplicates"
@@ -119,32 +120,17 @@ def parse_steps(text: str, setting: str = "data.clean") -> tuple[CleaningStep, .
     Raises:
         InputError: A step is unknown (names the nearest) or given twice, or a value is not one that it may have.
     """
-    found: dict[str, str] = {}
-    given: set[str] = set()
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        name, _, value = (each.strip() for each in part.partition("="))
-        if name in given:
-            raise InputError(f"{setting}: step {name!r} is given twice: one of its values would be ignored")
-        given.add(name)
-        if name == "standard":
-            found = {each: CLEANING_STEPS[each].default for each in STANDARD.split(",")} | found
-        else:
-            found[name] = check_step(name, value, setting)
-    return tuple(CleaningStep(name, found[name]) for name in CLEANING_STEPS if found.get(name, "off") != "off")
+    found = parse_named_values(text, setting, "steps", CLEANING_STEPS, {"standard": STANDARD})
+    values = {name: check_step(name, value, setting) for name, value in found.items()}
+    return tuple(CleaningStep(name, values[name]) for name in CLEANING_STEPS if values.get(name, "off") != "off")
 
 
 def check_step(name: str, value: str, setting: str) -> str:
     """Returns the value of a step, or its default.
 
     Raises:
-        InputError: The step is unknown or can't have the value.
+        InputError: The step can't have the value.
     """
-    from difflib import get_close_matches
-
-    if name not in CLEANING_STEPS:
-        near = get_close_matches(name, ["standard", *CLEANING_STEPS], 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{setting}: expected steps among standard, {', '.join(CLEANING_STEPS)}, found {name!r}{hint}")
     kind = CLEANING_STEPS[name]
     if value == "off" or not value:
         return value or kind.default

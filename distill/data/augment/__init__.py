@@ -1,0 +1,1 @@
+"""Synthetic examples made from the rows of a data set."""

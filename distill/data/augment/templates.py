@@ -1,0 +1,152 @@
+"""Rows made from templates whose slots are filled from lists, given in a file or found in the data."""
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import yaml
+
+from distill.data.augment.words import Word, Words, join_words, split_words
+from distill.errors import InputError
+
+_SLOT = re.compile(r"\{(\w+)\}")
+_SHARED = 2  # fillers that two patterns of the data share if the others of each fit into the other
+
+
+@dataclass(frozen=True)
+class TemplateFile:
+    """Templates and the fillers of their slots.
+
+    Args:
+        slots: The fillers of each slot.
+        templates: The templates of each label; those under "" have none.
+    """
+
+    slots: dict[str, list[str]] = field(default_factory=dict)
+    templates: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_template_file(file: Path) -> TemplateFile:
+    """Reads a YAML file with `slots` (name: list of fillers) and `templates` (label: list of texts, or a list).
+
+    Raises:
+        InputError: The file is missing or has another form; a template has a slot without fillers.
+    """
+    where = f"augment.templates {file}"
+    if not file.is_file():
+        raise InputError(f"{where}: expected a file, found none: there would be no templates")
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: expected YAML, found {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict) or not content.keys() <= {"slots", "templates"} or not content:
+        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise InputError(f"{where}: expected slots and templates, found {found}")
+    slots = {str(name): _read_texts(texts, f"{where}: slot {name}") for name, texts in content.get("slots", {}).items()}
+    given = content.get("templates", {})
+    given = given if isinstance(given, dict) else {"": given}
+    templates = {str(label): _read_texts(texts, f"{where}: templates of {label}") for label, texts in given.items()}
+    for text in (text for texts in templates.values() for text in texts):
+        for slot in _SLOT.findall(text):
+            if slot not in slots:
+                raise InputError(
+                    f"{where}: template {text!r}: expected fillers of the slot {slot!r}, found "
+                    f"{', '.join(slots) or 'no slots'}: it couldn't be filled"
+                )
+    return TemplateFile(slots, templates)
+
+
+def _read_texts(texts: Any, where: str) -> list[str]:
+    if not isinstance(texts, list) or not texts or not all(isinstance(each, str | int | float) for each in texts):
+        raise InputError(f"{where}: expected a list of texts, found {texts!r:.60}: nothing could be filled in")
+    return [str(each) for each in texts]
+
+
+def check_template_labels(file: TemplateFile, labels: Sequence[str], where: str) -> None:
+    """Checks that templates are of labels of the data.
+
+    Raises:
+        InputError: A label isn't among them.
+    """
+    unknown = [label for label in file.templates if label and label not in labels]
+    if unknown:
+        raise InputError(
+            f"augment.templates {where}: expected labels of the data, such as {labels[0]!r}, found {unknown[0]!r}: its "
+            "templates would never be used"
+        )
+
+
+def fill_template(template: str, slots: dict[str, list[str]], rng: Random) -> Words:
+    """Returns the words of a template with a filler drawn for each slot."""
+    return split_words(_SLOT.sub(lambda match: rng.choice(slots[match[1]]), template))
+
+
+class Pattern(NamedTuple):
+    """A row of the data with a gap in place of one word, for which the data has several words."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FoundTemplates:
+    """Patterns of each class, with words that fill their gap although the data doesn't have that row.
+
+    Args:
+        of_class: class -> its patterns, as the words of a row with the place of the gap, and the fillers of each.
+    """
+
+    of_class: dict[Hashable, list[tuple[Words, int, list[str]]]]
+
+    @classmethod
+    def find(cls, rows: Iterable[tuple[Words, Hashable]]) -> "FoundTemplates":
+        """Returns the patterns of rows, given with their classes.
+
+        A pattern has a gap that rows of a class fill with different words. Two patterns take each other's fillers if
+        at least two fillers are the same.
+        """
+        fillers: dict[tuple[Hashable, Pattern], dict[str, None]] = {}
+        examples: dict[tuple[Hashable, Pattern], tuple[Words, int]] = {}
+        for words, label in rows:
+            lower = tuple(word.text.lower() for word in words)
+            for place, word in enumerate(words):
+                if word.text.isalpha() and len(words) > 1:
+                    key = label, Pattern(lower[:place], lower[place + 1 :])
+                    fillers.setdefault(key, {})[lower[place]] = None
+                    examples.setdefault(key, (words, place))
+        fillers = {key: found for key, found in fillers.items() if len(found) >= _SHARED}
+        sharing: dict[str, list[dict[str, None]]] = {}
+        for found in fillers.values():
+            for filler in found:
+                sharing.setdefault(filler, []).append(found)
+        of_class: dict[Hashable, list[tuple[Words, int, list[str]]]] = {}
+        for (label, pattern), found in fillers.items():
+            near = (other for filler in found for other in sharing[filler])
+            new = {
+                word for other in near if len(other.keys() & found.keys()) >= _SHARED for word in other
+            } - found.keys()
+            if new:
+                words, place = examples[label, pattern]
+                of_class.setdefault(label, []).append((words, place, sorted(new)))
+        return cls(of_class)
+
+    def fill(self, label: Hashable, rng: Random) -> Words | None:
+        """Returns a row of the class that the data doesn't have; None without a pattern."""
+        patterns = self.of_class.get(label)
+        if not patterns:
+            return None
+        words, place, fillers = rng.choice(patterns)
+        return [*words[:place], words[place]._replace(text=rng.choice(fillers)), *words[place + 1 :]]
+
+
+def describe_templates(found: FoundTemplates) -> str:
+    """Returns the number of patterns with an example."""
+    count = sum(map(len, found.of_class.values()))
+    if not count:
+        return "no two rows of a class differ in one word only"
+    words, place, fillers = next(iter(found.of_class.values()))[0]
+    shown = join_words([*words[:place], Word("{}", words[place].gap), *words[place + 1 :]])
+    return f"{count:,} templates found, such as {shown!r} for {', '.join(fillers[:3])}"
