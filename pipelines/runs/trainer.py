@@ -344,7 +344,7 @@ class FitProgress(Callback):
         if not trainer.is_global_zero:
             return
         data = data_of(trainer)
-        rows = len(data.train)
+        rows = data.epoch_rows
         advance = self._open.enter_context(self.console.track(self.label, rows * self.train.epochs))
         self._advance = advance
         # The loader's own count: Lightning's is one too low in a checkpoint written at the end of a batch.

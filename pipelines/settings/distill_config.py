@@ -8,6 +8,7 @@ from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from compress.sparsity.config import SparsityConfig
 from distill.data.augment.config import AugmentConfig
+from distill.data.batches.sampling_config import SamplingConfig
 from distill.data.clean.config import CleanConfig
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
@@ -206,6 +207,7 @@ class DistillConfig:
             loss determines everything except dtype and compression. The temperature is always that of the loss.
         loss: Loss terms that the student is trained on.
         train: Optimizer, schedule and training loop of the student.
+        sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
         measure: How speed is measured.
         seed: Seed of splits, initial weights, data order and dropout, from 0 to 4294967295.
@@ -238,6 +240,7 @@ class DistillConfig:
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0

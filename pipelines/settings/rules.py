@@ -605,6 +605,55 @@ RULES: tuple[Rule | Check, ...] = (
         "synthetic rows would be made for nothing",
     ),
     Check(check_augment_files),
+    # Sampling
+    Rule(
+        lambda s, f: s.sampling.by != "uniform" and s.augment.ratio,
+        "sampling.by {s.sampling.by}: expected augment.ratio 0, found {s.augment.ratio:g}: both choose the rows of an "
+        "epoch",
+    ),
+    Rule(
+        lambda s, f: (
+            (s.sampling.by != "uniform" or s.augment.ratio)
+            and any((s.train.batch_tokens, s.loss.computes(*LAYER_TERMS) and s.sampling.unbiased))
+        ),
+        "sampling.by {s.sampling.by}, augment.ratio {s.augment.ratio:g}: expected batches of rows and, with "
+        "sampling.unbiased, kl and ce alone, found train.batch_tokens {s.train.batch_tokens}, loss.hidden "
+        "{s.loss.hidden:g}, attention {s.loss.attention:g} and relations {s.loss.relations:g}: the number of batches "
+        "would differ between epochs, and terms on layers have no rows to weigh",
+    ),
+    Rule(
+        lambda s, f: s.sampling.by == "balanced" and f.task != "text-classification",
+        "sampling.by balanced: expected text-classification, found {f.task}: its rows have no single class",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            s.sampling.by in ("difficulty", "distance")
+            and f.task not in ("text-classification", "multi-label", "token-classification")
+        ),
+        "sampling.by {s.sampling.by}: expected text-classification, multi-label or token-classification, found "
+        "{f.task}: rows are compared by the teacher's probabilities of classes",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (s.sampling.by == "length" or s.augment.ratio) and f.task in (*LANGUAGE, "question-answering"),
+        "sampling.by {s.sampling.by}, augment.ratio {s.augment.ratio:g}: expected a task with a row for each text, "
+        "found {f.task}",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            s.sampling.by in ("difficulty", "distance") and (s.teacher.signals != "cached" or not s.loss.computes("kl"))
+        ),
+        "sampling.by {s.sampling.by}: expected cached signals and a kl term, found teacher.signals "
+        "{s.teacher.signals} and loss.kl {s.loss.kl:g}: the teacher's answers are read from the cache",
+    ),
+    Rule(
+        lambda s, f: s.sampling.by == "distance" and is_on_several(f),
+        "sampling.by distance: expected one process, found {f.student_processes}: each would measure the distances "
+        "of all rows",
+        ("student_layout",),
+    ),
     # A window of backward passes
     Rule(
         lambda s, f: s.general.train.backward_window,

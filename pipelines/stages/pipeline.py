@@ -39,7 +39,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     settings = plan.settings
     made: dict[str, Artefact] = {}
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
-    if settings.augment.requested:
+    if settings.augment.requested and made["data"].digest:
         check_augmentation(settings.augment, read_data(made["data"]))
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)

@@ -10,6 +10,7 @@ import torch
 from distill.data.batches.encode import Batch
 from distill.data.batches.pinning import pin_batch
 from distill.data.batches.read_ahead import Prefetcher, Waiting
+from distill.data.batches.sampling import RowSampler
 from distill.data.batches.share import shard_batch, weigh_batch
 
 Signals = Callable[[Batch], Mapping[str, object]]
@@ -96,6 +97,7 @@ class TrainBatches:
         rank, ranks: Rank of this process and number of the processes that share each batch.
         signals: Computes the teacher's signals of a batch, which are added under `signals`.
         threads: Threads that prepare batches ahead of the step; 0 prepares each batch on request.
+        sampler: Chooses the rows of each epoch; None: every row once. With it, batches count rows.
         pinned_for: GPU for which the threads copy batches into pinned memory, from which they can be moved to it while
             it computes; None for any other device.
     """
@@ -112,12 +114,13 @@ class TrainBatches:
         ranks: int = 1,
         signals: Signals | None = None,
         threads: int = 0,
+        sampler: RowSampler | None = None,
         pinned_for: torch.device | None = None,
     ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
         self.signals, self.threads, self.waiting = signals, threads, Waiting()
-        self.pinned_for = pinned_for
+        self.sampler, self.pinned_for = sampler, pinned_for
         self.position = 0  # batches yielded since the start of the first epoch
 
     def __len__(self) -> int:
@@ -126,18 +129,24 @@ class TrainBatches:
     @cached_property
     def _count(self) -> int:
         if not self.batch_tokens:
-            return -(-len(self.data) // self.batch_size)
+            rows = len(self.data) if self.sampler is None else self.sampler.count
+            return -(-rows // self.batch_size)
         return len(split_by_tokens(np.sort(round_lengths(self.data.lengths)), self.batch_tokens)) + 1
 
     def order_rows(self, epoch: int) -> list[np.ndarray]:
         """Returns the rows of each batch of an epoch."""
         lengths = self.data.lengths
+        if self.sampler is not None:
+            drawn = self.sampler.draw(epoch)
+            return [drawn[batch] for batch in epoch_order(lengths[drawn], self.batch_size, self.seed, epoch)]
         if self.batch_tokens:
             return token_order(lengths, self.batch_tokens, self.seed, epoch)
         return epoch_order(lengths, self.batch_size, self.seed, epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = divmod(self.position, len(self))
+        if self.sampler is not None and start == 0:
+            self.sampler.begin_epoch(epoch)
         order = self.order_rows(epoch)
         requests = ((rows, epoch) for rows in order[start:])
         for batch in Prefetcher(self.build_batch, requests, threads=self.threads, waiting=self.waiting):
@@ -147,7 +156,11 @@ class TrainBatches:
     def build_batch(self, request: tuple[np.ndarray, int]) -> Batch:
         """Returns this process's share of a batch, with signals; `request` is the batch's rows and the epoch."""
         rows, epoch = request
-        batch = shard_batch(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
+        whole = self.data.collate(rows, self.pad_id, epoch)
+        weights = self.sampler.find_weights(rows) if self.sampler is not None else None
+        if weights is not None:
+            whole["row_weights"] = torch.from_numpy(weights).float()
+        batch = shard_batch(whole, self.rank, self.ranks)
         if self.batch_tokens:
             weigh_batch(batch, len(rows) * len(self) / len(self.data))
         if self.signals is not None:

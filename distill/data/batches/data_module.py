@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.batches.batches import EncodedRows, EvalBatches, Signals, TrainBatches
 from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.batches.packing import find_padding_id
+from distill.data.batches.sampling import RowSampler
 from distill.data.splits.examples import Splits
 
 
@@ -42,10 +43,16 @@ class RowsDataModule(lightning.LightningDataModule):
         self.train, self.validation = train, validation
         self.pad_id, self.batch_size, self.batch_tokens, self.seed = pad_id, batch_size, batch_tokens, seed
         self.signals, self.threads = signals, threads
+        self.sampler: RowSampler | None = None  # chooses the training rows of each epoch; None: every row once
         self.batches: TrainBatches | None = None
         self.position = 0
         self.parts = 1  # micro-batches of a training batch; batches for evaluation are smaller by that factor
         self.wait_share = 0.0  # of the last fit's time, in which training waited for data
+
+    @property
+    def epoch_rows(self) -> int:
+        """Number of rows of an epoch."""
+        return len(self.train) if self.sampler is None else self.sampler.count
 
     def train_dataloader(self) -> TrainBatches:
         """Returns this process's training batches, from the saved position on."""
@@ -66,6 +73,7 @@ class RowsDataModule(lightning.LightningDataModule):
             ranks=ranks,
             signals=self.signals,
             threads=self.threads,
+            sampler=self.sampler,
             pinned_for=self.find_gpu(),
         )
 
@@ -79,7 +87,8 @@ class RowsDataModule(lightning.LightningDataModule):
         It is saved here as well because a module that queries the number of steps while it builds its schedule makes
         Lightning set up the loader before the checkpoint is read, and the loader's own state is then ignored.
         """
-        return {"position": self.batches.position if self.batches else self.position}
+        state = {"position": self.batches.position if self.batches else self.position}
+        return state if self.sampler is None else state | {"sampler": self.sampler.state_dict()}
 
     def teardown(self, stage: str) -> None:
         """Resets the position, so that another fit with the same data starts at the first batch."""
@@ -92,6 +101,8 @@ class RowsDataModule(lightning.LightningDataModule):
         self.position = state["position"]
         if self.batches is not None:
             self.batches.position = self.position
+        if self.sampler is not None:
+            self.sampler.load_state_dict(state["sampler"])
 
     def find_rank(self) -> tuple[int, int]:
         """Returns the rank of this process among those that read different data, and their number."""

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
@@ -78,6 +79,8 @@ class PlainStep:
             teacher_rows = self.output_rows.signals(batch, outputs | settings)
             if head_inputs is None:
                 rows, labels = self.output_rows.logits(batch, logits), self.output_rows.labels(batch)
+                if "row_weights" in batch:
+                    rows = weigh_gradients(rows, batch["row_weights"], self.output_rows.counts(batch))
         texts = batch.get("documents", batch["attention_mask"])
         terms = compute_loss_terms(loss, rows, labels, texts, teacher_rows, pairs)
         if head_inputs is not None:
@@ -98,6 +101,18 @@ class PlainStep:
                 return None, states, vectors
             output = run_student(self.student, batch, output_hidden_states=bool(pairs.hidden))
         return find_logits(output), output["hidden_states"] if pairs.hidden else (), vectors
+
+
+def weigh_gradients(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+    """Returns the rows unchanged; the gradient of each is multiplied by the weight of its sample.
+
+    Args:
+        rows: Logits [rows, classes].
+        weights: Of each sample [samples].
+        counts: Number of rows of each sample.
+    """
+    factors = weights.to(rows).repeat_interleave(torch.tensor(counts, device=rows.device))[:, None]
+    return rows.detach() + (rows - rows.detach()) * factors
 
 
 def run_student(student: PreTrainedModel, batch: Batch, **settings: bool) -> ModelOutput:

@@ -42,7 +42,8 @@ from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 RECORD = "augment.jsonl"
-ROWS = "augment_rows"  # name of the number of synthetic rows in the notes of the splits
+# In the notes of the splits: the number of synthetic rows, and of those that an epoch uses.
+ROWS, EPOCH_ROWS = "augment_rows", "augment_epoch_rows"
 
 
 def check_augmentation(config: AugmentConfig, splits: Splits) -> None:
@@ -79,6 +80,7 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
     """
     config = plan.settings.augment
     settings: JsonObject = {"rates": config.find_rates(), "times": config.times, "labels": config.labels}
+    settings |= {"ratio": config.ratio} if config.ratio else {}
     inputs: dict[str, Artefact | str] = {"data": data}
     for name in ("lexicon", "templates"):
         if getattr(config, name):
@@ -102,7 +104,8 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
         notes: dict[str, int | str] = {
             f"augment_{kind}": number for kind, number in Counter(row.kind for row in made).items()
         }
-        notes |= {ROWS: len(made), "augment_dropped": count - len(made)}
+        notes |= {ROWS: len(made), "augment_dropped": count - len(made), "augment_in": split}
+        notes |= {EPOCH_ROWS: round(config.ratio * len(splits.train))} if config.ratio else {}
         remarks = describe_augmentation(splits, made, count)
         changed = replace(splits, notes=splits.notes | notes, remarks=[*splits.remarks, *remarks], **{split: joined})
         write_splits(changed, folder, data.manifest["config"])
@@ -112,7 +115,7 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
         return {**data.metrics, split: len(joined), **notes, "remarks": [*data.metrics.get("remarks", []), *remarks]}
 
     done = run.stage("augment", settings, inputs, work, version=VERSION)
-    for remark in done.metrics["remarks"][len(data.metrics.get("remarks", [])) :]:
+    for remark in done.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
         run.console.say(f"  {remark}")
     return done
 

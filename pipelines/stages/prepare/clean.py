@@ -72,7 +72,7 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
         return {**data.metrics, **left, **cleaning.name_counts(), "remarks": remarks}
 
     done = run.stage("clean", settings, inputs, work, version=VERSION)
-    for remark in done.metrics["remarks"][len(data.metrics.get("remarks", [])) :]:
+    for remark in done.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
         run.console.say(f"  {remark}")
     return done
 

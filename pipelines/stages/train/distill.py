@@ -37,6 +37,7 @@ from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.general import attach_head
 from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
+from pipelines.stages.train.sampling import build_sampler
 from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share
 from pipelines.stages.train.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
 
@@ -118,6 +119,7 @@ class StudentTraining:
         }
         settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
         settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
+        settings |= {"sampling": vars(config.sampling)} if config.sampling.by != "uniform" else {}
         settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
         return settings | ({"rate": RULE} if self.pruned is not None else {})
 
@@ -141,6 +143,10 @@ class StudentTraining:
         lightning.seed_everything(run.seed, verbose=False)
         module = self.build_module(student, task, tokenizers, train, online, mesh)
         texts = self.build_texts(splits, task, tokenizers, remote)
+        if config.sampling.by != "uniform":
+            texts.sampler = build_sampler(
+                config, texts, splits.train.labels, module, task.output_rows, run.seed, train.epochs
+            )
         if self.pruned is not None and self.pruned.is_unpruned(student):
             run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
             save_model(student, tokenizers.student, folder / MODEL)

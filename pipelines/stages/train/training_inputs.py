@@ -23,6 +23,7 @@ from pipelines.stages.cache.stage import CACHE
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, TranslatedSignals
 from pipelines.stages.train.pruned_start import PrunedStart
+from pipelines.stages.train.sampling import share_synthetic_rows
 
 
 def build_training_texts(
@@ -46,7 +47,7 @@ def build_training_texts(
         return rows_across(config, tokenizer, teacher_tokenizer, texts, length)
 
     encode_train = encode_twice if teacher_tokenizer is not None else task.encode_train if task else None
-    return TextDataModule(
+    texts = TextDataModule(
         splits,
         tokenizer,
         encode=task.encode if task else encode_texts,
@@ -58,6 +59,8 @@ def build_training_texts(
         unlabelled=config.loss.needs_teacher,
         signals=signals,
     )
+    texts.sampler = share_synthetic_rows(splits, len(texts.train), run.seed)
+    return texts
 
 
 def build_labelled_texts(

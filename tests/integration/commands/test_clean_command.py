@@ -90,6 +90,11 @@ def test_a_finished_stage_is_skipped_and_other_steps_make_a_new_one(cleaned):
     arguments[arguments.index("html,duplicates")] = STEPS
 
 
+def test_a_dry_run_lists_the_stage(inputs, tmp_path):
+    arguments = small_run(*inputs, tmp_path / "run", "--data.clean", STEPS, "--dry-run", "--probe", "false")
+    assert " clean " in run_to_success("distill", [*arguments, "--until", "teacher"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["report", "drop", "relabel"])
 def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how):
