@@ -13,6 +13,7 @@ from distill.data.clean.config import CleanConfig
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
+from distill.data.select.config import SelectConfig
 from distill.errors import InputError
 from distill.losses.across_config import AcrossConfig
 from distill.losses.config import LossConfig
@@ -34,6 +35,7 @@ SHORT_OPTIONS = {
     "data.clean": "clean.steps",
     "data.clean.deploy": "clean.deploy",
     "data.augment": "augment.kinds",
+    "data.select": "select.method",
     "epochs": "train.epochs",
     "learning_rate": "train.learning_rate",
     "batch_size": "train.batch_size",
@@ -194,6 +196,7 @@ class DistillConfig:
         data: The data set.
         clean: Cleaning of the data before anything is trained on it; none without steps.
         augment: Synthetic examples for the student; none without kinds.
+        select: Choice of the rows that the student is trained on; all without a method.
         task: text-classification (one class per text), multi-label, regression, token-classification,
             question-answering, sentence-embedding, masked-lm, causal-lm or chat. auto infers the task from the
             teacher's head, or else from the columns of the data.
@@ -231,6 +234,7 @@ class DistillConfig:
     data: DataConfig = field(default_factory=DataConfig)
     clean: CleanConfig = field(default_factory=CleanConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    select: SelectConfig = field(default_factory=SelectConfig)
     task: TaskName = "auto"
     masking: MaskConfig = field(default_factory=MaskConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)

@@ -115,8 +115,8 @@ def stages_of(settings: DistillConfig) -> tuple[str, ...]:
     """Returns the names of all stages of a run, in order."""
     parts = (
         ("general", [*first_stages(settings)]),
-        ("teacher", ["teacher", *(["augment"] if settings.augment.requested and settings.until != "teacher" else [])]),
-        ("cache", [*signal_stages(settings)]),
+        ("teacher", ["teacher"]),
+        ("cache", [*data_stages(settings), *signal_stages(settings)]),
         ("distill", [*student_stages(settings)]),
         ("report", ["export-teacher", *(f"export{each}" for each in student_suffixes(settings)), "evaluate", "report"]),
     )
@@ -131,13 +131,25 @@ def first_stages(settings: DistillConfig) -> list[str]:
     return ["data", *measured, *cleaned, *(["general"] if settings.general.data else [])]
 
 
+def data_stages(settings: DistillConfig) -> list[str]:
+    """Returns the stages after the teacher that change the student's data, but for one that reads the cache."""
+    selects = settings.select.requested and not selects_from_cache(settings)
+    return [*(["augment"] if settings.augment.requested else []), *(["select"] if selects else [])]
+
+
+def selects_from_cache(settings: DistillConfig) -> bool:
+    """Returns whether rows are selected by cached answers of the teacher."""
+    return settings.select.needs_outputs and settings.loss.needs_teacher and settings.teacher.signals == "cached"
+
+
 def signal_stages(settings: DistillConfig) -> list[str]:
     """Returns the stages that store what the teacher computes."""
     answers = ["answers"] if settings.sequences.share else []
     if not settings.loss.needs_teacher or settings.teacher.signals != "cached":
         return answers
     others = [f"teacher-{number}" for number in range(2, 2 + len(settings.teacher.also))]
-    return [*answers, *others, *(["ensemble"] if others else []), "cache"]
+    selected = ["select"] if selects_from_cache(settings) else []
+    return [*answers, *others, *(["ensemble"] if others else []), "cache", *selected]
 
 
 def student_stages(settings: DistillConfig) -> list[str]:

@@ -605,6 +605,49 @@ RULES: tuple[Rule | Check, ...] = (
         "synthetic rows would be made for nothing",
     ),
     Check(check_augment_files),
+    # Selection
+    Rule(
+        lambda s, f: (
+            s.select.requested and f.task in ("masked-lm", "causal-lm", "chat") and s.select.method != "random"
+        ),
+        "data.select {s.select.method}: expected random for {f.task}, whose rows are joined into blocks",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            s.select.requested
+            and f.task != "text-classification"
+            and (s.select.method == "balanced" or s.select.needs_dynamics or s.select.needed_score == "loss")
+        ),
+        "data.select {s.select.method}: expected text-classification, found {f.task}: rows have no single class",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            s.select.needs_outputs and f.task not in ("text-classification", "multi-label", "token-classification")
+        ),
+        "data.select {s.select.method}: expected text-classification, multi-label or token-classification, found "
+        "{f.task}: difficulty is judged by the probabilities of classes",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: s.select.requested and s.augment.ratio,
+        "data.select {s.select.method}: expected augment.ratio 0, found {s.augment.ratio:g}: the synthetic rows that "
+        "are left have no fixed ratio",
+    ),
+    Rule(
+        lambda s, f: s.select.needs_dynamics and f.processes > 1,
+        "data.select {s.select.method}: expected one process, found {f.processes}: the teacher's training is recorded "
+        "on one; set machine.devices to 1",
+    ),
+    Rule(
+        lambda s, f: s.select.requested and s.student.given,
+        "data.select {s.select.method}: expected a student that is trained, found one that is used as it is",
+    ),
+    Rule(
+        lambda s, f: s.select.target and not path_exists(s.select.target, "select.target"),
+        "select.target: expected a file or folder, found none at {s.select.target!r}",
+    ),
     # Sampling
     Rule(
         lambda s, f: s.sampling.by != "uniform" and s.augment.ratio,

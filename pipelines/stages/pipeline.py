@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import Plan, selects_from_cache
 
 if TYPE_CHECKING:
     from compress.export.common.targets import ExportTarget
@@ -35,12 +35,15 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     from pipelines.stages.students import train_students
     from pipelines.stages.train.general import general_stage
     from pipelines.stages.train.precision import chosen_precision
+    from pipelines.stages.train.select import adapt_loss, check_selection, select_stage
 
     settings = plan.settings
     made: dict[str, Artefact] = {}
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
     if settings.augment.requested and made["data"].digest:
         check_augmentation(settings.augment, read_data(made["data"]))
+    if settings.select.requested and made["data"].digest and not settings.augment.requested:
+        check_selection(settings.select, read_data(made["data"]))
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
@@ -54,6 +57,9 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
         return made, []
     if settings.augment.requested:
         made["augment"] = made["data"] = augment_stage(run, plan, made["data"], made["teacher"])
+    reads_cache = selects_from_cache(settings)
+    if settings.select.requested and not reads_cache:
+        made["select"] = made["data"] = select_stage(run, plan, made["data"], made["teacher"], None)
     if settings.sequences.share:
         made["answers"] = answers_stage(run, settings, made["data"], made["teacher"])
         made["data"] = made["answers"]
@@ -62,8 +68,12 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
         if settings.teacher.also:
             made["ensemble"] = source = ensemble_stage(run, plan, made["data"], made["teacher"], precision)
         made["cache"] = cache_stage(run, plan, made["data"], source)
+    if reads_cache:
+        made["select"] = made["data"] = select_stage(run, plan, made["data"], made["teacher"], made["cache"])
     if settings.until == "cache":
         return made, []
+    if "select" in made:
+        plan = adapt_loss(plan, made["select"])
     students, stages = train_students(run, plan, made, precision)
     made |= stages
     if settings.until != "distill":

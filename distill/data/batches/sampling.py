@@ -35,6 +35,27 @@ class RowSampler:
 
 
 @dataclass(frozen=True)
+class EveryRow(RowSampler):
+    """Every row once, with a function that is called before each epoch.
+
+    Args:
+        count: Number of rows.
+        begin: Called with the number of the epoch.
+    """
+
+    count: int
+    begin: Callable[[int], None]
+
+    def draw(self, epoch: int) -> np.ndarray:
+        """Returns all rows."""
+        return np.arange(self.count)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Calls the function."""
+        self.begin(epoch)
+
+
+@dataclass(frozen=True)
 class SyntheticShare(RowSampler):
     """All real rows, and as many synthetic ones in each epoch, other ones until all were used.
 

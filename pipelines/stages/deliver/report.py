@@ -57,7 +57,7 @@ def build_report(
 ) -> Report:
     """Returns the report as one dict; see `pipelines.reports.schema`."""
     named = {stage.name: stage for stage in stages}
-    data = next(named[each] for each in ("augment", "clean", "data") if each in named)
+    data = next(named[each] for each in ("select", "augment", "clean", "data") if each in named)
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
     codes, pruning = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {

@@ -31,6 +31,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder
+from pipelines.stages.prepare.training_dynamics import record_dynamics
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MODEL = "model"
@@ -41,13 +42,21 @@ def teacher_stage(
 ) -> Artefact:
     """Writes `model/`: a teacher as a checkpoint with the data's labels in their order."""
     config, source, layout = plan.settings, checkpoint.folder, plan.layouts.tuned
-    settings = {"finetune": config.teacher.finetune} | finetuning_settings(config, precision)
+    settings: JsonObject = {"finetune": config.teacher.finetune} | finetuning_settings(config, precision)
+    is_recorded = config.select.needs_dynamics and name == "teacher"
+    settings |= {"dynamics": True} if is_recorded else {}
 
     def work(folder: Path) -> JsonObject:
         splits, tokenizer, task = read_data(data), checkpoint.load_tokenizer(), read_task(data)
         task.configure_tokenizer(tokenizer, source)
         rows = find_usable_head(run, config, checkpoint, task)
         if rows is not None:
+            if is_recorded:
+                raise InputError(
+                    f"data.select {config.select.method}: expected a teacher that is trained in this run, found one "
+                    f"with a head for these labels, {source}: there is no record of its training; add "
+                    "--teacher.finetune always, or select by entropy, margin or loss"
+                )
             if run.world.is_rank_zero:
                 export_huggingface(task.load_with_head(str(source), rows), tokenizer, folder / MODEL)
             return {"trained": False}
@@ -62,7 +71,9 @@ def teacher_stage(
             offload=config.teacher.offload,
             prefetch=config.machine.prefetch,
         )
-        metrics = finetune_teacher(run, config, model, task, texts, folder, precision, layout, mesh)
+        metrics = finetune_teacher(
+            run, config, model, task, texts, folder, precision, layout, mesh, is_recorded=is_recorded
+        )
         save_model(model, tokenizer, folder / MODEL)
         return {"trained": True, "wait_share": texts.wait_share} | metrics
 
@@ -169,8 +180,13 @@ def finetune_teacher(
     precision: str,
     layout: Layout,
     mesh: DeviceMesh | None,
+    *,
+    is_recorded: bool = False,
 ) -> Metrics:
-    """Fine-tunes the teacher on the data's labels and returns its validation metrics."""
+    """Fine-tunes the teacher on the data's labels and returns its validation metrics.
+
+    If `is_recorded`, its answers after every epoch are written too, see `record_dynamics`.
+    """
     train = config.teacher_train
     lightning.seed_everything(run.seed, verbose=False)
     module = DistillationModule(
@@ -182,7 +198,8 @@ def finetune_teacher(
         shard_optimizer=layout.zero == 1,
         stages=build_pipeline_trainer(model, layout, mesh),
     )
-    return fit_module(
+    finish = record_dynamics(data, module, folder) if is_recorded else None
+    metrics = fit_module(
         module,
         data,
         folder,
@@ -197,3 +214,6 @@ def finetune_teacher(
         world=run.world,
         wandb_folder=run.output / "wandb",
     )
+    if finish is not None:
+        finish()
+    return metrics

@@ -1,0 +1,1 @@
+"""Choice of the rows that a student is trained on."""

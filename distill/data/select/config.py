@@ -1,0 +1,108 @@
+"""Settings of selection: which rows are kept, and by what they are judged."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from distill.errors import InputError
+
+Method = Literal[
+    "", "random", "balanced", "entropy", "margin", "loss", "el2n", "forgetting", "aum", "ccs", "k-centre", "facility",
+    "mixture", "similarity",
+]  # fmt: skip
+OUTPUT_SCORES = ("entropy", "margin", "loss")  # of the teacher's answers
+DYNAMICS_SCORES = ("el2n", "forgetting", "aum")  # of its own training
+SCORES = (*OUTPUT_SCORES, *DYNAMICS_SCORES)
+VECTOR_METHODS = ("k-centre", "facility", "mixture", "similarity")
+LABELLED = ("balanced", "loss", *DYNAMICS_SCORES)  # methods that need the labels of the rows
+
+
+@dataclass(frozen=True)
+class SelectConfig:
+    """Rows that the student is trained on, of all rows that there are after cleaning and augmentation.
+
+    Args:
+        method: random; balanced (as many of each class); by a score of difficulty: entropy, margin or loss of the
+            teacher's answers, or el2n, forgetting or aum from its own training; ccs (rows of all difficulties but the
+            hardest); by the teacher's vectors: k-centre, facility (facility location), mixture (typical and diverse
+            rows) or similarity (to select.target). Empty: all rows.
+        share: Share of the rows that is kept, above 0 and below 1; or set rows.
+        rows: Number of rows that are kept.
+        of: The rows to choose from: train, unlabelled, or all. Rows of other parts are all kept.
+        take: hard or easy rows, for a score of difficulty.
+        score: Difficulty for ccs.
+        cutoff: Share of the hardest rows that ccs leaves out.
+        vectors: teacher, the mean of its last layer's states, or embeddings, the mean of its token embeddings, for
+            which it computes nothing.
+        weight: For mixture, the weight of typical rows; the rest is that of diverse ones.
+        target: Table or text file with texts like those that the student will meet, for similarity.
+        follow_share: Whether the weight of ce shrinks with the share that is kept, in favour of that of kl.
+    """
+
+    method: Method = ""
+    share: float = 0.0
+    rows: int = 0
+    of: Literal["train", "unlabelled", "all"] = "train"
+    take: Literal["hard", "easy"] = "hard"
+    score: Literal["entropy", "margin", "loss", "el2n", "forgetting", "aum"] = "margin"
+    cutoff: float = 0.1
+    vectors: Literal["teacher", "embeddings"] = "teacher"
+    weight: float = 0.5
+    target: str = ""
+    follow_share: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.method:
+            if self.share or self.rows or self.target:
+                raise InputError("data.select: expected a method with select.share, rows or target, found none")
+            return
+        if bool(self.share) == bool(self.rows) or self.rows < 0 or not 0 <= self.share < 1:
+            raise InputError(
+                f"data.select {self.method}: expected either select.share above 0 and below 1 or select.rows, found "
+                f"share {self.share:g} and rows {self.rows}"
+            )
+        for name in ("cutoff", "weight"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"select.{name}: expected at least 0 and less than 1, found {getattr(self, name):g}")
+        if self.needed_score in LABELLED + DYNAMICS_SCORES and self.of != "train":
+            raise InputError(
+                f"data.select {self.method}: expected select.of train, found {self.of}: it needs the rows' labels"
+            )
+        if (self.method == "similarity") != bool(self.target):
+            raise InputError(
+                f"data.select {self.method}: expected select.target with similarity and only with it, found "
+                f"{self.target or 'none'}"
+            )
+
+    @property
+    def requested(self) -> bool:
+        """Whether rows are selected."""
+        return bool(self.method)
+
+    @property
+    def needed_score(self) -> str:
+        """The score that rows are judged by, or the method itself."""
+        return self.score if self.method == "ccs" else self.method
+
+    @property
+    def needs_dynamics(self) -> bool:
+        """Whether the teacher's training has to be recorded."""
+        return self.needed_score in DYNAMICS_SCORES
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether the teacher's answers to all rows are needed."""
+        return self.needed_score in OUTPUT_SCORES
+
+    def count_kept(self, rows: int) -> int:
+        """Returns how many of `rows` are kept.
+
+        Raises:
+            InputError: None would be, or there are no more than those to be kept.
+        """
+        kept = self.rows or round(self.share * rows)
+        if not 0 < kept < rows:
+            raise InputError(
+                f"data.select {self.method}: expected to keep at least 1 and fewer than {rows:,} rows of {self.of}, "
+                f"found {kept:,}"
+            )
+        return kept
