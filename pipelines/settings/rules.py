@@ -16,7 +16,7 @@ from distill.checkpoint.head_task import same_head
 from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.data.augment.config import DRAWN
 from distill.data.augment.lexicon import read_lexicon
-from distill.data.augment.templates import read_template_file
+from distill.data.augment.templates import read_slot_templates
 from distill.errors import InputError
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
 from distill.parallel.layout import Layout, check_layout_fits
@@ -129,7 +129,7 @@ def check_augment_files(f: Facts) -> None:
     if augment.lexicon:
         read_lexicon(Path(augment.lexicon).expanduser())
     if augment.templates:
-        read_template_file(Path(augment.templates).expanduser())
+        read_slot_templates(Path(augment.templates).expanduser())
 
 
 def check_schedule_epochs(f: Facts) -> None:

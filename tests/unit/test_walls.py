@@ -56,6 +56,8 @@ ROOMS = (  # each imports from those above it only
     "distill.data.alignment",
     "distill.data.masking",
     "distill.data.rows",
+    "distill.data.augment",
+    "distill.data.select",
     "distill.models",
     "distill.parallel",
     "distill.student",

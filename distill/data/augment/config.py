@@ -7,17 +7,17 @@ from distill.data.steps import parse_named_values
 from distill.errors import InputError
 
 # Each with the share of words that it changes by default.
-RULES = {"synonyms": 0.2, "contractions": 1.0, "numbers": 1.0, "names": 0.5, "fillers": 0.5}
-STATISTICS = {"templates": 1.0, "ngrams": 1.0, "masked": 0.4}
-ORDER = {"swap": 0.1, "phrases": 1.0, "sentences": 1.0, "crop": 0.3}
-NOISE = {"insert": 0.1, "delete": 0.1, "keyboard": 0.1, "ocr": 0.1, "case": 0.1, "punctuation": 0.3}
-KINDS = RULES | STATISTICS | ORDER | NOISE
+RULE_RATES = {"synonyms": 0.2, "contractions": 1.0, "numbers": 1.0, "names": 0.5, "fillers": 0.5}
+STATISTICAL_RATES = {"templates": 1.0, "ngrams": 1.0, "masked": 0.4}
+ORDER_RATES = {"swap": 0.1, "phrases": 1.0, "sentences": 1.0, "crop": 0.3}
+NOISE_RATES = {"insert": 0.1, "delete": 0.1, "keyboard": 0.1, "ocr": 0.1, "case": 0.1, "punctuation": 0.3}
+AUGMENT_KINDS = RULE_RATES | STATISTICAL_RATES | ORDER_RATES | NOISE_RATES
 WHOLE = ("contractions", "phrases", "sentences", "templates", "ngrams")  # kinds without a share of words
 DRAWN = ("templates", "ngrams")  # kinds whose rows aren't changed from one row
 GROUPS = {
     "rules": "contractions,numbers",
-    "order": ",".join(ORDER),
-    "noise": ",".join(NOISE),
+    "order": ",".join(ORDER_RATES),
+    "noise": ",".join(NOISE_RATES),
     "standard": ",".join(("contractions", "numbers", "swap", "crop", "insert", "delete", "keyboard")),
 }
 
@@ -82,7 +82,7 @@ class AugmentConfig:
         return bool(self.find_rates())
 
     def find_rates(self) -> dict[str, float]:
-        """Returns kind -> share of words that it changes, in the order of KINDS."""
+        """Returns kind -> share of words that it changes, in the order of AUGMENT_KINDS."""
         return parse_kinds(self.kinds)
 
 
@@ -92,10 +92,10 @@ def parse_kinds(text: str) -> dict[str, float]:
     Raises:
         InputError: A kind is unknown (names the nearest) or given twice, or a share isn't above 0 and at most 1.
     """
-    found = parse_named_values(text, "data.augment", "kinds", KINDS, GROUPS)
+    found = parse_named_values(text, "data.augment", "kinds", AUGMENT_KINDS, GROUPS)
     return {
         kind: read_rate(found[kind], kind) if found[kind] else rate
-        for kind, rate in KINDS.items()
+        for kind, rate in AUGMENT_KINDS.items()
         if found.get(kind, "off") != "off"
     }
 

@@ -13,8 +13,8 @@ from distill.data.augment.ngrams import count_ngrams
 from distill.data.augment.templates import FoundTemplates, TemplateFile, fill_template
 from distill.data.augment.words import Words, split_words
 
-Change: TypeAlias = Callable[[Words, float, Random], Words | None]
-_CHANGES: dict[str, Change] = {
+WordChange: TypeAlias = Callable[[Words, float, Random], Words | None]
+_CHANGES: dict[str, WordChange] = {
     "contractions": rules.change_contractions,
     "swap": order.swap_words,
     "phrases": order.swap_phrases,
@@ -28,7 +28,7 @@ _CHANGES: dict[str, Change] = {
 }
 
 
-class Source(NamedTuple):
+class SourceText(NamedTuple):
     """A text that a synthetic one is made from.
 
     Args:
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     label: Hashable
 
 
-Kind: TypeAlias = Callable[[Source, Random], Words | None]
+Kind: TypeAlias = Callable[[SourceText, Random], Words | None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Resources:
     proposals: Sequence[Sequence[Proposals]] = ()
 
 
-def build_kinds(rates: Mapping[str, float], sources: Sequence[Source], resources: Resources) -> dict[str, Kind]:
+def build_kinds(rates: Mapping[str, float], sources: Sequence[SourceText], resources: Resources) -> dict[str, Kind]:
     """Returns the kinds by name.
 
     Args:
@@ -77,7 +77,7 @@ def build_kinds(rates: Mapping[str, float], sources: Sequence[Source], resources
     return {kind: _build_kind(kind, rate, sources, resources) for kind, rate in rates.items()}
 
 
-def _build_kind(kind: str, rate: float, sources: Sequence[Source], given: Resources) -> Kind:
+def _build_kind(kind: str, rate: float, sources: Sequence[SourceText], given: Resources) -> Kind:
     rows = [source.words for source in sources]
     if kind == "masked":
         return lambda source, rng: replace_by_proposals(
@@ -88,7 +88,7 @@ def _build_kind(kind: str, rate: float, sources: Sequence[Source], given: Resour
         return lambda source, rng: models[source.label].draw(rng)
     if kind == "templates":
         return _build_templates(sources, given)
-    change: Change
+    change: WordChange
     if kind == "insert":
         change = partial(noise.insert_phrases, rows=rows)
     elif kind == "numbers":
@@ -109,13 +109,13 @@ def _build_kind(kind: str, rate: float, sources: Sequence[Source], given: Resour
     return lambda source, rng: change(source.words, rate, rng)
 
 
-def _build_templates(sources: Sequence[Source], given: Resources) -> Kind:
+def _build_templates(sources: Sequence[SourceText], given: Resources) -> Kind:
     file = given.templates
     if file is None:
         found = FoundTemplates.find((source.words, source.label) for source in sources)
         return lambda source, rng: found.fill(source.label, rng)
 
-    def fill(source: Source, rng: Random) -> Words | None:
+    def fill(source: SourceText, rng: Random) -> Words | None:
         name = given.names[source.label] if isinstance(source.label, int) and given.names else ""
         texts = file.templates.get(name) or file.templates.get("", [])
         return fill_template(rng.choice(texts), file.slots, rng) if texts else None

@@ -4,11 +4,11 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from distill.data.augment.words import INSERTED, Word, Words
+from distill.data.augment.words import INSERTED, RowWord, Words
 
 _LONG = 0.8  # probability of continuing after two words and not after one, where both are known
 _LONGEST = 1.5  # rows are drawn up to so many times the length of the longest of the class
-Context = tuple[str, ...]
+NgramContext = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,17 @@ class NgramModel:
     A row is drawn word by word: after the last two words with probability 0.8, after the last one otherwise.
     """
 
-    followers: dict[Context, list[Word | None]]
+    followers: dict[NgramContext, list[RowWord | None]]
     longest: int
 
     @classmethod
     def count(cls, rows: Iterable[Words]) -> "NgramModel":
         """Returns the model of rows."""
-        followers: dict[Context, list[Word | None]] = {}
+        followers: dict[NgramContext, list[RowWord | None]] = {}
         longest = 0
         for words in rows:
             longest = max(longest, len(words))
-            last: Context = ("", "")
+            last: NgramContext = ("", "")
             for word in (*words, None):
                 for context in (last, last[1:]):
                     followers.setdefault(context, []).append(word)
@@ -37,7 +37,7 @@ class NgramModel:
 
     def draw(self, rng: Random) -> Words | None:
         """Returns a row; None if it doesn't end in time."""
-        last: Context = ("", "")
+        last: NgramContext = ("", "")
         words: Words = []
         for _ in range(int(_LONGEST * self.longest) + 1):
             context = last if rng.random() < _LONG or not words else last[1:]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
-from distill.data.augment.words import Word, Words, is_mark, iterate_units
+from distill.data.augment.words import RowWord, Words, is_mark, iterate_units
 
 _Item = TypeVar("_Item")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
@@ -105,7 +105,7 @@ def change_punctuation(words: Words, rate: float, rng: Random) -> Words | None:
         return changed if any(not is_mark(word) for word in changed) else None
     places = _find_gaps(words)
     drawn = set(draw_some(places, rate, rng))
-    return insert_before(words, {place: [Word(",")] for place in drawn}) if drawn else None
+    return insert_before(words, {place: [RowWord(",")] for place in drawn}) if drawn else None
 
 
 def delete_words(words: Words, rate: float, rng: Random) -> Words | None:
@@ -126,7 +126,7 @@ def insert_phrases(words: Words, rate: float, rng: Random, rows: Sequence[Words]
         if other:
             start = rng.randrange(len(other))
             phrase = other[start : start + rng.randint(1, _LONGEST_PHRASE)]
-            phrases[place] = [Word(word.text, " ") for word in phrase]
+            phrases[place] = [RowWord(word.text, " ") for word in phrase]
     return insert_before(words, phrases) if phrases else None
 
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from distill.data.augment.config import DRAWN
-from distill.data.augment.kinds import Kind, Source
+from distill.data.augment.kinds import Kind, SourceText
 from distill.data.augment.words import (
     Words,
     join_words,
@@ -49,7 +49,7 @@ def find_name_types(labels: Sequence[str]) -> dict[int, str]:
     return {number: name[2:] for number, name in enumerate(labels) if name[:2] in (_BEGINNING, _INNER)}
 
 
-def split_sources(part: Any, labels: Sequence[str]) -> list[tuple[Source, ...]]:
+def split_sources(part: Any, labels: Sequence[str]) -> list[tuple[SourceText, ...]]:
     """Returns the texts of each row of a split as words: one, or two of a pair.
 
     Args:
@@ -60,7 +60,7 @@ def split_sources(part: Any, labels: Sequence[str]) -> list[tuple[Source, ...]]:
         inner = frozenset(number for number, name in enumerate(labels) if name.startswith(_INNER))
         tags = part.labels or [[] for _ in part.texts]
         rows = (split_tagged(words, own, inner) for words, own in zip(part.texts, tags, strict=True))
-        return [(Source(words, row, 0, None),) for row, words in enumerate(rows)]
+        return [(SourceText(words, row, 0, None),) for row, words in enumerate(rows)]
     if isinstance(part, Questions):
         answers = part.labels or [[] for _ in part.texts]
         contexts = (
@@ -68,18 +68,19 @@ def split_sources(part: Any, labels: Sequence[str]) -> list[tuple[Source, ...]]:
             for context, own in zip(part.pairs, answers, strict=True)
         )
         return [
-            (Source(split_words(question), row, 0, None), Source(context, row, 1, None))
+            (SourceText(split_words(question), row, 0, None), SourceText(context, row, 1, None))
             for row, (question, context) in enumerate(zip(part.texts, contexts, strict=True))
         ]
     classes = part.labels or [None] * len(part)
     first = [
-        Source(split_words(text), row, 0, _as_class(label))
+        SourceText(split_words(text), row, 0, _as_class(label))
         for row, (text, label) in enumerate(zip(part.texts, classes, strict=True))
     ]
     if part.pairs is None:
         return [(each,) for each in first]
     return [
-        (each, Source(split_words(text), each.row, 1, each.label)) for each, text in zip(first, part.pairs, strict=True)
+        (each, SourceText(split_words(text), each.row, 1, each.label))
+        for each, text in zip(first, part.pairs, strict=True)
     ]
 
 
@@ -89,7 +90,7 @@ def _as_class(label: Any) -> Hashable:
 
 
 def make_rows(
-    rows: Sequence[tuple[Source, ...]],
+    rows: Sequence[tuple[SourceText, ...]],
     kinds: Mapping[str, Kind],
     times: int,
     seed: int,
@@ -120,7 +121,9 @@ def make_rows(
         advance(1)
 
 
-def _make_row(row: tuple[Source, ...], kinds: Mapping[str, Kind], rng: Random, seen: set[bytes]) -> SyntheticRow | None:
+def _make_row(
+    row: tuple[SourceText, ...], kinds: Mapping[str, Kind], rng: Random, seen: set[bytes]
+) -> SyntheticRow | None:
     names = list(kinds)
     for _ in range(_ROUNDS):
         rng.shuffle(names)

@@ -9,7 +9,7 @@ from random import Random
 
 from distill.data.augment.lexicon import Lexicon, find_synonyms
 from distill.data.augment.noise import draw_some
-from distill.data.augment.words import INSERTED, Word, Words, is_mark, iterate_units, match_case
+from distill.data.augment.words import INSERTED, RowWord, Words, is_mark, iterate_units, match_case
 
 _NEGATED = ("is", "are", "was", "were", "do", "does", "did", "has", "have", "had", "would", "could", "should", "must",
             "might", "need")  # fmt: skip
@@ -154,7 +154,7 @@ def swap_fillers(
         if others:
             new, first = rng.choice(others), words[place]
             changed[place : place + len(filler)] = [
-                Word(match_case(text, first.text) if number == 0 else text, first.gap if number == 0 else " ")
+                RowWord(match_case(text, first.text) if number == 0 else text, first.gap if number == 0 else " ")
                 for number, text in enumerate(new)
             ]
     return changed if changed != words else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from distill.data.augment.words import Word, Words, join_words, split_words
+from distill.data.augment.words import RowWord, Words, join_words, split_words
 from distill.errors import InputError
 
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -29,7 +29,7 @@ class TemplateFile:
     templates: dict[str, list[str]] = field(default_factory=dict)
 
 
-def read_template_file(file: Path) -> TemplateFile:
+def read_slot_templates(file: Path) -> TemplateFile:
     """Reads a YAML file with `slots` (name: list of fillers) and `templates` (label: list of texts, or a list).
 
     Raises:
@@ -148,5 +148,5 @@ def describe_templates(found: FoundTemplates) -> str:
     if not count:
         return "no two rows of a class differ in one word only"
     words, place, fillers = next(iter(found.of_class.values()))[0]
-    shown = join_words([*words[:place], Word("{}", words[place].gap), *words[place + 1 :]])
+    shown = join_words([*words[:place], RowWord("{}", words[place].gap), *words[place + 1 :]])
     return f"{count:,} templates found, such as {shown!r} for {', '.join(fillers[:3])}"

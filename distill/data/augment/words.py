@@ -10,7 +10,7 @@ _WORD = re.compile(r"(\s*)(\d+(?:[.,:/]\d+)+|\w+(?:['’\-]\w+)*|[^\w\s])")
 INSERTED = -1
 
 
-class Word(NamedTuple):
+class RowWord(NamedTuple):
     """A word of a row.
 
     Args:
@@ -30,12 +30,12 @@ class Word(NamedTuple):
     is_fixed: bool = False
 
 
-Words = list[Word]
+Words = list[RowWord]
 
 
 def split_words(text: str) -> Words:
     """Returns the words of a text; `join_words` restores it, but for blanks at its end."""
-    return [Word(match[2], match[1], number, unit=number) for number, match in enumerate(_WORD.finditer(text))]
+    return [RowWord(match[2], match[1], number, unit=number) for number, match in enumerate(_WORD.finditer(text))]
 
 
 def split_answered(text: str, spans: Iterable[tuple[int, int]]) -> Words:
@@ -46,7 +46,7 @@ def split_answered(text: str, spans: Iterable[tuple[int, int]]) -> Words:
         start, end = match.span(2)
         inside = any(start < last and first < end for first, last in spans)
         unit = words[-1].unit if inside and words and words[-1].is_fixed else number
-        words.append(Word(match[2], match[1], number, unit=unit, is_fixed=inside))
+        words.append(RowWord(match[2], match[1], number, unit=unit, is_fixed=inside))
     return words
 
 
@@ -63,16 +63,16 @@ def split_tagged(texts: Sequence[str], tags: Sequence[int], inner: frozenset[int
         bare = text.lstrip()
         tag = tags[number] if tags else None
         unit = words[-1].unit if words and tag in inner else number
-        words.append(Word(bare, text[: len(text) - len(bare)], number, tag, unit))
+        words.append(RowWord(bare, text[: len(text) - len(bare)], number, tag, unit))
     return words
 
 
-def join_words(words: Sequence[Word]) -> str:
+def join_words(words: Sequence[RowWord]) -> str:
     """Returns the text of the words, with the blanks between them."""
     return "".join(f"{word.gap}{word.text}" for word in words).strip()
 
 
-def iterate_units(words: Sequence[Word]) -> Iterator[Words]:
+def iterate_units(words: Sequence[RowWord]) -> Iterator[Words]:
     """Yields the words that move together."""
     for _, unit in groupby(words, key=lambda word: word.unit if word.unit != INSERTED else object()):
         yield list(unit)
@@ -87,7 +87,7 @@ def order_units(units: Sequence[Words], gaps: Sequence[str]) -> Words:
     ]
 
 
-def is_mark(word: Word) -> bool:
+def is_mark(word: RowWord) -> bool:
     """Returns whether the word is a punctuation mark or another symbol."""
     return not any(letter.isalnum() for letter in word.text)
 

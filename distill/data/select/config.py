@@ -11,7 +11,7 @@ Method = Literal[
 ]  # fmt: skip
 OUTPUT_SCORES = ("entropy", "margin", "loss")  # of the teacher's answers
 DYNAMICS_SCORES = ("el2n", "forgetting", "aum")  # of its own training
-SCORES = (*OUTPUT_SCORES, *DYNAMICS_SCORES)
+DIFFICULTY_SCORES = (*OUTPUT_SCORES, *DYNAMICS_SCORES)
 VECTOR_METHODS = ("k-centre", "facility", "mixture", "similarity")
 LABELLED = ("balanced", "loss", *DYNAMICS_SCORES)  # methods that need the labels of the rows
 

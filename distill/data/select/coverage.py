@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Vectors = Float[Tensor, "rows width"]
-Count = Callable[[int], object]
+CountDone = Callable[[int], object]
 _STRATA = 50
 _MISSED = 0.05  # chance that a sample of candidates has none of the best ones
 _BLOCK = 4096
@@ -22,18 +22,18 @@ def ignore_count(count: int) -> None:
     """Does nothing; takes the place of a progress bar."""
 
 
-def normalise(vectors: Vectors) -> Vectors:
+def to_unit_length(vectors: Vectors) -> Vectors:
     """Returns the vectors with length 1."""
     return torch.nn.functional.normalize(vectors.float(), dim=-1)
 
 
-def choose_centres(vectors: Vectors, count: int, seed: int, advance: Count = ignore_count) -> np.ndarray:
+def choose_centres(vectors: Vectors, count: int, seed: int, advance: CountDone = ignore_count) -> np.ndarray:
     """Returns rows each of which is the farthest from those before it; the first is drawn.
 
     Source: Sener and Savarese, "Active Learning for Convolutional Neural Networks: A Core-Set Approach" (ICLR 2018),
     algorithm 1, by cosine distance.
     """
-    vectors = normalise(vectors)
+    vectors = to_unit_length(vectors)
     chosen = [int(np.random.default_rng(seed).integers(len(vectors)))]
     nearest = vectors @ vectors[chosen[0]]  # the similarity to the nearest chosen row
     while len(chosen) < count:
@@ -44,14 +44,14 @@ def choose_centres(vectors: Vectors, count: int, seed: int, advance: Count = ign
     return np.array(chosen)
 
 
-def choose_facilities(vectors: Vectors, count: int, seed: int, advance: Count = ignore_count) -> np.ndarray:
+def choose_facilities(vectors: Vectors, count: int, seed: int, advance: CountDone = ignore_count) -> np.ndarray:
     """Returns rows that maximise the sum over all rows of the similarity to the nearest chosen row, greedily.
 
     Each step takes the best of a sample of candidates that misses all of the best `count` with a chance of 5 %.
 
     Source: Mirzasoleiman et al., "Lazier than Lazy Greedy" (AAAI 2015), algorithm 1; similarity is (1 + cosine) / 2.
     """
-    vectors = normalise(vectors)
+    vectors = to_unit_length(vectors)
     rng = np.random.default_rng(seed)
     sample = max(1, math.ceil(len(vectors) / count * math.log(1 / _MISSED)))
     covered = torch.zeros(len(vectors))
@@ -68,7 +68,7 @@ def choose_facilities(vectors: Vectors, count: int, seed: int, advance: Count = 
     return np.array(chosen)
 
 
-def choose_mixture(vectors: Vectors, count: int, weight: float, advance: Count = ignore_count) -> np.ndarray:
+def choose_mixture(vectors: Vectors, count: int, weight: float, advance: CountDone = ignore_count) -> np.ndarray:
     """Returns rows that are typical and differ from each other.
 
     Each is the one with the largest weight · cosine to the mean of all rows - (1 - weight) · cosine to the nearest
@@ -77,8 +77,8 @@ def choose_mixture(vectors: Vectors, count: int, weight: float, advance: Count =
     Source: Carbonell and Goldstein, "The Use of MMR, Diversity-Based Reranking" (SIGIR 1998), equation 1, with the mean
     of the rows as the query.
     """
-    vectors = normalise(vectors)
-    typical = vectors @ normalise(vectors.mean(0, keepdim=True))[0]
+    vectors = to_unit_length(vectors)
+    typical = vectors @ to_unit_length(vectors.mean(0, keepdim=True))[0]
     chosen = [int(typical.argmax())]
     nearest = vectors @ vectors[chosen[0]]
     while len(chosen) < count:
@@ -92,7 +92,7 @@ def choose_mixture(vectors: Vectors, count: int, weight: float, advance: Count =
 
 def choose_similar(vectors: Vectors, targets: Float[Tensor, "targets width"], count: int) -> np.ndarray:
     """Returns the rows with the largest cosine to their nearest target."""
-    vectors, targets = normalise(vectors), normalise(targets)
+    vectors, targets = to_unit_length(vectors), to_unit_length(targets)
     best = torch.cat([(block @ targets.T).max(-1).values for block in vectors.split(_BLOCK)])
     return best.argsort(descending=True, stable=True)[:count].numpy()
 

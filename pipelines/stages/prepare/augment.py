@@ -15,7 +15,7 @@ from distill.checkpoint.checkpoint import Checkpoint
 from distill.checkpoint.weights import load_model
 from distill.data.augment.agreement import measure_tag_agreement, overlap_distributions
 from distill.data.augment.config import AugmentConfig
-from distill.data.augment.kinds import Resources, Source, build_kinds
+from distill.data.augment.kinds import Resources, SourceText, build_kinds
 from distill.data.augment.lexicon import check_lexicon_language, read_lexicon
 from distill.data.augment.masked import propose_words
 from distill.data.augment.rows import (
@@ -26,7 +26,7 @@ from distill.data.augment.rows import (
     make_rows,
     split_sources,
 )
-from distill.data.augment.templates import check_template_labels, read_template_file
+from distill.data.augment.templates import check_template_labels, read_slot_templates
 from distill.data.clean.rows import JoinedTexts
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Splits
@@ -41,7 +41,7 @@ from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-RECORD = "augment.jsonl"
+AUGMENT_RECORD = "augment.jsonl"
 # In the notes of the splits: the number of synthetic rows, and of those that an epoch uses.
 ROWS, EPOCH_ROWS = "augment_rows", "augment_epoch_rows"
 
@@ -58,7 +58,7 @@ def check_augmentation(config: AugmentConfig, splits: Splits) -> None:
         texts = JoinedTexts(splits.train)
         check_lexicon_language(read_lexicon(Path(config.lexicon).expanduser()), texts, config.lexicon)
     if config.templates:
-        file = read_template_file(Path(config.templates).expanduser())
+        file = read_slot_templates(Path(config.templates).expanduser())
         check_template_labels(file, splits.labels, config.templates)
     drawn = [kind for kind in ("templates", "ngrams") if kind in rates]
     if drawn and splits.train.pairs is not None:
@@ -97,7 +97,7 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
         count = len(made)
         if config.agreement:
             made = drop_disagreeing(run, plan, splits, read_task(data), teacher, made)
-        write_record(folder / RECORD, made)
+        write_record(folder / AUGMENT_RECORD, made)
         part = build_part(splits.train, made, splits.labels, is_labelled=config.labels == "row")
         split = "train" if config.labels == "row" else "unlabelled"
         joined = append_rows(getattr(splits, split), part)
@@ -110,7 +110,7 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
         changed = replace(splits, notes=splits.notes | notes, remarks=[*splits.remarks, *remarks], **{split: joined})
         write_splits(changed, folder, data.manifest["config"])
         run.console.say(
-            f"  augment: {len(made):,} synthetic rows from {len(splits.train):,}; {RECORD} has each of them"
+            f"  augment: {len(made):,} synthetic rows from {len(splits.train):,}; {AUGMENT_RECORD} has each of them"
         )
         return {**data.metrics, split: len(joined), **notes, "remarks": [*data.metrics.get("remarks", []), *remarks]}
 
@@ -133,7 +133,7 @@ def make_synthetic_rows(run: Run, plan: Plan, splits: Splits) -> list[SyntheticR
         splits.labels if not isinstance(splits.train, Tagged) else (),
         find_name_types(splits.labels),
         read_lexicon(Path(config.lexicon).expanduser()) if config.lexicon else None,
-        read_template_file(Path(config.templates).expanduser()) if config.templates else None,
+        read_slot_templates(Path(config.templates).expanduser()) if config.templates else None,
         find_proposals(run, plan.proposer, rows, plan.settings.data.max_length) if plan.proposer is not None else (),
     )
     known = (text for name in ("validation", "test", "unlabelled") for text in JoinedTexts(getattr(splits, name)))
@@ -149,7 +149,7 @@ def make_synthetic_rows(run: Run, plan: Plan, splits: Splits) -> list[SyntheticR
 
 
 def find_proposals(
-    run: Run, checkpoint: Checkpoint, rows: Sequence[tuple[Source, ...]], max_length: int
+    run: Run, checkpoint: Checkpoint, rows: Sequence[tuple[SourceText, ...]], max_length: int
 ) -> list[list[list[list[str]]]]:
     """Returns a masked language model's proposals for each word of each row, for each column."""
     model, tokenizer = load_model(AutoModelForMaskedLM, checkpoint.folder), checkpoint.load_tokenizer()

@@ -18,6 +18,7 @@ from distill.data.batches.sampling import (
     SyntheticShare,
     list_classes,
 )
+from distill.data.select.scores import entropy
 from distill.data.splits.examples import Splits
 from distill.losses.logits import row_kl
 from distill.losses.teacher_signals import TeacherSignals
@@ -71,7 +72,7 @@ def build_sampler(
     if by == "length":
         return Curriculum(data.train.lengths, epochs, config.sampling.start, seed)
     if by == "difficulty":
-        entropies = measure_rows(data, output_rows, lambda batch, teacher: measure_entropies(teacher))
+        entropies = measure_rows(data, output_rows, lambda batch, teacher: entropy(teacher))
         return Curriculum(entropies, epochs, config.sampling.start, seed)
     if by == "distance":
         temperature = config.loss.resolved_temperature
@@ -90,12 +91,6 @@ def build_sampler(
 
         return DistanceSampler(rows, measure, seed, config.sampling.unbiased)
     return None
-
-
-def measure_entropies(logits: Tensor) -> Tensor:
-    """Returns the entropy of each row's distribution in nats, [rows], from logits [rows, classes]."""
-    logs = torch.log_softmax(logits.float(), -1)
-    return -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0)).sum(-1)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from distill.data.augment.agreement import measure_tag_agreement, overlap_distri
 from distill.data.augment.config import AugmentConfig, parse_kinds
 from distill.data.augment.kinds import Resources, build_kinds
 from distill.data.augment.rows import build_part, find_name_types, make_rows, split_sources
-from distill.data.augment.words import Word
+from distill.data.augment.words import RowWord
 from distill.data.rows.questions import Questions
 from distill.data.rows.tagged import Tagged
 from distill.data.sources.answer_cells import Answer
@@ -15,10 +15,10 @@ from distill.data.splits.examples import Examples
 from distill.errors import InputError
 
 TEXTS = ["where is my new card", "i lost my card in Rome", "how do i top up by transfer", "the app does not open"]
-NOISE = {"swap": 0.2, "delete": 0.2, "keyboard": 0.2}
+CHANGES = {"swap": 0.2, "delete": 0.2, "keyboard": 0.2}
 
 
-def augment(part, rates=NOISE, labels=("a", "b"), seed=0, times=5, known=(), is_labelled=True):
+def augment(part, rates=CHANGES, labels=("a", "b"), seed=0, times=5, known=(), is_labelled=True):
     rows = split_sources(part, labels)
     kinds = build_kinds(rates, [each for row in rows for each in row], Resources(types=find_name_types(labels)))
     made = list(make_rows(rows, kinds, times, seed, known))
@@ -38,7 +38,7 @@ def test_every_row_gets_different_synthetic_rows_with_its_label():
 
 def test_the_kind_of_each_row_is_drawn():
     kinds = {row.kind for row in augment(Examples(TEXTS), times=20)[0]}
-    assert kinds == set(NOISE)
+    assert kinds == set(CHANGES)
 
 
 def test_no_synthetic_row_equals_a_known_text():
@@ -97,7 +97,13 @@ def test_the_overlap_is_one_minus_the_total_variation():
 
 def test_the_agreement_of_tags_compares_each_word_with_its_origin():
     original = torch.tensor([[9.0, 0.0], [0.0, 9.0], [torch.nan, torch.nan]])
-    words = [Word("b", origin=1, tag=0), Word("a", origin=0, tag=1), Word("c", origin=2), Word("new"), Word("d", tag=0)]
+    words = [
+        RowWord("b", origin=1, tag=0),
+        RowWord("a", origin=0, tag=1),
+        RowWord("c", origin=2),
+        RowWord("new"),
+        RowWord("d", tag=0),
+    ]
     same = torch.tensor([[0.0, 9.0], [9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [30.0, 0.0]])
     assert measure_tag_agreement(words, original, same, [0, 1, 2, 3, 4]) == pytest.approx(1.0)
     assert measure_tag_agreement(words, original, same.flip(-1), [0, 1, 2, 3, 4]) == pytest.approx(0.0, abs=1e-3)

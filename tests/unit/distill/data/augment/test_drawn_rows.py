@@ -13,7 +13,7 @@ from distill.data.augment.templates import (
     check_template_labels,
     describe_templates,
     fill_template,
-    read_template_file,
+    read_slot_templates,
 )
 from distill.data.augment.words import join_words, split_words
 from distill.errors import InputError
@@ -30,7 +30,7 @@ templates:
 
 def test_templates_are_filled_from_lists(tmp_path):
     (tmp_path / "templates.yaml").write_text(FILE)
-    file = read_template_file(tmp_path / "templates.yaml")
+    file = read_slot_templates(tmp_path / "templates.yaml")
     made = {join_words(fill_template(file.templates["weather"][0], file.slots, Random(seed))) for seed in range(20)}
     assert made == {"is it raining in Paris today", "is it raining in Rome today"}
     with pytest.raises(InputError, match="expected labels of the data, such as 'rain', found 'weather'"):
@@ -51,7 +51,7 @@ def test_templates_are_filled_from_lists(tmp_path):
 def test_a_template_file_that_cannot_be_filled_is_refused(tmp_path, content, message):
     (tmp_path / "templates.yaml").write_text(content)
     with pytest.raises(InputError, match=message):
-        read_template_file(tmp_path / "templates.yaml")
+        read_slot_templates(tmp_path / "templates.yaml")
 
 
 def test_slots_are_found_where_rows_of_a_class_differ_in_a_word():
