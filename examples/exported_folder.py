@@ -60,7 +60,10 @@ def read_cleaning(folder: Path) -> Callable[[str], str]:
         from distill.data.clean.deployment import read_preprocessing
     except ImportError:
         exit_with_error(f"{folder}: its texts are cleaned by preprocessing.json: pip install 'stillroom[clean]'")
-    return read_preprocessing(folder)
+    try:
+        return read_preprocessing(folder)
+    except ValueError as error:  # a step's package is missing, or the file is damaged
+        exit_with_error(str(error))
 
 
 def load_file(file: Path, load: Callable[[str], Loaded]) -> Loaded:

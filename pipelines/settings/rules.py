@@ -17,6 +17,7 @@ from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.data.augment.config import DRAWN
 from distill.data.augment.lexicon import read_lexicon
 from distill.data.augment.templates import read_slot_templates
+from distill.data.clean.config import check_clean_packages
 from distill.errors import InputError
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
 from distill.parallel.layout import Layout, check_layout_fits
@@ -556,6 +557,7 @@ RULES: tuple[Rule | Check, ...] = (
         "outputs no tokens",
     ),
     # Cleaning
+    Check(lambda facts: check_clean_packages(facts.settings.clean.find_steps())),
     Rule(
         lambda s, f: s.clean.requested and f.task in ("question-answering", "chat"),
         "data.clean {s.clean.steps}: expected another task than {f.task}: answers are found by their position in the "

@@ -1,6 +1,8 @@
 """Settings of cleaning: which steps change or drop rows, and with which values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from distill.data.steps import parse_named_values
@@ -15,42 +17,39 @@ class StepKind(NamedTuple):
     Args:
         default: Its value if only its name is given.
         values: The values that it may have; empty for a number or another form.
-        does: What it does, for messages and the reference.
     """
 
     default: str
     values: tuple[str, ...]
-    does: str
 
 
 # In the order in which they are applied.
 TEXT_STEPS = {
-    "encoding": StepKind("", (), "repairs text decoded in the wrong encoding, and removes control characters"),
-    "html": StepKind("", (), "removes tags and resolves character references"),
-    "markdown": StepKind("", (), "removes marks of emphasis, headings, links and code"),
-    "unicode": StepKind("nfc", ("nfc", "nfkc"), "converts to a normal form"),
-    "urls": StepKind("mask", ("mask", "drop"), "replaces or removes addresses of web pages"),
-    "emails": StepKind("mask", ("mask", "drop"), "replaces or removes e-mail addresses"),
-    "users": StepKind("mask", ("mask", "drop"), "replaces or removes user names such as @name"),
-    "personal": StepKind("mask", ("mask", "drop"), "replaces or removes account, card and telephone numbers"),
-    "numbers": StepKind("mask", ("mask", "drop"), "replaces or removes numbers"),
-    "case": StepKind("lower", ("lower",), "converts to lower case"),
-    "elongations": StepKind("2", ("1", "2", "3"), "shortens a letter that is repeated three times or more"),
-    "whitespace": StepKind(
-        "all", ("all", "lines"), "replaces tabs, line breaks (not of lines) and long gaps by a blank"
-    ),
-    "spelling": StepKind("1", ("1", "2"), "replaces unknown words by the only known word so many edits away"),
+    "encoding": StepKind("", ()),
+    "html": StepKind("", ()),
+    "markdown": StepKind("", ()),
+    "unicode": StepKind("nfc", ("nfc", "nfkc")),
+    "urls": StepKind("mask", ("mask", "drop")),
+    "emails": StepKind("mask", ("mask", "drop")),
+    "users": StepKind("mask", ("mask", "drop")),
+    "personal": StepKind("mask", ("mask", "drop")),
+    "numbers": StepKind("mask", ("mask", "drop")),
+    "case": StepKind("lower", ("lower",)),
+    "elongations": StepKind("2", ("1", "2", "3")),
+    "whitespace": StepKind("all", ("all", "lines")),
+    "spelling": StepKind("1", ("1", "2")),
 }
 ROW_STEPS = {
-    "language": StepKind("", (), "drops rows in another language than most, or than the one that is set"),
-    "length": StepKind("1:", (), "drops rows with fewer or more words"),
-    "symbols": StepKind("0.5", (), "drops rows with a larger share of characters that are neither letters nor blanks"),
-    "duplicates": StepKind("", (), "drops rows that equal an earlier one without case and punctuation"),
-    "near-duplicates": StepKind("0.9", (), "drops rows that nearly equal an earlier one"),
-    "overlap": StepKind("0.8", (), "drops training rows that nearly equal a row of validation or test"),
-    "labels": StepKind("report", ("report", "drop", "relabel"), "finds labels that the teacher contradicts"),
+    "language": StepKind("", ()),
+    "length": StepKind("1:", ()),
+    "symbols": StepKind("0.5", ()),
+    "duplicates": StepKind("", ()),
+    "near-duplicates": StepKind("0.9", ()),
+    "overlap": StepKind("0.8", ()),
+    "labels": StepKind("report", ("report", "drop", "relabel")),
 }
 CLEANING_STEPS = TEXT_STEPS | ROW_STEPS
+STEP_PACKAGES = {"encoding": "ftfy", "spelling": "symspellpy", "language": "py3langid", "labels": "cleanlab"}
 
 
 class CleaningStep(NamedTuple):
@@ -141,6 +140,21 @@ def check_step(name: str, value: str, setting: str) -> str:
     elif not kind.values and name != "language":
         raise InputError(f"{setting}: step {name}: expected no value, found {value!r}: it would be ignored")
     return value
+
+
+def check_clean_packages(steps: Iterable[CleaningStep]) -> None:
+    """Checks that the packages of steps are installed.
+
+    Raises:
+        InputError: One isn't.
+    """
+    for step in steps:
+        package = STEP_PACKAGES.get(step.name)
+        if package and find_spec(package) is None:
+            raise InputError(
+                f"data.clean: step {step.name}: expected the package {package}, found none; install it with "
+                "pip install '.[clean]', or leave the step out"
+            )
 
 
 def format_step(step: CleaningStep) -> str:

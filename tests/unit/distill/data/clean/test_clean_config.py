@@ -7,6 +7,7 @@ from distill.data.clean.config import (
     STANDARD,
     CleanConfig,
     CleaningStep,
+    check_clean_packages,
     format_step,
     parse_steps,
     read_length,
@@ -71,3 +72,10 @@ def test_a_single_fold_is_refused():
 
 def test_limits_of_length_may_be_open():
     assert (read_length("3:"), read_length(":200"), read_length("3:200")) == ((3, None), (1, 200), (3, 200))
+
+
+def test_a_step_whose_package_is_missing_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("distill.data.clean.config.find_spec", lambda name: None if name == "ftfy" else name)
+    check_clean_packages(parse_steps("html,language"))
+    with pytest.raises(InputError, match="step encoding: expected the package ftfy, found none; install it with"):
+        check_clean_packages(parse_steps("standard"))
