@@ -1,14 +1,16 @@
 """Cleaning of the splits of a data set: which rows are changed, which are dropped, and why."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 
 from distill.data.clean.config import CleanConfig, CleaningStep
 from distill.data.clean.filters import Reason, build_language_filter, build_length_filter, build_symbol_filter
@@ -22,6 +24,7 @@ from distill.data.splits.overlap import iterate_text_keys
 
 NO_TEXT = CleaningStep("empty", "")  # what other steps leave without text
 _SHOWN = 80  # characters of an example
+KEPT_FROM = 50_000  # rows of a part from which on the results of steps are kept, so that a stopped run goes on
 TRAINED, EVALUATED = ("train", "unlabelled"), ("validation", "test")
 
 
@@ -53,6 +56,7 @@ class Cleaning:
         record: Called with every row that is changed or dropped.
         scratch: Folder for texts that may not fit into memory.
         processes: Number of processes beside this one that clean texts; 0 for none.
+        advance: Called with the number of texts that a step, or a group of steps, is done with; see `count_work`.
     """
 
     config: CleanConfig
@@ -60,10 +64,20 @@ class Cleaning:
     record: Callable[[CleanedRow], None]
     scratch: Path
     processes: int = 0
+    advance: Callable[[int], object] = lambda count: None
     counts: Counter[str] = field(default_factory=Counter)  # of changed and dropped rows, by split and step
     examples: dict[str, CleanedRow] = field(default_factory=dict)  # the first row of each count
     speller: Speller | None = None
     numbers: dict[str, np.ndarray] = field(default_factory=dict)  # split -> rows that stay, before cleaning
+    _waiting: TextIO | None = None  # receives the rows of the work that is under way, if its result is kept
+
+    def count_work(self, splits: Splits) -> int:
+        """Returns the number of texts times the steps, or groups of steps, that go through them."""
+        steps = self.config.find_steps()
+        groups = {step.name == "spelling" for step in steps if step.is_text_step}
+        passes = len(groups) + sum(1 for step in steps if not step.is_text_step and step.name != "labels")
+        evaluated = sum(len(getattr(splits, name)) for name in EVALUATED) if self.config.find_deployed() else 0
+        return passes * sum(len(getattr(splits, name)) for name in TRAINED) + evaluated
 
     def clean(self, splits: Splits) -> Splits:
         """Returns the splits with cleaned texts and without the rows that steps drop.
@@ -74,22 +88,52 @@ class Cleaning:
         parts = {name: getattr(splits, name) for name in (*TRAINED, *EVALUATED)}
         steps = [step for step in self.config.find_steps() if step.is_text_step]
         before = [step for step in steps if step.name != "spelling"]
-        parts |= {name: self._clean_texts(name, parts[name], before) for name in TRAINED}
+        for name in TRAINED:
+            parts[name] = self._do_once(f"{name}-texts", parts[name], self._clean_texts, name, parts[name], before)
         spelling = [step for step in steps if step.name == "spelling"]
         if spelling:
             texts = chain.from_iterable(_iterate_texts(parts[name]) for name in TRAINED)
             self.speller = Speller.build(Dictionary.build(texts, self.listed), int(spelling[0].value))
-            parts |= {name: self._clean_texts(name, parts[name], spelling) for name in TRAINED}
+            for name in TRAINED:
+                part = parts[name]
+                parts[name] = self._do_once(f"{name}-spelling", part, self._clean_texts, name, part, spelling)
         deployed = self.config.find_deployed()
         parts |= {name: self._clean_texts(name, parts[name], deployed) for name in EVALUATED}
-        parts |= {name: self._drop_rows(name, parts) for name in TRAINED}
+        parts |= {name: self._do_once(f"{name}-rows", parts[name], self._drop_rows, name, parts) for name in TRAINED}
         return replace(splits, **parts, notes=splits.notes | self.name_counts())
+
+    def _do_once(self, name: str, part: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of `work` on a large part as it was kept in `scratch`, also before an earlier stop."""
+        if len(part) < KEPT_FROM:
+            return work(*arguments)
+        result, rows, numbers = (self.scratch / f"{name}.{end}" for end in ("result.parquet", "rows.jsonl", "npy"))
+        split = name.partition("-")[0]
+        if not result.exists():
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            with rows.open("w") as self._waiting:
+                done = work(*arguments)
+            self._waiting = None
+            np.save(numbers, self.numbers.get(split, np.zeros(0, np.int64)))
+            _write_part(done, result)
+        with rows.open() as lines:
+            for line in lines:
+                self._take(CleanedRow(*json.loads(line)))
+        self.numbers[split] = np.load(numbers)
+        return _read_part(part, result)
 
     def _clean_texts(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
         """Returns the part with the steps applied to each of its texts, of a tagger to its words."""
         if not steps or not len(part):
             return part
-        return self._clean_words(split, part, steps) if _is_tagged(part) else self._clean_columns(split, part, steps)
+        cleaned = self._clean_words if _is_tagged(part) else self._clean_columns
+        done = cleaned(split, part, steps)
+        if not self._is_streamed(part):
+            self.advance(len(part))
+        return done
+
+    def _is_streamed(self, part: Any) -> bool:
+        """Returns whether `_clean_single` cleans the part, which reports its progress itself."""
+        return not _is_tagged(part) and part.pairs is None
 
     def _clean_words(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
         """Returns a tagger's sentences with each word cleaned on its own, but for spelling, which needs its neighbours.
@@ -135,6 +179,7 @@ class Cleaning:
                 for row, names in changes.steps.items():
                     self._add(split, row, changes.before[row], array[row - first].as_py(), names)
                 first += len(array)
+                self.advance(len(array))
                 yield array
 
         if isinstance(texts, StoredTexts):
@@ -152,11 +197,18 @@ class Cleaning:
         return TextColumn(pa.chunked_array(arrays, pa.string())), changes
 
     def _add(self, split: str, row: int, before: str, after: str | None, why: Iterable[str], reason: str = "") -> None:
-        names = list(why)
-        cleaned = CleanedRow(split, row, before, after, ", ".join(names) + (f": {reason}" if reason else ""))
-        for name in names:
-            self._count(f"{split}_{'dropped' if after is None else 'changed'}_{name}", cleaned)
-        self.record(cleaned)
+        cleaned = CleanedRow(split, row, before, after, ", ".join(why) + (f": {reason}" if reason else ""))
+        if self._waiting is None:
+            self._take(cleaned)
+        else:
+            self._waiting.write(json.dumps(cleaned) + "\n")
+
+    def _take(self, row: CleanedRow) -> None:
+        """Counts and records a row that was changed or dropped by steps."""
+        kind = "dropped" if row.after is None else "changed"
+        for name in row.why.partition(":")[0].split(", "):
+            self._count(f"{row.split}_{kind}_{name}", row)
+        self.record(row)
 
     def _count(self, name: str, row: CleanedRow) -> None:
         self.counts[name] += 1
@@ -191,6 +243,8 @@ class Cleaning:
         filters = [step for step in self.config.find_steps() if not step.is_text_step and step.name != "labels"]
         for step in [NO_TEXT, *filters]:
             dropped = self._find_dropped(step, part, parts) if len(part) else {}
+            if step is not NO_TEXT:
+                self.advance(len(parts[split]))
             if dropped:
                 texts = JoinedTexts(part).take(np.array(sorted(dropped)))
                 for (row, reason), text in zip(sorted(dropped.items()), texts, strict=True):
@@ -266,6 +320,21 @@ def find_duplicates(part: Any) -> dict[int, str]:
         differs = len(part.labels) and part.labels[first] != part.labels[row]
         reasons[row] = f"equals {earlier!r}" + (", which has another label" if differs else "")
     return reasons
+
+
+def _write_part(part: Any, file: Path) -> None:
+    fresh = file.with_suffix(".new")
+    if isinstance(part.texts, StoredTexts):
+        part.texts.copy_to(fresh)
+    else:
+        pa.parquet.write_table(part.table(), fresh)
+    fresh.replace(file)
+
+
+def _read_part(like: Any, file: Path) -> Any:
+    if isinstance(like.texts, StoredTexts):
+        return replace(like, texts=StoredTexts(file))
+    return type(like).from_table(pa.parquet.read_table(file))
 
 
 def _describe_change(row: CleanedRow) -> str:

@@ -18,6 +18,7 @@ from distill.data.clean.spelling import VERSION as SPELLING
 from distill.data.clean.spelling import WORD, read_english_words
 from distill.data.splits.examples import Splits, take_rows
 from distill.data.stored.encoding import count_processors
+from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
@@ -58,7 +59,8 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
                 folder / SCRATCH,
                 count_processors() if rows >= _PARALLEL_FROM else 0,
             )
-            changed = cleaning.clean(splits)
+            with run.console.track("clean", cleaning.count_work(splits), TEXTS) as cleaning.advance:
+                changed = cleaning.clean(splits)
             if "labels" in names:
                 changed = judge_labels(run, plan, changed, data, precision, cleaning, folder)
         write_splits(changed, folder, data.manifest["config"])

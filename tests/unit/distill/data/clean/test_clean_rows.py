@@ -158,3 +158,47 @@ def test_without_the_file_texts_stay_and_a_damaged_one_is_refused(tmp_path):
     (tmp_path / PREPROCESSING).write_text('{"clean_texts_by": "no-such-step"}')
     with pytest.raises(InputError, match="expected the steps of cleaning, found a damaged file"):
         read_preprocessing(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "steps", "deploy"),
+    [
+        (Examples(TextColumn.build(TRAIN), None, LABELS), "standard,spelling", "html"),
+        (Examples(TRAIN, TRAIN[::-1], LABELS), "html,duplicates", ""),
+        (Tagged([["My", " <b>"], ["card"]], [[0, 0], [0]]), "html,spelling", "html"),
+    ],
+)
+def test_progress_ends_at_the_work_that_was_counted(train, steps, deploy, tmp_path):
+    test = train if isinstance(train, Tagged) else None
+    splits, done = make_splits(train, test), []
+    cleaning = Cleaning(CleanConfig(steps=steps, deploy=deploy), LISTED, lambda row: None, tmp_path)
+    cleaning.advance = done.append
+    cleaning.clean(splits)
+    assert sum(done) == cleaning.count_work(splits)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_stopped_cleaning_goes_on_and_ends_as_an_undisturbed_one(is_stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("distill.data.clean.rows.KEPT_FROM", 1)
+    texts = StoredTexts.write(tmp_path / "texts.parquet", TRAIN) if is_stored else TextColumn.build(TRAIN)
+    splits = make_splits(Examples(texts, None, [] if is_stored else LABELS))
+    expected, rows, _ = clean(splits, tmp_path / "undisturbed", "standard,spelling")
+    work, started = Cleaning._clean_texts, []
+
+    def stop_at_spelling(self, split, part, steps):
+        if steps and len(part):
+            started.append(steps[0].name)
+            if steps[0].name == "spelling" and started.count("spelling") == 1:
+                raise KeyboardInterrupt
+        return work(self, split, part, steps)
+
+    monkeypatch.setattr(Cleaning, "_clean_texts", stop_at_spelling)
+    with pytest.raises(KeyboardInterrupt):
+        clean(splits, tmp_path / "stopped", "standard,spelling")
+    again, others, cleaning = clean(splits, tmp_path / "stopped", "standard,spelling")
+    assert started == ["encoding", "spelling", "spelling"], "what was finished isn't done again"
+    assert others == rows
+    assert list(again.train.texts) == list(expected.train.texts)
+    assert again.train.labels == expected.train.labels
+    assert again.notes == expected.notes
+    assert cleaning.counts["train_dropped_duplicates"] > 0
