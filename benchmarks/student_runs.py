@@ -174,8 +174,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def read_table(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Returns the rows of a split in a csv or parquet file."""
+    """Returns the rows of a split in a csv, jsonl or parquet file."""
     file = next(iter(sorted(folder.glob(f"{split}.*"))))
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in file.read_text().splitlines()]
     if file.suffix == ".csv":
         with file.open(newline="") as lines:
             return list(csv.DictReader(lines))

@@ -1,0 +1,63 @@
+"""Benchmarks of augmentation and selection: the rows that they draw, the variants, and the table of their results."""
+
+import argparse
+import json
+from collections import Counter
+
+import pytest
+
+from benchmarks import augmentation, selection
+from benchmarks.student_runs import HEADER, StudentRuns, draw_few, read_table, write_table
+from support.run_inputs import make_inputs
+
+
+def make_result(variant: str, rate: float, seed: int, validation: float, test: float) -> dict:
+    costs = {"rows": 10, "steps": 20, "seconds": 3.0, "data_seconds": 1.0}
+    return {"variant": variant, "rate": rate, "seed": seed, "validation": validation, "test": test, **costs}
+
+
+def test_the_table_has_each_variant_at_its_best_rate_and_gains_by_seed(tmp_path):
+    lines = [make_result("none", 1e-3, seed, 0.5, 0.5 + 0.1 * seed) for seed in (0, 1)]
+    lines += [make_result("none", 1e-4, 0, 0.4, 0.9)]
+    lines += [make_result("noise", 1e-4, seed, 0.6, 0.6 + 0.1 * seed) for seed in (0, 1)]
+    write_table(tmp_path / "results.jsonl", lines)
+    none, noise = StudentRuns(tmp_path, [], 32).table(["none", "noise", "unknown"], "none")
+    assert len(none) == len(HEADER)
+    assert none[:5] == ("none", "55.00", "7.07", "+0.00 ± 0.00", "0.001")
+    assert noise[:5] == ("noise", "65.00", "7.07", "+10.00 ± 0.00", "0.0001")
+
+
+def test_few_rows_are_drawn_of_each_class_by_the_seed():
+    rows = [{"label": str(number % 3)} for number in range(30)]
+    drawn = draw_few(rows, "label", 2, 0, 0)
+    assert Counter(rows[row]["label"] for row in drawn) == {"0": 2, "1": 2, "2": 2}
+    assert drawn == draw_few(rows, "label", 2, 0, 0) != draw_few(rows, "label", 2, 0, 1)
+    assert len(draw_few(rows, "label", 0, 7, 0)) == 7
+
+
+@pytest.mark.slow
+def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_path, monkeypatch, capsys):
+    teacher, data = make_inputs(tmp_path)
+    rows = read_table(data, "train")
+    monkeypatch.setattr(augmentation, "COMMON", f"--teacher {teacher} --precision 32 --data.max_length 32")
+    monkeypatch.setattr(augmentation, "_VALIDATION", 20)
+    words = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--per-class", "4", "--visits", "60"]
+    words += ["--times", "1", "--teacher-epochs", "1", "--student", "layers=2", "--seeds", "0", "--rates", "1e-3"]
+    monkeypatch.setattr("sys.argv", words)
+    augmentation.main()
+    results = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    assert {json.loads(line)["variant"] for line in results} >= {"none", "order", "noise", "all unlabelled text"}
+    assert len(read_table(tmp_path / "out" / "data", "train")) == 20
+    assert len([*(tmp_path / "out").glob("pool.jsonl")]) == 1
+    assert len((tmp_path / "out" / "pool.jsonl").read_text().splitlines()) == len(rows) - 40
+    augmentation.main()
+    assert (tmp_path / "out" / "results.jsonl").read_text().splitlines() == results
+
+
+def test_a_pool_has_variants_without_it_and_with_all_of_it(tmp_path):
+    options = argparse.Namespace(share=0.1, pool="texts/", output=tmp_path, methods=None)
+    variants = selection.list_variants(options)
+    assert list(variants)[:2] == ["no pool", "all"]
+    assert variants["similarity"][-1] == f"--select.target={tmp_path / 'target.jsonl'}"
+    options.pool = ""
+    assert list(selection.list_variants(options))[:2] == ["all", "random"]
