@@ -13,7 +13,6 @@ repeated, so ways, seeds and steps can be passed in several calls.
 """
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -28,7 +27,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.results_folder import check_settings
+from benchmarks.results_folder import Results, check_settings
 from benchmarks.small_lm import measure_nats
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import build_samples
@@ -79,21 +78,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     output = Path(options.output)
     check_settings(output, options, free=("ways", "seeds", "steps"))
-    experiment = Experiment.load(options, Console())
+    experiment, results = Experiment.load(options, Console()), Results[Result](output)
     for way in options.ways:
-        seeds = [seed for seed in options.seeds if (way, seed, options.steps) not in read_results(output)]
-        if seeds:
-            results = experiment.train_students(way, seeds)
-            with (output / "results.jsonl").open("a") as file:
-                file.writelines(json.dumps(result) + "\n" for result in results)
-    print_table(experiment.console, output, options.steps)
-
-
-def read_results(output: Path) -> dict[tuple[str, int, int], Result]:
-    """Returns (way, seed, steps) -> result of the finished runs."""
-    file = output / "results.jsonl"
-    lines: list[Result] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return {(line["way"], line["seed"], line["steps"]): line for line in lines}
+        seeds = [seed for seed in options.seeds if results.find(way=way, seed=seed, steps=options.steps) is None]
+        for result in experiment.train_students(way, seeds) if seeds else []:
+            results.add(result)
+    print_table(experiment.console, results.all, options.steps)
 
 
 @dataclass(frozen=True)
@@ -238,11 +228,11 @@ def measure_kl(student: PreTrainedModel, teacher: PreTrainedModel, blocks: np.nd
     return torch.stack(values).mean().item()
 
 
-def print_table(console: Console, output: Path, steps: int) -> None:
+def print_table(console: Console, results: list[Result], steps: int) -> None:
     """Prints mean and standard deviation over the seeds of the students that were trained for these steps."""
     rows = []
     for way in WAYS:
-        found = [line for (own_way, _, count), line in read_results(output).items() if (own_way, count) == (way, steps)]
+        found = [line for line in results if (line["way"], line["steps"]) == (way, steps)]
         if found:
             columns = (
                 [line["dev_nats"] for line in found],

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import cached_students, quantized_students, recipes, two_teachers
 from benchmarks.recipes import RecipeStudent
-from benchmarks.results_folder import check_settings, find_checkpoint, find_only_checkpoint
+from benchmarks.results_folder import Results, check_settings, find_checkpoint, find_only_checkpoint
 from benchmarks.sparse_students import Experiment
 
 
@@ -118,7 +118,8 @@ def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp
     def run(*more: str) -> list[tuple[int, int]]:
         monkeypatch.setattr(sys, "argv", [*arguments, *more])
         cached_students.main()
-        return [(seed, steps) for _, seed, steps in cached_students.read_results(tmp_path / "out")]
+        found = Results[cached_students.Result](tmp_path / "out").all
+        return [(result["seed"], result["steps"]) for result in found]
 
     assert run("--steps", "1", "--seeds", "0") == [(0, 1)]
     assert run("--steps", "2", "--seeds", "0", "1") == [(0, 1), (0, 2), (1, 2)]
