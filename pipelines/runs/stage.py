@@ -82,6 +82,8 @@ class Run:
         InputError: The folder contains other files, can't be written, or another process is writing to it.
     """
 
+    is_sample = False  # whether it works on a sample of the data, to predict what its stages take
+
     def __init__(self, output: Path, seed: int, console: Console, *, dry: bool = False, world: World | None = None):
         self.output, self.seed, self.console, self.dry = output, seed, console, dry
         self.world = world or World()

@@ -42,7 +42,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
     if settings.augment.requested and made["data"].digest:
         check_augmentation(settings.augment, read_data(made["data"]))
-    if settings.select.requested and made["data"].digest and not settings.augment.requested:
+    if settings.select.requested and made["data"].digest and not (settings.augment.requested or run.is_sample):
         check_selection(settings.select, read_data(made["data"]))
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)

@@ -31,6 +31,7 @@ from pipelines.stages.students import plan_epochs
 
 RANDOM_BATCHES = 16  # of random texts in the sample, beside one of the longest texts
 ROUNDS, TRIAL_STEPS = 3, 15  # at most, of timing and of a search's last trials
+SAMPLED_SHARE = 0.5  # of the rows of a sample, of which a small share may leave a class without rows
 CHARACTERS_PER_TOKEN = 4  # approximately
 
 
@@ -82,6 +83,7 @@ def shorten_plan(plan: Plan) -> Plan:
         train=shorten_training(s.train, of_student if s.budget.requested else 1),
         teacher_train=shorten_training(s.teacher_train),
         general=replace(s.general, train=shorten_training(s.general.train)),
+        select=replace(s.select, share=SAMPLED_SHARE, rows=0) if s.select.requested else s.select,
         clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
         prune=replace(s.prune, trials=min(s.prune.trials, TRIAL_STEPS), gradual=0.5),
         quantize=replace(s.quantize, epochs=1, min_score=0),
@@ -118,6 +120,7 @@ class SampledRun(Run):
     """
 
     console: "TimingConsole"
+    is_sample = True
 
     def __init__(self, output: Path, settings: DistillConfig, short: DistillConfig):
         super().__init__(output, settings.seed, TimingConsole())
@@ -138,6 +141,8 @@ class SampledRun(Run):
         self.console.spent.clear()
         work = self._sample_data(work, dict(config)) if name == "data" else work
         done = super().stage(name, config, inputs, work, **how)
+        if name == "select":
+            self.scales["train"] = self._scale_selection(done.metrics)
         if self.on_stage is not None:
             self.on_stage(1, name)
         if name == "data":
@@ -159,6 +164,13 @@ class SampledRun(Run):
             return 1.0
         scale = self._scale_blocks(metrics["blocks"]) if stage == "general" else self.scales[find_split(stage)]
         return scale * (self._scale_epochs(stage) if unit == EXAMPLES else 1)
+
+    def _scale_selection(self, metrics: JsonObject) -> float:
+        """Returns how many times as many rows the run trains on as the sample, of which another share was selected."""
+        select, scale = self.settings.select, self.scales["train"]
+        sampled, choice = metrics["train"] + metrics["unlabelled"], metrics["select_of"] * scale
+        kept = select.rows or select.share * choice
+        return float(((sampled - metrics["select_kept"]) * scale + min(kept, choice)) / sampled)
 
     def _scale_epochs(self, stage: str) -> float:
         """Returns how many times as many epochs a stage of the run trains."""

@@ -109,6 +109,15 @@ def test_recording_the_teachers_training_does_not_change_it(inputs, tmp_path):
     assert logits.shape == (2, len(read_train(stage_folder(tmp_path / "plain", "data"))), 5)
 
 
+def test_a_dry_run_predicts_the_stages_after_a_small_selection(inputs, tmp_path):
+    more = ("--data.select", "k-centre", "--select.rows", "6", "--until", "distill", "--dry-run", "--epochs", "3")
+    message = run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))
+    predicted = message[message.index("Predicted") :]
+    assert "select" in predicted
+    assert "distill" in predicted
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
