@@ -27,6 +27,12 @@ def write_preprocessing(folder: Path, steps: Sequence[CleaningStep], speller: Sp
     (folder / PREPROCESSING).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
 
 
+def read_deployed_steps(folder: Path) -> tuple[CleaningStep, ...]:
+    """Returns the steps in the folder's file, in order."""
+    file = folder / PREPROCESSING
+    return parse_steps(json.loads(file.read_text("utf-8"))[_KEY], str(file))
+
+
 def read_preprocessing(folder: Path) -> Callable[[str], str]:
     """Returns a function that cleans a text as in training; it changes nothing if the folder has no such file.
 

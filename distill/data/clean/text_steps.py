@@ -23,7 +23,7 @@ from distill.data.sources.text_column import TextColumn
 from distill.errors import InputError
 
 CLEANED_AT_ONCE = 8192  # cleaned together
-_INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))  # zero-width and soft characters
+INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))  # zero-width and soft characters
 _WORD = re.compile(r"(?<!\w)[^\W\d_]{4,}(?!\w)")
 _REPEATED = re.compile(r"([^\W\d_])\1{2,}")
 # Runs of blanks, but for one or two plain ones, which stand after a full stop in some texts.
@@ -145,12 +145,12 @@ def shorten_elongations(text: str, most: int) -> str:
 
 def collapse_whitespace(text: str) -> str:
     """Returns the text with a blank for each gap and without invisible characters."""
-    return _GAP.sub(" ", text.translate(_INVISIBLE)).strip()
+    return _GAP.sub(" ", text.translate(INVISIBLE)).strip()
 
 
 def collapse_lines(text: str) -> str:
     """Returns the text with a blank for each gap in a line, and at most one empty line between two others."""
-    lines = [_GAP.sub(" ", line).strip() for line in text.translate(_INVISIBLE).splitlines()]
+    lines = [_GAP.sub(" ", line).strip() for line in text.translate(INVISIBLE).splitlines()]
     return re.sub("\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 

@@ -27,7 +27,6 @@ from pipelines.stages.deliver.training_events import read_training_events
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
-
 VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
@@ -129,8 +128,8 @@ def publish_results(
     """Publishes the newest results to the output folder: the page, the numbers and the deployable students.
 
     `exports` maps a model's name, which is also the name of its folder, to its export; `preprocessing` is a file that
-    says how its texts are cleaned, of which every folder gets a copy. The user's own files in that folder are left in
-    place.
+    says how its texts are cleaned, of which every folder gets a copy, and its tokenizer those steps that it can apply.
+    The user's own files in that folder are left in place.
     """
     check_not_removed(run.output)
     for name in (REPORT, PAGE):
@@ -147,6 +146,9 @@ def publish_model(
     run: Run, place: Path, report: Artefact, export: Artefact, preprocessing: Path | None = None
 ) -> dict[str, Path]:
     """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
+    from distill.data.clean.deployment import read_deployed_steps
+    from distill.data.clean.tokenizer_normalizer import add_normalizers
+
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
     with republish_folder(place, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
@@ -155,6 +157,7 @@ def publish_model(
         if preprocessing is not None:
             for folder in (fresh, *(fresh / target for target in others)):
                 shutil.copyfile(preprocessing, folder / preprocessing.name)
+                add_normalizers(folder, read_deployed_steps(folder))
         own = report.folder / f"{place.name}.md"  # with several students each has its own card
         shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}

@@ -180,3 +180,15 @@ def test_a_served_student_cleans_its_texts(cleaned, tmp_path):
         sys.path.remove(str(examples))
     assert classifier(["<p>bado bade</p>"]) == classifier(["bado bade"])
     (folder / PREPROCESSING).unlink()
+
+
+@pytest.mark.slow
+def test_the_published_tokenizer_applies_what_it_can(inputs, tmp_path):
+    from transformers import AutoTokenizer
+
+    steps = ("--data.clean", "html,whitespace", "--data.clean.deploy", "html,whitespace", "--epochs", "1")
+    run_to_success("distill", small_run(*inputs, tmp_path / "run", *steps))
+    student, teacher = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "run" / "student", inputs[0]))
+    assert student("ba\u200bka") == teacher("baka")
+    for folder in (tmp_path / "run" / "student").glob("**/tokenizer.json"):
+        assert "Replace" in folder.read_text()
