@@ -28,6 +28,8 @@ CONTRACTIONS = (
     | {(subject, verb): subject + _ENDINGS[verb] for verb, subjects in _SUBJECTS.items() for subject in subjects}
 )
 EXPANSIONS = {short: long for long, short in CONTRACTIONS.items()} | {"cannot": ("can", "not")}
+_MAIN_VERBS = ("have",)  # which aren't contracted where they are the main verb: do you have
+_PARTICIPLES = frozenset(("been", "become", "better", "come", "done", "gone", "got", "had", "made", "seen", "taken"))
 _I = re.compile(r"^i\b")
 _DIGIT = re.compile(r"\d")
 
@@ -54,13 +56,21 @@ def _find_other_form(words: Words, place: int) -> tuple[int, Sequence[str]] | No
     if first.is_fixed:
         return None
     text = first.text.lower().replace("’", "'")
-    if text in EXPANSIONS:
-        return 1, EXPANSIONS[text]
-    following = words[place + 1] if place + 1 < len(words) else None
+    following, after = ([*words[place + 1 : place + 3], None, None])[:2]
+    if text in EXPANSIONS:  # it's been and I'd been stand for has and had
+        is_other = text.endswith(("'s", "'d")) and following is not None and _is_participle(following.text.lower())
+        return None if is_other else (1, EXPANSIONS[text])
     if following is None or following.is_fixed or following.tag != first.tag:
         return None
-    short = CONTRACTIONS.get((text, following.text.lower()))
-    return (2, (short,)) if short else None
+    verb = following.text.lower()
+    short = CONTRACTIONS.get((text, verb))
+    if short is None or (verb != "not" and (after is None or is_mark(after) or verb in _MAIN_VERBS)):
+        return None  # the last word of a clause keeps its stress: tell me what it is
+    return 2, (short,)
+
+
+def _is_participle(word: str) -> bool:
+    return word in _PARTICIPLES or word.endswith("ed")
 
 
 def find_numbers(rows: Iterable[Words]) -> dict[str, list[str]]:

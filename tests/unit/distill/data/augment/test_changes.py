@@ -102,10 +102,19 @@ def test_a_crop_is_a_part_of_the_text_with_fixed_words_in_it():
         ("It's late", "It is late"),
         ("I'm here", "I am here"),
         ("DON'T", "DO NOT"),
+        ("let us go", "let's go"),
+        ("It is late", "It's late"),
     ],
 )
 def test_contractions_are_formed_and_expanded(text, other):
     assert changes_of(rules.change_contractions, text, 1.0) == {other}
+
+
+@pytest.mark.parametrize(
+    "text", ["do you have one", "tell me what it is", "it's been sent", "I'd asked before", "so it is."]
+)
+def test_words_that_have_no_other_form_stay(text):
+    assert changes_of(rules.change_contractions, text, 1.0) == set()
 
 
 def test_numbers_take_the_place_of_others_of_their_shape():
