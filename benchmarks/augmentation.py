@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.results_folder import check_settings
-from benchmarks.student_runs import HEADER, StudentRuns, draw_few, read_table, write_table
+from benchmarks.student_runs import HEADER, StudentRuns
+from benchmarks.tables import draw_few, read_table, write_table
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from benchmarks.damage import DamagedRow, Shares, damage_rows
+from benchmarks.tables import read_table
 from distill.data.clean.spelling import WORD
 from pipelines.runs import cli
 from pipelines.runs.console import Console
@@ -66,12 +65,7 @@ def main() -> None:
 
 def read_rows(folder: Path, split: str) -> list[tuple[str, str]]:
     """Returns (text, label) of each row of a split in a csv or parquet file."""
-    file = next(iter(sorted(folder.glob(f"{split}.*"))))
-    if file.suffix == ".csv":
-        with file.open(newline="") as lines:
-            rows: list[dict[str, Any]] = list(csv.DictReader(lines))
-    else:
-        rows = pq.read_table(file).to_pylist()
+    rows = read_table(folder, split)
     label = next(name for name in LABELS if name in rows[0])
     return [(row["text"], str(row[label])) for row in rows]
 

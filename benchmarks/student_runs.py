@@ -1,15 +1,11 @@
 """Students of one data set under several settings of its data, trained in one folder so that stages are shared."""
 
-import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, TypedDict
 
-import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from benchmarks.results_folder import Results
@@ -171,34 +167,3 @@ HEADER = ("data", "test", "spread", "gain", "rate", "rows", "steps", "seconds", 
 def spread(values: Sequence[float]) -> float:
     """Returns the standard deviation; 0 of one value."""
     return stdev(values) if len(values) > 1 else 0.0
-
-
-def read_table(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Returns the rows of a split in a csv, jsonl or parquet file."""
-    file = next(iter(sorted(folder.glob(f"{split}.*"))))
-    if file.suffix == ".jsonl":
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    if file.suffix == ".csv":
-        with file.open(newline="") as lines:
-            return list(csv.DictReader(lines))
-    rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    return rows
-
-
-def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as lines of JSON."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def draw_few(rows: Sequence[Mapping[str, Any]], label: str, per_class: int, count: int, seed: int) -> list[int]:
-    """Returns the numbers of `per_class` rows of each class or, without it, of `count` rows."""
-    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
-    if not per_class:
-        return sorted(order[:count])
-    taken: dict[object, list[int]] = {}
-    for row in order:
-        own = taken.setdefault(rows[row][label], [])
-        if len(own) < per_class:
-            own.append(row)
-    return sorted(row for own in taken.values() for row in own)

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from benchmarks import augmentation, selection
-from benchmarks.student_runs import HEADER, StudentRuns, draw_few, read_table, write_table
+from benchmarks.student_runs import HEADER, StudentRuns
+from benchmarks.tables import draw_few, read_table, write_table
 from support.run_inputs import make_inputs
 
 
