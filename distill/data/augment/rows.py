@@ -228,6 +228,6 @@ def describe_rows(made: Sequence[SyntheticRow], texts: Mapping[int, str]) -> lis
     shown = {row.kind: row for row in reversed(made)}
     return [
         f"augment: {kind}: {count:,} rows, such as {shown[kind].text[:80]!r}"
-        + ("" if kind in DRAWN else f" from {texts[shown[kind].source][:80]!r}")
+        + ("" if kind in DRAWN else f" from {' '.join(texts[shown[kind].source].split())[:80]!r}")
         for kind, count in counts.items()
     ]

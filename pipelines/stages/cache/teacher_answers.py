@@ -20,7 +20,7 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.cache.writing import load_teacher
-from pipelines.stages.prepare.data import read_data, read_task, write_splits
+from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 
@@ -68,7 +68,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
         discarded = len(answers) - used
         counts: dict[str, int | str] = {"answers_by_teacher": used, "answers_not_taken": discarded}
         changed = replace(splits, train=Conversations(chats), notes=splits.notes | counts)
-        write_splits(changed, folder, data.manifest["config"])
+        write_splits(changed, folder, read_task_settings(data))
         run.console.say(f"  answers: {used:,} of {len(chats):,} are the teacher's, {discarded:,} were discarded")
         return {**data.metrics, **counts}
 

@@ -36,7 +36,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
-from pipelines.stages.prepare.data import read_data, read_task, write_splits
+from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
 
@@ -108,7 +108,7 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
         notes |= {EPOCH_ROWS: round(config.ratio * len(splits.train))} if config.ratio else {}
         remarks = describe_augmentation(splits, made, count)
         changed = replace(splits, notes=splits.notes | notes, remarks=[*splits.remarks, *remarks], **{split: joined})
-        write_splits(changed, folder, data.manifest["config"])
+        write_splits(changed, folder, read_task_settings(data))
         run.console.say(
             f"  augment: {len(made):,} synthetic rows from {len(splits.train):,}; {AUGMENT_RECORD} has each of them"
         )
@@ -195,12 +195,10 @@ def drop_disagreeing(
 def _compare_tags(
     row: SyntheticRow, original: torch.Tensor, own: torch.Tensor, originals: Any, synthetic: Any, number: int
 ) -> float:
-    """Returns the agreement of a tagged row; logits are [tokens, tags] of its tokens."""
-    at_words = original[torch.as_tensor(originals.firsts[row.source])]
+    """Returns the agreement of a tagged row; logits are [words within the maximum length, tags]."""
     table = torch.full((len(originals.tags[row.source]), original.shape[-1]), torch.nan)
-    table[torch.as_tensor(originals.words[row.source])] = at_words.float()
-    firsts = own[torch.as_tensor(synthetic.firsts[number])]
-    return measure_tag_agreement(row.columns[0], table, firsts, [int(each) for each in synthetic.words[number]])
+    table[torch.as_tensor(originals.words[row.source])] = original.float()
+    return measure_tag_agreement(row.columns[0], table, own, [int(each) for each in synthetic.words[number]])
 
 
 def append_rows(part: Any, more: Any) -> Any:

@@ -22,7 +22,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
-from pipelines.stages.prepare.data import read_data, read_task, write_splits
+from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.fold_logits import compute_fold_logits
 from pipelines.stages.prepare.teacher import finetuning_settings
 
@@ -63,7 +63,7 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
                 changed = cleaning.clean(splits)
             if "labels" in names:
                 changed = judge_labels(run, plan, changed, data, precision, cleaning, folder)
-        write_splits(changed, folder, data.manifest["config"])
+        write_splits(changed, folder, read_task_settings(data))
         if config.deploy:
             write_preprocessing(folder, config.find_deployed(), cleaning.speller)
         left = {part: len(getattr(changed, part)) for part in ("train", "unlabelled")}

@@ -130,6 +130,12 @@ def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
     (folder / "data.json").write_text(json.dumps(description, indent=1))
 
 
+def read_task_settings(artefact: Artefact) -> JsonObject:
+    """Returns the settings of `write_splits` for a stage that changes the data of another."""
+    description = json.loads((artefact.folder / "data.json").read_text())
+    return {name: description[name] for name in ("task", "how") if name in description}
+
+
 def read_data(artefact: Artefact) -> Splits:
     """Reads the splits that the data stage wrote; large ones of plain text stay in their files."""
     return read_data_folder(artefact.folder)

@@ -27,7 +27,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
-from pipelines.stages.prepare.data import read_data, read_task, write_splits
+from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
 from pipelines.stages.prepare.training_dynamics import read_dynamics
@@ -112,7 +112,7 @@ def select_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact, cache:
         remarks = [f"select: {len(chosen):,} of {first:,} rows of {config.of} by {config.method} ({share:.1%})"]
         remarks += describe_classes(splits, changed.get("train"))
         left = replace(splits, notes=splits.notes | notes, remarks=[*splits.remarks, *remarks], **changed)
-        write_splits(left, folder, data.manifest["config"])
+        write_splits(left, folder, read_task_settings(data))
         counts = {name: len(part) for name, part in changed.items()}
         remarks = [*data.metrics.get("remarks", []), *remarks]
         return {**data.metrics, **counts, **notes, "select_share": share, "remarks": remarks}
@@ -203,23 +203,22 @@ class Selection:
         tokenizer, length = checkpoint.load_tokenizer(), self.plan.settings.data.max_length
         self.task.configure_tokenizer(tokenizer, self.teacher.folder / MODEL)
         pad_id = int(tokenizer.pad_token_id or 0)
-        parts = [self.task.encode(tokenizer, part, length) for part in self.parts if len(part)]
+        train, unlabelled = self.splits.train, self.splits.unlabelled
+        rows = self.task.encode(tokenizer, train, length)
+        if self.config.of != "train":  # labels of unlabelled rows take the shape of the others
+            rows = rows.join(self.task.encode(tokenizer, unlabelled, length))
+        first = len(train) if self.config.of == "unlabelled" else 0
         if self.cache is None:
             model = self.task.load(str(self.teacher.folder / MODEL), self.run.seed)
-            found = [
-                sample["logits"] for part in parts for sample in compute_outputs(model, part, pad_id, self.task).samples
-            ]
-            return [self.task.output_rows.logits({}, logits) for logits in found]
-        signals, answers = open_cached_signals(self.cache), []
-        for part in parts:
-            batches = EvalBatches(part, _ROWS, pad_id)
-            own: list[Tensor] = [torch.zeros(0)] * len(part)
-            for rows, batch in zip(batches.order, batches, strict=True):
-                logits = self.task.output_rows.logits(batch, signals(batch)["logits"])
-                for row, each in zip(rows, logits.split(self.task.output_rows.counts(batch)), strict=True):
-                    own[row] = each
-            answers += own
-        return answers
+            samples = compute_outputs(model, rows, pad_id, self.task).samples
+            return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]
+        signals, batches = open_cached_signals(self.cache), EvalBatches(rows, _ROWS, pad_id)
+        answers: list[Tensor] = [torch.zeros(0)] * len(rows)
+        for numbers, batch in zip(batches.order, batches, strict=True):
+            logits = self.task.output_rows.logits(batch, signals(batch)["logits"])
+            for row, each in zip(numbers, logits.split(self.task.output_rows.counts(batch)), strict=True):
+                answers[row] = each
+        return answers[first:]
 
     @torch.no_grad()
     def embed(self, texts: Any) -> Tensor:
