@@ -66,7 +66,7 @@ def main() -> None:
     variants = list_variants(options)
     runs.compare(variants, options.rates, options.seeds, dict.fromkeys(variants, options.visits))
     console = Console()
-    console.table(f"{Path(options.data).name}, {describe_machine()}", HEADER, runs.table([*variants], "none"))
+    console.table(f"{Path(options.data).name}, {describe_machine()['processor']}", HEADER, runs.table([*variants], "none"))
 
 
 def write_few(options: argparse.Namespace) -> None:

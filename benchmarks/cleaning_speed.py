@@ -58,7 +58,7 @@ def main() -> None:
         table.append((steps, f"{cost.seconds:.0f}", f"{cost.extra / 2**20:,.0f}", f"{cost.rows:,}"))
         print(table[-1], flush=True)
     header = ("steps", "seconds", "MiB beyond the rows", "changed or dropped")
-    Console().table(f"Cleaning {options.rows:,} rows, {describe_machine()}", header, table)
+    Console().table(f"Cleaning {options.rows:,} rows, {describe_machine()['processor']}", header, table)
 
 
 def make_texts(texts: list[str], count: int, seed: int) -> Iterator[str]:
