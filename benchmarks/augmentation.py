@@ -65,8 +65,8 @@ def main() -> None:
     runs = StudentRuns(options.output, words, 32)
     variants = list_variants(options)
     runs.compare(variants, options.rates, options.seeds, dict.fromkeys(variants, options.visits))
-    console = Console()
-    console.table(f"{Path(options.data).name}, {describe_machine()['processor']}", HEADER, runs.table([*variants], "none"))
+    title = f"{Path(options.data).name}, {describe_machine()['processor']}"
+    Console().table(title, HEADER, runs.table([*variants], "none"))
 
 
 def write_few(options: argparse.Namespace) -> None:

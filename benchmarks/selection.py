@@ -59,7 +59,9 @@ def main() -> None:
     visits = {name: whole if name == "all" else part for name in variants}
     runs = StudentRuns(options.output, words, 32)
     runs.compare(variants, options.rates, options.seeds, visits)
-    Console().table(f"{Path(options.data).name}, {describe_machine()['processor']}", HEADER, runs.table([*variants], "random"))
+    Console().table(
+        f"{Path(options.data).name}, {describe_machine()['processor']}", HEADER, runs.table([*variants], "random")
+    )
 
 
 def write_rows(options: argparse.Namespace) -> int:
