@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
@@ -28,22 +29,20 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     from pipelines.stages.cache.ensemble import ensemble_stage
     from pipelines.stages.cache.stage import cache_stage
     from pipelines.stages.cache.teacher_answers import answers_stage
-    from pipelines.stages.prepare.augment import augment_stage, check_augmentation
+    from pipelines.stages.prepare.augment import augment_stage
     from pipelines.stages.prepare.clean import clean_stage
-    from pipelines.stages.prepare.data import data_stage, read_data
+    from pipelines.stages.prepare.data import data_stage
     from pipelines.stages.prepare.teacher import teacher_stage
     from pipelines.stages.students import train_students
     from pipelines.stages.train.general import general_stage
     from pipelines.stages.train.precision import chosen_precision
-    from pipelines.stages.train.select import adapt_loss, check_selection, select_stage
+    from pipelines.stages.train.select import adapt_loss, select_stage
 
     settings = plan.settings
     made: dict[str, Artefact] = {}
+    if not run.is_sample and (settings.augment.requested or settings.select.requested):
+        run.world.compute_once(lambda: check_data_settings(plan, run.seed))
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
-    if settings.augment.requested and made["data"].digest:
-        check_augmentation(settings.augment, read_data(made["data"]))
-    if settings.select.requested and made["data"].digest and not (settings.augment.requested or run.is_sample):
-        check_selection(settings.select, read_data(made["data"]))
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
@@ -79,6 +78,26 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     if settings.until != "distill":
         made |= export_and_evaluate(run, settings, made, students)
     return made, students
+
+
+def check_data_settings(plan: Plan, seed: int) -> bool:
+    """Checks the settings of augmentation and selection against the data, before any stage; returns True.
+
+    Raises:
+        InputError: A file doesn't fit the data, or a class would be left without rows.
+    """
+    from pipelines.stages.prepare.augment import check_augmentation
+    from pipelines.stages.prepare.data import read_splits_of
+    from pipelines.stages.train.select import check_selection
+
+    settings = plan.settings
+    with TemporaryDirectory(prefix="stillroom-") as scratch:
+        splits = read_splits_of(plan.task, settings.data, seed, Path(scratch))
+        if settings.augment.requested:
+            check_augmentation(settings.augment, splits)
+        elif settings.select.requested:
+            check_selection(settings.select, splits)
+    return True
 
 
 def export_and_evaluate(

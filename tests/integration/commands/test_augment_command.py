@@ -109,12 +109,12 @@ def test_settings_that_cannot_be_met_are_refused_before_any_stage(more, message,
     assert not (tmp_path / "run").exists()
 
 
-def test_files_that_do_not_fit_the_data_are_refused_before_the_teacher(inputs, tmp_path, monkeypatch, capsys):
+def test_files_that_do_not_fit_the_data_are_refused_before_any_stage(inputs, tmp_path, monkeypatch, capsys):
     (tmp_path / "lexicon.tsv").write_text("Karte\tAusweis\n")
     more = ("--data.augment", "synonyms", "--augment.lexicon", str(tmp_path / "lexicon.tsv"))
     message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
     assert "expected words of the data's language, found 0 of" in message
-    assert not (tmp_path / "run" / "teacher").exists()
+    assert not (tmp_path / "run" / "data").exists()
 
 
 @pytest.mark.parametrize(

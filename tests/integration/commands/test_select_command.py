@@ -144,8 +144,8 @@ def test_settings_that_cannot_be_met_are_refused_before_any_stage(more, message,
         (("--data.select", "random", "--select.rows", "5000"), "expected to keep at least 1 and fewer than"),
     ],
 )
-def test_a_share_that_leaves_a_class_empty_is_refused_before_the_teacher(
+def test_a_share_that_leaves_a_class_empty_is_refused_before_any_stage(
     more, message, inputs, tmp_path, monkeypatch, capsys
 ):
     assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
-    assert not (tmp_path / "run" / "teacher").exists()
+    assert not (tmp_path / "run" / "data").exists()
