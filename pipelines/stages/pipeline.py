@@ -72,7 +72,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     if settings.until == "cache":
         return made, []
     if "select" in made:
-        plan = adapt_loss(plan, made["select"])
+        plan = adapt_loss(run, plan, made["select"])
     students, stages = train_students(run, plan, made, precision)
     made |= stages
     if settings.until != "distill":

@@ -73,11 +73,16 @@ def parts_of(config: SelectConfig) -> tuple[str, ...]:
     return ("train", "unlabelled") if config.of == "all" else (config.of,)
 
 
-def adapt_loss(plan: Plan, selection: Artefact) -> Plan:
-    """Returns the plan with the loss weights for the share of rows that was kept, if `follow_share` is set."""
+def adapt_loss(run: Run, plan: Plan, selection: Artefact) -> Plan:
+    """Returns the plan with the loss weights for the share of rows that was kept, if `follow_share` is set.
+
+    Changed weights are printed.
+    """
     if not plan.settings.select.follow_share or not selection.digest:
         return plan
     loss = follow_share(plan.settings.loss, float(selection.metrics["select_share"]))
+    if loss != plan.settings.loss:
+        run.console.say(f"  select: the loss follows the share of rows: kl {loss.kl:.3g}, ce {loss.ce:.3g}")
     return replace(plan, settings=replace(plan.settings, loss=loss))
 
 
