@@ -13,7 +13,7 @@ from distill.data.augment.noise import draw_some
 from distill.data.augment.words import Words, is_mark, join_words, match_case
 
 PROPOSALS = 15  # for each word, as in TinyBERT
-_BATCH = 64
+_BATCH, _QUERIES = 64, 1024  # masked rows, and words of several tokens, at a time
 _VOCABULARY = (
     20_000  # most frequent words of the data among which similar ones to a word of several pieces are searched
 )
@@ -151,15 +151,15 @@ def find_similar_words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Words], queries: set[str]
 ) -> dict[str, list[str]]:
     """Returns for each query the most similar words of the rows, by the mean of their tokens' input embeddings."""
-    counts = Counter(word.text.lower() for words in rows for word in words if word.text.isalpha())
+    counts = Counter(word.text.lower() for row in rows for word in row if word.text.isalpha())
     known = [word for word, _ in counts.most_common(_VOCABULARY)]
-    asked = sorted(queries)
-    if not known or not asked:
-        return dict.fromkeys(asked, [])
+    words = sorted(queries)
+    if not known or not words:
+        return dict.fromkeys(words, [])
     vectors = _embed(model, tokenizer, known)
     found: dict[str, list[str]] = {}
-    for start in range(0, len(asked), 1024):
-        part = asked[start : start + 1024]
+    for start in range(0, len(words), _QUERIES):
+        part = words[start : start + _QUERIES]
         similar = (_embed(model, tokenizer, part) @ vectors.T).topk(min(PROPOSALS + 1, len(known))).indices.tolist()
         found |= {word: [known[each] for each in best] for word, best in zip(part, similar, strict=True)}
     return found

@@ -41,7 +41,7 @@ def draw_some(items: Sequence[_Item], rate: float, rng: Random) -> list[_Item]:
 
 
 def change_words(words: Words, rate: float, rng: Random, change: Callable[[str, Random], str | None]) -> Words | None:
-    """Returns the words of which some are changed; None if `change` returns None for each that was drawn."""
+    """Returns the words with drawn ones replaced by what `change` returns; None if it changes none of them."""
     open_places = [place for place, word in enumerate(words) if not word.is_fixed]
     changed = list(words)
     for place in draw_some(open_places, rate, rng):

@@ -1,7 +1,9 @@
 """Choice of the training rows of each epoch; a choice depends on the seed, the epoch and what the sampler was given."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,27 +12,30 @@ import torch
 _UNIFORM_PART = 0.5  # of the probability mass, so that rows without distance are still drawn
 
 
-class RowSampler:
+class RowSampler(ABC):
     """A choice of rows for every epoch; the base class of those without a state and without weights."""
 
-    count: int  # rows of an epoch, the same in each
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of rows of an epoch, the same in each."""
 
+    @abstractmethod
     def draw(self, epoch: int) -> np.ndarray:
         """Returns the rows of an epoch in any order, int64 [count]."""
-        raise NotImplementedError
 
     def find_weights(self, rows: np.ndarray) -> np.ndarray | None:
         """Returns the weight of each row's gradient, float64 [rows]; None if all are 1."""
         return None
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most samplers have nothing to do
         """Is called before the rows of an epoch are drawn, but not when training resumes within it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what has to be restored when training resumes within an epoch."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most have no state
         """Restores what `state_dict` returned."""
 
 
@@ -39,16 +44,21 @@ class EveryRow(RowSampler):
     """Every row once, with a function that is called before each epoch.
 
     Args:
-        count: Number of rows.
+        rows: Number of rows.
         begin: Called with the number of the epoch.
     """
 
-    count: int
+    rows: int
     begin: Callable[[int], None]
+
+    @property
+    def count(self) -> int:
+        """Number of rows of an epoch."""
+        return self.rows
 
     def draw(self, epoch: int) -> np.ndarray:
         """Returns all rows."""
-        return np.arange(self.count)
+        return np.arange(self.rows)
 
     def begin_epoch(self, epoch: int) -> None:
         """Calls the function."""
@@ -73,7 +83,7 @@ class SyntheticShare(RowSampler):
     seed: int
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         """Number of rows of an epoch."""
         return self.rows - (self.last - self.first) + self.per_epoch
 
@@ -113,7 +123,7 @@ class ClassBalanced(RowSampler):
     unbiased: bool = False
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         """Number of rows of an epoch."""
         return len(self.classes)
 
@@ -130,11 +140,13 @@ class ClassBalanced(RowSampler):
 
     def find_weights(self, rows: np.ndarray) -> np.ndarray | None:
         """Returns a class's share of the rows over its share of the draws, if weights are wanted."""
-        if not self.unbiased:
-            return None
-        names, counts = np.unique(self.classes, return_counts=True)
-        shares = dict(zip(names.tolist(), (counts * len(names) / self.count).tolist(), strict=True))
-        return np.array([shares[each] for each in self.classes[rows].tolist()])
+        return self._row_weights[rows] if self.unbiased else None
+
+    @cached_property
+    def _row_weights(self) -> np.ndarray:
+        _, own, counts = np.unique(self.classes, return_inverse=True, return_counts=True)
+        weights: np.ndarray = (counts * len(counts) / self.count)[own]
+        return weights
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class Curriculum(RowSampler):
     seed: int
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         """Number of rows of an epoch."""
         return len(self.difficulty)
 
@@ -210,7 +222,7 @@ class DistanceSampler(RowSampler):
         self.distances = state["distances"].numpy()
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         """Number of rows of an epoch."""
         return self.rows
 

@@ -11,7 +11,6 @@ Method = Literal[
 ]  # fmt: skip
 OUTPUT_SCORES = ("entropy", "margin", "loss")  # of the teacher's answers
 DYNAMICS_SCORES = ("el2n", "forgetting", "aum")  # of its own training
-DIFFICULTY_SCORES = (*OUTPUT_SCORES, *DYNAMICS_SCORES)
 VECTOR_METHODS = ("k-centre", "facility", "mixture", "similarity")
 LABELLED = ("balanced", "loss", *DYNAMICS_SCORES)  # methods that need the labels of the rows
 
@@ -63,7 +62,7 @@ class SelectConfig:
         for name in ("cutoff", "weight"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"select.{name}: expected at least 0 and less than 1, found {getattr(self, name):g}")
-        if self.needed_score in LABELLED + DYNAMICS_SCORES and self.of != "train":
+        if self.needed_score in LABELLED and self.of != "train":
             raise InputError(
                 f"data.select {self.method}: expected select.of train, found {self.of}: it needs the rows' labels"
             )

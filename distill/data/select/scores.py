@@ -4,13 +4,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from distill.losses.logits import row_expectation
+
 _EARLY = 0.2  # share of the epochs after which EL2N is taken
 
 
 def entropy(logits: Float[Tensor, "rows classes"]) -> Float[Tensor, "rows"]:
     """Returns the entropy of each answer in nats."""
     logs = torch.log_softmax(logits.float(), -1)
-    return -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0)).sum(-1)
+    return -row_expectation(logs, logs)
 
 
 def margin(logits: Float[Tensor, "rows classes"]) -> Float[Tensor, "rows"]:

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.encode import encode_samples
@@ -160,6 +161,17 @@ class Selection:
         self.parts = [getattr(splits, name) for name in parts_of(self.config)]
         self.size = sum(map(len, self.parts))
 
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The teacher, in eval mode."""
+        model: PreTrainedModel = self.task.load(str(self.teacher.folder / MODEL), self.run.seed)
+        model.eval()
+        return model
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Returns the teacher's tokenizer."""
+        return open_stage_checkpoint(self.teacher, "teacher").load_tokenizer()
+
     def choose(self) -> np.ndarray:
         """Returns the numbers of the chosen rows; of train, at least one of each class."""
         count = self.config.count_kept(self.size)
@@ -204,8 +216,7 @@ class Selection:
 
     def read_answers(self) -> list[Tensor]:
         """Returns the teacher's logits for each row, each [rows of logits, classes]."""
-        checkpoint = open_stage_checkpoint(self.teacher, "teacher")
-        tokenizer, length = checkpoint.load_tokenizer(), self.plan.settings.data.max_length
+        tokenizer, length = self.load_tokenizer(), self.plan.settings.data.max_length
         self.task.configure_tokenizer(tokenizer, self.teacher.folder / MODEL)
         pad_id = int(tokenizer.pad_token_id or 0)
         train, unlabelled = self.splits.train, self.splits.unlabelled
@@ -214,8 +225,7 @@ class Selection:
             rows = rows.join(self.task.encode(tokenizer, unlabelled, length))
         first = len(train) if self.config.of == "unlabelled" else 0
         if self.cache is None:
-            model = self.task.load(str(self.teacher.folder / MODEL), self.run.seed)
-            samples = compute_outputs(model, rows, pad_id, self.task).samples
+            samples = compute_outputs(self.model, rows, pad_id, self.task).samples
             return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]
         signals, batches = open_cached_signals(self.cache), EvalBatches(rows, _ROWS, pad_id)
         answers: list[Tensor] = [torch.zeros(0)] * len(rows)
@@ -228,19 +238,17 @@ class Selection:
     @torch.no_grad()
     def embed(self, texts: Any) -> Tensor:
         """Returns a vector for each text, [texts, width], see `select.vectors`."""
-        checkpoint = open_stage_checkpoint(self.teacher, "teacher")
-        tokenizer = checkpoint.load_tokenizer()
-        model = self.task.load(str(self.teacher.folder / MODEL), self.run.seed).eval()
-        column = Examples(pa.array(list(texts), pa.string()).to_pylist())
+        tokenizer, column = self.load_tokenizer(), Examples(list(texts))
         encoded = encode_samples(tokenizer, column, self.plan.settings.data.max_length)
         batches = EvalBatches(encoded, _ROWS, int(tokenizer.pad_token_id or 0))
         found: list[Tensor] = [torch.zeros(0)] * len(column)
         with self.run.console.track("select: vectors of texts", len(column), TEXTS) as advance:
             for rows, batch in zip(batches.order, batches, strict=True):
                 if self.config.vectors == "embeddings":
-                    states = model.get_input_embeddings()(batch["input_ids"])
+                    states = self.model.get_input_embeddings()(batch["input_ids"])
                 else:
-                    states = model(**build_inputs(model, batch), output_hidden_states=True)["hidden_states"][-1]
+                    output = self.model(**build_inputs(self.model, batch), output_hidden_states=True)
+                    states = output["hidden_states"][-1]
                 for row, vector in zip(rows, pool_states(states, batch["attention_mask"], "mean"), strict=True):
                     found[row] = vector
                 advance(len(rows))
