@@ -14,7 +14,6 @@ from distill.data.batches.sampling import RowSampler
 from distill.data.batches.share import shard_batch, weigh_batch
 
 Signals = Callable[[Batch], Mapping[str, object]]
-_LENGTH_STEP = 8
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
 
 
@@ -33,8 +32,8 @@ def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 def token_order(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Returns batches of at most `tokens` tokens with padding, longer rows alone, in shuffled order.
 
-    Rows are sorted by length rounded up to a multiple of 8 and are shuffled among those of the same one, so that every
-    epoch has batches of the same sizes, with other rows in them.
+    Rows are sorted by their length rounded up to four binary digits, and are shuffled among those of
+    the same rounded length, so that every epoch has batches of the same sizes, with other rows in them.
     """
     rng = np.random.default_rng([seed, epoch])
     rows, rounded = rng.permutation(len(lengths)), round_lengths(lengths)
@@ -44,8 +43,10 @@ def token_order(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list
 
 
 def round_lengths(lengths: np.ndarray) -> np.ndarray:
-    """Returns the lengths rounded up to multiples of 8."""
-    return -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
+    """Returns the lengths rounded up to four binary digits: by less than an eighth, and not at all up to 16."""
+    step = 2 ** np.maximum(np.frexp(lengths)[1] - 4, 0).astype(lengths.dtype)
+    rounded: np.ndarray = -(-lengths // step) * step
+    return rounded
 
 
 def split_by_tokens(ascending: np.ndarray, tokens: int) -> list[int]:

@@ -18,7 +18,7 @@ from pipelines.stages.prune.inputs import axes_of
 from pipelines.stages.prune.shape import ShapeInputs, ShapeSearch
 from pipelines.stages.train.pruned_start import SHAPE
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, number: int) -> Artefact:

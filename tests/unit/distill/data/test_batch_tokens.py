@@ -28,6 +28,13 @@ def test_most_batches_are_nearly_full():
     assert np.mean([LENGTHS[rows].sum() for rows in order]) > 0.8 * 4096
 
 
+def test_short_texts_are_padded_little():
+    lengths = np.random.default_rng(1).integers(4, 40, 2000)
+    order = token_order(lengths, 1024, seed=1, epoch=0)
+    padded = sum(len(rows) * lengths[rows].max() for rows in order)
+    assert padded < 1.06 * lengths.sum()
+
+
 def test_a_row_longer_than_the_limit_is_a_batch_of_its_own():
     order = token_order(np.array([500, 4, 4, 900]), 64, seed=0, epoch=0)
     assert sorted(tuple(sorted(rows)) for rows in order) == [(0,), (1, 2), (3,)]
