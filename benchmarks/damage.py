@@ -5,7 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+from distill.data.augment.noise import mistype
+
 FILLERS = ("please", "thanks", "hi", "hello", "ok", "so", "well", "now")
 _WORD = re.compile(r"(?<![\w'])[A-Za-z]{4,}(?![\w'])")
 
@@ -65,7 +66,7 @@ def damage_rows(texts: Sequence[str], labels: Sequence[str], shares: Shares, see
     for number, (start, end) in sorted(chosen, reverse=True):
         row = rows[number]
         typo = mistype(row.text[start:end], rng)
-        if typo != row.text[start:end]:
+        if typo and typo != row.text[start:end]:
             row.typos.insert(0, (row.text[start:end], typo))
             row.text = row.text[:start] + typo + row.text[end:]
     names = sorted(set(labels))
@@ -82,26 +83,6 @@ def make_copy(text: str, rng: random.Random) -> str:
     changed = rng.choice((text.lower(), text.rstrip("?.!"), text.upper() if len(text) < 40 else text, text + "!"))
     filler = rng.choice(FILLERS)
     return rng.choice((f"{filler} {changed}", f"{changed} {filler}", changed))
-
-
-def mistype(word: str, rng: random.Random) -> str:
-    """Returns the word with one typing error: two letters swapped, one left out, doubled by a near key or replaced."""
-    place, kind = rng.randrange(len(word)), rng.choice(("swap", "omit", "insert", "replace"))
-    if kind == "swap":
-        place = min(place, len(word) - 2)
-        return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
-    if kind == "omit":
-        return word[:place] + word[place + 1 :]
-    key = rng.choice(list_near_keys(word[place].lower()))
-    return word[:place] + key + word[place + (kind == "replace") :]
-
-
-def list_near_keys(letter: str) -> list[str]:
-    """Returns the letters beside a letter on an English keyboard."""
-    row = next(number for number, keys in enumerate(KEYS) if letter in keys)
-    place = KEYS[row].index(letter)
-    beside = [KEYS[row][i] for i in (place - 1, place + 1) if 0 <= i < len(KEYS[row])]
-    return beside + [KEYS[i][place] for i in (row - 1, row + 1) if 0 <= i < len(KEYS) and place < len(KEYS[i])]
 
 
 def add_typography(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from distill.data.augment.words import RowWord, Words, join_words, split_words
+from distill.data.augment.words import Words, split_words
 from distill.errors import InputError
 
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -140,13 +140,3 @@ class FoundTemplates:
             return None
         words, place, fillers = rng.choice(patterns)
         return [*words[:place], words[place]._replace(text=rng.choice(fillers)), *words[place + 1 :]]
-
-
-def describe_templates(found: FoundTemplates) -> str:
-    """Returns the number of patterns with an example."""
-    count = sum(map(len, found.of_class.values()))
-    if not count:
-        return "no two rows of a class differ in one word only"
-    words, place, fillers = next(iter(found.of_class.values()))[0]
-    shown = join_words([*words[:place], RowWord("{}", words[place].gap), *words[place + 1 :]])
-    return f"{count:,} templates found, such as {shown!r} for {', '.join(fillers[:3])}"

@@ -4,7 +4,7 @@ Each returns the numbers of the chosen rows in the order in which they are chose
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -118,23 +118,22 @@ def choose_strata(scores: np.ndarray, count: int, cutoff: float, seed: int) -> n
     low, high = scores[left[0]], scores[left[-1]]
     edges = np.linspace(low, high, _STRATA + 1)[1:-1]
     numbers = np.searchsorted(edges, scores[left], "right")
-    strata = [left[numbers == number] for number in range(_STRATA)]
-    strata = sorted((each for each in strata if len(each)), key=len)
-    chosen: list[np.ndarray] = []
-    for place, stratum in enumerate(strata):
-        taken = min(len(stratum), (count - sum(map(len, chosen))) // (len(strata) - place))
-        chosen.append(rng.permutation(stratum)[:taken])
-    return rng.permutation(np.concatenate(chosen))
+    return _take_evenly([left[numbers == number] for number in range(_STRATA)], count, rng)
 
 
 def choose_balanced(classes: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Returns as many rows of each class, or all of a class with fewer."""
     rng = np.random.default_rng(seed)
-    groups = sorted((np.flatnonzero(classes == name) for name in np.unique(classes)), key=len)
+    return _take_evenly([np.flatnonzero(classes == name) for name in np.unique(classes)], count, rng)
+
+
+def _take_evenly(groups: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws as many rows of each group, or all of one with fewer, whose share goes to the larger ones."""
+    groups = sorted((group for group in groups if len(group)), key=len)
     chosen: list[np.ndarray] = []
     for place, group in enumerate(groups):
-        wanted = -(-(count - sum(map(len, chosen))) // (len(groups) - place))
-        chosen.append(rng.permutation(group)[:wanted])
+        share = (count - sum(map(len, chosen))) // (len(groups) - place)
+        chosen.append(rng.permutation(group)[:share])
     return rng.permutation(np.concatenate(chosen))
 
 

@@ -1,13 +1,12 @@
 """The choice of a student's training rows in each epoch: by class, as a curriculum, or by distance from the teacher."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
 from distill.data.batches.sampling import (
@@ -21,13 +20,12 @@ from distill.data.batches.sampling import (
 from distill.data.select.scores import entropy
 from distill.data.splits.examples import Splits
 from distill.losses.logits import row_kl
-from distill.losses.teacher_signals import TeacherSignals
 from distill.tasks.logit_rows import OutputRows
 from distill.train.module import DistillationModule
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.prepare.augment import EPOCH_ROWS, ROWS
+from pipelines.stages.train.cached_answers import read_cached_answers
 
-_EVAL_ROWS = 64
 RowValues = Callable[[Batch, Tensor], Tensor]  # a batch and the teacher's logits as rows -> a value of each row
 
 
@@ -106,12 +104,9 @@ def measure_rows(
         device: Where both have to be; None leaves them on the CPU.
     """
     assert data.signals is not None
-    batches = EvalBatches(data.train, _EVAL_ROWS, data.pad_id)
     found = np.zeros(len(data.train))
-    for samples, batch in zip(batches.order, batches, strict=True):
-        signals = cast(TeacherSignals, data.signals(batch))
-        batch = {name: value.to(device) for name, value in batch.items()}
-        teacher = output_rows.logits(batch, signals["logits"].to(device))
-        parts = compute(batch, teacher).double().cpu().split(output_rows.counts(batch))
-        found[samples] = [float(part.mean()) for part in parts]
+    for numbers, batch, teacher, counts in read_cached_answers(
+        data.train, data.signals, output_rows, data.pad_id, device
+    ):
+        found[numbers] = [float(part.mean()) for part in compute(batch, teacher).double().cpu().split(counts)]
     return found

@@ -32,9 +32,10 @@ from pipelines.stages.prepare.data import read_data, read_task, read_task_settin
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
 from pipelines.stages.prepare.training_dynamics import read_dynamics
+from pipelines.stages.train.cached_answers import read_cached_answers
 from pipelines.stages.train.training_inputs import open_cached_signals
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 CHOSEN = "selected.json"
 _ROWS = 64  # of a batch of which vectors are computed
 
@@ -227,12 +228,11 @@ class Selection:
         if self.cache is None:
             samples = compute_outputs(self.model, rows, pad_id, self.task).samples
             return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]
-        signals, batches = open_cached_signals(self.cache), EvalBatches(rows, _ROWS, pad_id)
         answers: list[Tensor] = [torch.zeros(0)] * len(rows)
-        for numbers, batch in zip(batches.order, batches, strict=True):
-            logits = self.task.output_rows.logits(batch, signals(batch)["logits"])
-            for row, each in zip(numbers, logits.split(self.task.output_rows.counts(batch)), strict=True):
-                answers[row] = each
+        signals = open_cached_signals(self.cache)
+        for numbers, _, logits, counts in read_cached_answers(rows, signals, self.task.output_rows, pad_id):
+            for number, each in zip(numbers, logits.split(counts), strict=True):
+                answers[number] = each
         return answers[first:]
 
     @torch.no_grad()

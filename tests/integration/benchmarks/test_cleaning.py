@@ -1,7 +1,7 @@
 """Damage that is put into data on purpose, and the judgement of what cleaning makes of it."""
 
 from benchmarks.cleaning import follow_texts, judge_changes
-from benchmarks.damage import DamagedRow, Shares, add_typography, damage_rows, list_near_keys, miscode, mistype
+from benchmarks.damage import DamagedRow, Shares, add_typography, damage_rows, miscode
 
 TEXTS = [f"please tell me where my new card number {row} is and why it hasn't arrived" for row in range(100)]
 CLASSES = [str(row % 4) for row in range(100)]
@@ -19,16 +19,6 @@ def test_as_much_is_damaged_as_requested_and_the_seed_decides_where():
     for row in rows:
         assert row.is_mislabelled == (row.label != CLASSES[row.source])
         assert all(wrong in row.text and right in row.original for right, wrong in row.typos)
-
-
-def test_a_typo_is_one_edit_with_the_keyboards_neighbours():
-    import random
-
-    rng = random.Random(0)
-    typos = {mistype("card", rng) for _ in range(200)}
-    assert {"crad", "cad", "vard"} <= typos
-    assert all(abs(len(typo) - 4) <= 1 for typo in typos)
-    assert sorted(list_near_keys("s")) == ["a", "d", "w", "x"]
 
 
 def test_a_wrong_encoding_shows_where_typography_stood():

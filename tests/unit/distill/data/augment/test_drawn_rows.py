@@ -11,7 +11,6 @@ from distill.data.augment.ngrams import count_ngrams
 from distill.data.augment.templates import (
     FoundTemplates,
     check_template_labels,
-    describe_templates,
     fill_template,
     read_slot_templates,
 )
@@ -60,7 +59,6 @@ def test_slots_are_found_where_rows_of_a_class_differ_in_a_word():
     found = FoundTemplates.find([(split_words(text), label) for text, label in rows])
     assert {join_words(found.fill(0, Random(seed))) for seed in range(20)} == {"weather in oslo"}
     assert found.fill(1, Random(0)) is None, "the data has all of its fillers"
-    assert describe_templates(found) == "1 templates found, such as 'weather in {}' for oslo"
 
 
 def test_drawn_sequences_recombine_the_rows_of_their_class():
