@@ -38,7 +38,7 @@ from pipelines.settings.this_machine import describe_machine
 MODES = ("none", "selective", "every=2", "full")
 ALL_LOGITS = "none, all logits at a time"
 OFFLOADED = ("none, offloaded", "full, offloaded")
-_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LABELS_ONLY = LossConfig(kl=0, ce=1)
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--dropout", type=float, default=0.1, help="of attention, for the comparison of gradients")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="of offloaded activations")
     options = parser.parse_args()
@@ -65,11 +65,13 @@ def main() -> None:
     steps = {mode: build_step(model, batch, mode, options.folder) for mode in (ALL_LOGITS, *MODES, *OFFLOADED)}
     loss, gradients = steps["none"]()
     expected = loss, [gradient.clone() for gradient in gradients]
-    equal = {mode: is_equal(step(), expected) for mode, step in steps.items()}
+    equal, resident = {}, {}
+    for mode, step in steps.items():
+        equal[mode], resident[mode] = measure_resident(step, expected)
     del expected, gradients
     peaks = {mode: measure_peak(step) for mode, step in steps.items()}
-    resident = {mode: measure_resident(step) for mode, step in steps.items()}
-    times = time_in_turns(steps, options.rounds, warmup=1)
+    keep_freed_memory()
+    times = time_in_turns(steps, options.rounds, warmup=0)
     floor = 4 * options.rows * options.length * options.width * options.layers
     console.table(
         f"Decoder of {parameters / 1e6:.0f}M parameters, {options.rows} x {options.length} tokens",
@@ -115,6 +117,13 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
 
 
+def keep_freed_memory() -> None:
+    """Sets the C library's thresholds to where its own adaptation takes them in a process that trains."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 32 << 20)
+        ctypes.CDLL(None).mallopt(_TRIM_THRESHOLD, 64 << 20)
+
+
 def build_step(
     model: LlamaForCausalLM, batch: dict[str, Tensor], mode: str, folder: Path
 ) -> Callable[[], tuple[Tensor, list[Tensor]]]:
@@ -157,14 +166,16 @@ def measure_peak(step: Callable[[], object]) -> int:
     return peak
 
 
-def measure_resident(step: Callable[[], object]) -> tuple[int, int]:
-    """Returns by how many bytes RssAnon and the resident memory rose at most in a step."""
+def measure_resident(
+    step: Callable[[], tuple[Tensor, list[Tensor]]], expected: tuple[Tensor, list[Tensor]]
+) -> tuple[bool, tuple[int, int]]:
+    """Returns whether a step is as expected, and by how many bytes RssAnon and the resident memory rose at most."""
     gc.collect()
     reset_peak_memory()
     start = read_peak_memory()
     with record_peak() as peak:
-        step()
-    return peak.most, read_peak_memory() - start
+        equal = is_equal(step(), expected)
+    return equal, (peak.most, read_peak_memory() - start)
 
 
 if __name__ == "__main__":

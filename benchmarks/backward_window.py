@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from benchmarks.activations import LABELS_ONLY, build_decoder, draw_batch, measure_peak, return_freed_memory
+from benchmarks.activations import (
+    LABELS_ONLY,
+    build_decoder,
+    draw_batch,
+    keep_freed_memory,
+    measure_peak,
+    return_freed_memory,
+)
 from benchmarks.timing import median_ratio, time_in_turns
 from distill.train.activations import checkpoint_layers
 from distill.train.config import TrainConfig
@@ -45,9 +52,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    return_freed_memory()
     console = Console()
     model = build_decoder(options.width, options.layers, options.vocabulary, dropout=0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
     rows: list[tuple[str, ...]] = []
     for length in options.lengths:
@@ -88,11 +96,10 @@ def build_step(
 
 def measure_length(length: int, steps: dict[int, Callable[[], object]], rounds: int) -> list[tuple[str, ...]]:
     """Returns the table's rows for a document of this length."""
-    peaks = {}
-    for window, step in steps.items():
-        step()  # gradients exist from here on
-        peaks[window] = measure_peak(step)
-    times = time_in_turns({str(window): step for window, step in steps.items()}, rounds, warmup=1)
+    return_freed_memory()
+    peaks = {window: measure_peak(step) for window, step in steps.items()}
+    keep_freed_memory()
+    times = time_in_turns({str(window): step for window, step in steps.items()}, rounds, warmup=0)
     rows = []
     for window, peak in peaks.items():
         own, whole = times[str(window)], times.get(str(WHOLE))
