@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import cache, distill, evaluate, export, harness, prune, quantize, report
+from pipelines import cache, distill, evaluate, export, harness, launch, prune, quantize, report
+from pipelines.launchers.job import read_command
 from pipelines.runs.cli import parse
 from pipelines.settings import cache_config
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.launch_config import check_engine
 from real.documents import DOCUMENTS, commands_of
 from support.commands import ROOT, run_to_success, small_run
 
@@ -51,6 +53,13 @@ def test_every_command_of_the_documents_is_understood(line: str, monkeypatch):
 
 def understood(line: str) -> None:
     _, _, module, *words = shlex.split(line)
+    if module == "pipelines.launch":
+        engine, words, command = launch.split_engine(words)
+        config = parse(launch.LaunchConfig, words, prog=module, about="", examples="", short={})
+        check_engine(engine, config)
+        read_command(command, config)
+        understood(shlex.join(command))
+        return
     if module == "pipelines.cache":
         command = words.pop(0)
         config_class, short = CACHE[command], cache_config.CACHE_SHORT_OPTIONS if command == "write" else {}
@@ -71,7 +80,7 @@ def test_every_example_of_the_caches_help_is_understood(command):
             understood(line)
 
 
-@pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report])
+@pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report, launch])
 def test_every_example_of_the_help_is_understood(module, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in module.EXAMPLES.replace("\\\n", " ").splitlines():

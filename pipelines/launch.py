@@ -1,0 +1,119 @@
+"""`python -m pipelines.launch`: writes what an engine runs, and submits it where the engine is at hand."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from distill.errors import InputError
+from pipelines.launchers.job import ClusterJob, EngineFiles, read_command
+from pipelines.launchers.kubernetes import write_kubernetes
+from pipelines.launchers.marathon import write_marathon
+from pipelines.launchers.ray import write_ray
+from pipelines.launchers.skypilot import write_skypilot
+from pipelines.launchers.slurm import write_slurm
+from pipelines.launchers.torchrun import write_torchrun
+from pipelines.runs import cli
+from pipelines.runs.console import Console
+from pipelines.settings.launch_config import LaunchConfig, check_engine
+
+ENGINES: dict[str, Callable[[ClusterJob], EngineFiles]] = {
+    "torchrun": write_torchrun,
+    "ray": write_ray,
+    "kubernetes": write_kubernetes,
+    "slurm": write_slurm,
+    "skypilot": write_skypilot,
+    "marathon": write_marathon,
+}
+EXAMPLES = """\
+  python -m pipelines.launch torchrun --processes 2 -- python -m pipelines.distill --config configs/demo.yaml \\
+      --output runs/demo
+  python -m pipelines.launch kubernetes --nodes 2 --gpus 8 --image registry/stillroom:1 --volume shared-claim -- \\
+      python -m pipelines.distill --teacher /shared/teacher --data /shared/texts --output /shared/runs/mine
+  python -m pipelines.launch slurm --nodes 1:4 --gpus 8 --queue gpu --submit -- python -m pipelines.distill \\
+      --config configs/demo.yaml --output /shared/runs/demo"""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command with these arguments."""
+    engine, options, words = split_engine(argv)
+    config = cli.parse(
+        LaunchConfig,
+        options,
+        prog=f"pipelines.launch {engine}",
+        about="Write what an engine runs, to start the command after -- on several machines: a script or manifests. "
+        f"ENGINE is {', '.join(ENGINES)}.",
+        examples=EXAMPLES,
+        short={},
+    )
+    check_engine(engine, config)
+    job = read_command(words, config)
+    manifest, console, folder = ENGINES[engine](job), Console(), Path(config.output)
+    write_files(manifest, folder)
+    rows = [(name, str(folder / name)) for name in manifest.files]
+    console.table(f"{engine}: {config.nodes} nodes of {config.per_node} processes", ("file", "where"), rows)
+    for note in manifest.notes:
+        console.say(f"  {note}")
+    if config.submit:
+        submit(engine, manifest, folder, console)
+    elif manifest.submit:
+        console.say(f"  submit it with: cd {folder} && {' '.join(manifest.submit)}")
+
+
+def split_engine(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Returns the engine, the options, and the words after `--`.
+
+    Raises:
+        InputError: The engine is unknown or missing.
+    """
+    words = list(argv)
+    options, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    if not options or options[0] in ("-h", "--help"):
+        return "ENGINE", ["--help"], []
+    if options[0] not in ENGINES:
+        near = get_close_matches(options[0], ENGINES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"engine: expected one of {', '.join(ENGINES)}, found {options[0]!r}{hint}")
+    return options[0], options[1:], command
+
+
+def write_files(manifest: EngineFiles, folder: Path) -> None:
+    """Writes the files of a manifest.
+
+    Raises:
+        InputError: A file of that name has other content, perhaps edited by hand.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in manifest.files.items():
+        if (folder / name).exists() and (folder / name).read_text() != text:
+            raise InputError(
+                f"{folder / name}: expected none, found one with other content: it may have been edited; remove it, or "
+                "choose another --output"
+            )
+    for name, text in manifest.files.items():
+        (folder / name).write_text(text)
+
+
+def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -> None:
+    """Runs the engine's own command on the files.
+
+    Raises:
+        InputError: The engine has no such command, it isn't installed, or it refused the files.
+    """
+    if not manifest.submit:
+        raise InputError(f"submit: expected an engine with a command for it, found {engine}: start the files by hand")
+    program = shutil.which(manifest.submit[0])
+    if program is None:
+        raise InputError(
+            f"submit: expected {manifest.submit[0]} on this machine, found none: the files are in {folder}, submit "
+            "them from a machine that has it"
+        )
+    done = subprocess.run([program, *manifest.submit[1:]], cwd=folder, check=False)  # noqa: S603 - the engine's own
+    if done.returncode:
+        raise InputError(f"submit: {' '.join(manifest.submit)} ended with {done.returncode}: see its message above")
+    console.say(f"  submitted with: {' '.join(manifest.submit)}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,38 @@
+"""A script for Slurm's sbatch, which is queued again when it is stopped before its end."""
+
+from pipelines.launchers.job import RETRY, ClusterJob, EngineFiles, ShellWord, quote_words
+
+
+def write_slurm(job: ClusterJob) -> EngineFiles:
+    """Returns the script; the node that srun starts first is where the others meet."""
+    config = job.config
+    minutes = max(1, round(60 * config.hours))
+    options = [
+        f"--job-name={config.name}", f"--nodes={config.fewest}-{config.most}", "--ntasks-per-node=1",
+        f"--cpus-per-task={config.cpus}", f"--mem={config.memory_bytes // 2**20}M", f"--time={minutes}",
+        f"--signal=TERM@{config.grace}", "--requeue", "--open-mode=append",
+    ]  # fmt: skip
+    options += [f"--gpus-per-node={config.gpus}"] if config.gpus else []
+    options += [f"--partition={config.queue}"] if config.queue else []
+    options += [f"--account={config.account}"] if config.account else []
+    words = job.node_command("$SLURM_NODEID", "$SLURM_LAUNCH_NODE_IPADDR")
+    fewest = f"{config.fewest}:" if config.fewest < config.most else ""
+    words[words.index(f"--nodes={config.nodes}")] = ShellWord(f"--nodes={fewest}$SLURM_NNODES")
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        "",
+        f"srun --kill-on-bad-exit=0 bash -c {_quote(f'exec {quote_words(words)}')}",
+        "code=$?",
+        'echo "ended with $code"',
+        f'if [ "$code" -eq {RETRY} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {config.restarts} ]; then',
+        '  scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        "exit $code",
+    ]
+    return EngineFiles({"job.sbatch": "\n".join(lines) + "\n"}, ("sbatch", "job.sbatch"))
+
+
+def _quote(line: str) -> str:
+    """Returns the line in single quotes: its variables are those of each node."""
+    return "'" + line.replace("'", "'\\''") + "'"

@@ -1,0 +1,146 @@
+"""Settings of `python -m pipelines.launch`."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from compress.prune.budget import parse_bytes
+from distill.errors import InputError
+
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a DNS label, with room for the suffixes of pods
+_NODES = re.compile(r"([1-9]\d*)(?::([1-9]\d*))?")
+# Settings that only some engines have.
+_OWN = {
+    "image": ("kubernetes", "ray", "marathon"),
+    "address": ("torchrun", "marathon"),
+    "form": ("kubernetes",),
+    "namespace": ("kubernetes", "ray"),
+    "queue": ("kubernetes", "ray", "slurm"),
+    "account": ("slurm",),
+    "accelerator": ("skypilot",),
+    "spot": ("skypilot",),
+}
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Settings of `python -m pipelines.launch`.
+
+    Args:
+        nodes: Number of machines, or the fewest and the most, such as 1:4: the command goes on with fewer when some are
+            lost, and takes them in again.
+        gpus: GPUs of each node.
+        processes: Processes of each node; 0: one for each GPU, or one.
+        cpus: Processor cores of each node.
+        memory: Memory of each node, such as 64GB.
+        name: Name of the job.
+        image: Container image with Stillroom, for kubernetes, ray and marathon; the Dockerfile builds one.
+        volume: What all nodes share: a persistent volume claim for kubernetes and ray, a folder of the host for
+            marathon, a bucket's URL for skypilot.
+        mount: Folder in which it is found on each node.
+        restarts: How many times the processes are restarted after a failure, and jobs by their engine.
+        grace: Seconds from the signal to stop until processes are ended; a checkpoint is written in that time.
+        hours: After so many hours, the engine ends the job.
+        address: Name or address of the node on which the others meet; only torchrun and marathon need it.
+        port: Port on that node.
+        timeout: Seconds for which a node waits for an answer of that node, also when the network fails later on.
+        form: What is written for kubernetes: a `job` (indexed, with a headless service), a `jobset`, or a `trainjob`
+            for Kubeflow's Trainer.
+        namespace: Namespace of kubernetes and ray.
+        queue: Queue: Kueue's for kubernetes and ray, the partition for slurm.
+        account: Account that slurm charges.
+        accelerator: Kind of GPU, which skypilot looks for, such as H100.
+        spot: Whether skypilot takes machines that may be taken away.
+        output: Folder that the files are written to.
+        submit: Submit the job with the engine's own command, if it is installed here.
+    """
+
+    nodes: str = "1"
+    gpus: int = 0
+    processes: int = 0
+    cpus: int = 4
+    memory: str = "16GB"
+    name: str = "stillroom"
+    image: str = ""
+    volume: str = ""
+    mount: str = "/shared"
+    restarts: int = 10
+    grace: int = 120
+    hours: float = 24.0
+    address: str = ""
+    port: int = 29400
+    timeout: int = 60
+    form: Literal["job", "jobset", "trainjob"] = "job"
+    namespace: str = ""
+    queue: str = ""
+    account: str = ""
+    accelerator: str = ""
+    spot: bool = False
+    output: str = "launch"
+    submit: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("gpus", 0), ("processes", 0), ("cpus", 1), ("restarts", 0), ("grace", 1), ("timeout", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}: expected at least {least}, found {getattr(self, name)}")
+        if not 1 <= self.port <= 65535:
+            raise InputError(f"port: expected 1 to 65535, found {self.port}: nodes couldn't meet there")
+        if not self.hours > 0:
+            raise InputError(f"hours: expected more than 0, found {self.hours}: the job would end at once")
+        found = _NODES.fullmatch(self.nodes)
+        if found is None or (found[2] and int(found[2]) < int(found[1])):
+            raise InputError(f"nodes: expected a number, or the fewest and the most as 1:4, found {self.nodes!r}")
+        if not _NAME.fullmatch(self.name):
+            raise InputError(
+                f"name: expected at most 40 lowercase letters, digits and hyphens after a letter, found {self.name!r}: "
+                "hosts are named after it"
+            )
+        if parse_bytes(self.memory, "memory") < 10**6:
+            raise InputError(f"memory: expected a size such as 64GB, found {self.memory!r}: nothing would start in it")
+        if not self.mount.startswith("/"):
+            raise InputError(f"mount: expected a path from the root, found {self.mount!r}")
+
+    @property
+    def fewest(self) -> int:
+        """The fewest nodes that the command goes on with."""
+        return int(self.nodes.partition(":")[0])
+
+    @property
+    def most(self) -> int:
+        """The most nodes."""
+        return int(self.nodes.rpartition(":")[2])
+
+    @property
+    def per_node(self) -> int:
+        """Number of processes of each node."""
+        return self.processes or self.gpus or 1
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory of each node."""
+        return parse_bytes(self.memory, "memory")
+
+
+def check_engine(engine: str, config: LaunchConfig) -> None:
+    """Checks that an engine has what it needs, and that settings of others aren't ignored.
+
+    Raises:
+        InputError: A setting is missing, or has no meaning for this engine.
+    """
+    if engine == "kubernetes" and not config.image:
+        raise InputError("image: expected a container image with Stillroom for kubernetes, found none; see Dockerfile")
+    if engine == "skypilot" and config.gpus and not config.accelerator:
+        raise InputError(
+            f"accelerator: expected a kind of GPU for skypilot, such as H100, found none for {config.gpus} GPUs: it "
+            "couldn't look for machines"
+        )
+    is_fixed = engine in ("skypilot", "marathon") or (engine == "kubernetes" and config.form == "trainjob")
+    if is_fixed and config.fewest != config.most:
+        name = "a trainjob" if engine == "kubernetes" else engine
+        raise InputError(f"nodes: expected a fixed number for {name}, found {config.nodes}: it starts all or none")
+    for name, engines in _OWN.items():
+        if getattr(config, name) != getattr(LaunchConfig(), name) and engine not in engines:
+            raise InputError(
+                f"{name}: expected only for {' and '.join(engines)}, found {getattr(config, name)!r} for {engine}: it "
+                "would be ignored"
+            )
