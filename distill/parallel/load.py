@@ -75,7 +75,7 @@ def load_sharded(
     names = match_weights(model, folder)
     model.requires_grad_(not frozen)
     apply_layout(model, layout, mesh, exact=exact, policy=policy, offload=offload, prefetch=prefetch)
-    _allocate_parameters(model, torch.device("cpu" if offload else mesh.device_type), torch.device(mesh.device_type))
+    allocate_parameters(model, torch.device("cpu" if offload else mesh.device_type), torch.device(mesh.device_type))
     _read_slices(model, names, folder)
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -114,7 +114,7 @@ def parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def _allocate_parameters(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
+def allocate_parameters(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
     """Allocates uninitialised memory for parameters on the meta device and moves buffers; tied weights stay tied."""
     allocated: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():

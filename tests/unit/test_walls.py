@@ -91,6 +91,8 @@ ROOMS = (  # each imports from those above it only
     "pipelines.stages.deliver",
     "pipelines.stages.prune",
     "pipelines.stages",
+    "pipelines.launchers",
+    "pipelines.planner",
     "pipelines",
 )
 
