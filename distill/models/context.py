@@ -15,25 +15,60 @@ from distill.checkpoint.outputs import logits_of
 from distill.errors import InputError
 
 
+class _WrittenBehind(torch.autograd.Function):
+    """Writes tensors behind the first `start` positions of a buffer; returns all up to there, with their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, latest: Tensor, buffer: Tensor, start: int) -> Tensor:
+        """Returns a view of the buffer."""
+        ctx.start, end = start, start + latest.shape[-2]
+        buffer[..., start:end, :].copy_(latest)
+        return buffer[..., :end, :]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Returns the gradient of what was written."""
+        return gradients[0][..., ctx.start :, :], None, None
+
+
 class _FullKeys(DynamicLayer):
     """Keys and values of a layer that attends to all earlier tokens.
 
-    `update` changes nothing that it reads, because activation checkpointing calls it twice: what it gets becomes a part
-    of the earlier tokens in `advance`.
+    All positions of a text have room in two buffers, which attention reads: a copy of the earlier ones in each chunk
+    would take as much again. `update` may be called twice, as by activation checkpointing: what it writes becomes a
+    part of the earlier tokens in `advance`.
+
+    Args:
+        room: Positions of a text.
     """
 
-    window: int | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         super().__init__()
+        self.room = room
         self.latest: tuple[Tensor, Tensor] | None = None
+        self.buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Returns keys and values with the earlier ones, which have no gradient, in front of them."""
         self.latest = key_states.detach(), value_states.detach()
         if self.keys is None or self.values is None:
             return key_states, value_states
-        return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+        return self.join(key_states, value_states)
+
+    def join(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the earlier keys and values with these behind them."""
+        assert self.keys is not None
+        assert self.buffers is not None
+        start = self.keys.shape[-2]
+        return _WrittenBehind.apply(keys, self.buffers[0], start), _WrittenBehind.apply(values, self.buffers[1], start)
+
+    def keep(self, keys: Tensor, values: Tensor) -> None:
+        """Makes keys and values earlier ones."""
+        if self.buffers is None:
+            sizes = [(*each.shape[:-2], self.room, each.shape[-1]) for each in (keys, values)]
+            self.buffers = keys.new_empty(sizes[0]), values.new_empty(sizes[1])
+            self.keys, self.values = (buffer[..., :0, :] for buffer in self.buffers)
+        self.keys, self.values = self.join(keys, values)
 
     def advance(self) -> None:
         """Makes the last tokens earlier ones.
@@ -46,22 +81,21 @@ class _FullKeys(DynamicLayer):
                 "train.backward_window: expected every layer to be computed in every chunk, found one that wasn't: "
                 "its earlier keys and values would be missing"
             )
-        keys, values = self.latest
-        self.keys, self.values = self._append(self.keys, keys), self._append(self.values, values)
+        self.keep(*self.latest)
+        assert self.keys is not None
         self.dtype, self.device = self.keys.dtype, self.keys.device
         self.latest, self.is_initialized = None, True
 
     def select_rows(self, rows: Tensor) -> None:
         """Forgets all rows but these, int64 [rows]."""
-        if self.keys is not None and self.values is not None:
-            rows = rows.to(self.keys.device)
+        if self.keys is None or self.values is None:
+            return
+        rows, end = rows.to(self.keys.device), self.keys.shape[-2]
+        if self.buffers is None:
             self.keys, self.values = self.keys[rows], self.values[rows]
-
-    def _append(self, earlier: Tensor | None, latest: Tensor) -> Tensor:
-        joined = torch.cat([latest] if earlier is None else [earlier, latest], -2)
-        if self.window is None or joined.shape[-2] < self.window:
-            return joined
-        return joined[..., joined.shape[-2] - self.window + 1 :, :].clone()
+            return
+        keys, values = (buffer[rows] for buffer in self.buffers)
+        self.buffers, self.keys, self.values = (keys, values), keys[..., :end, :], values[..., :end, :]
 
 
 class _SlidingKeys(_FullKeys, DynamicSlidingWindowLayer):
@@ -69,10 +103,23 @@ class _SlidingKeys(_FullKeys, DynamicSlidingWindowLayer):
 
     def __init__(self, sliding_window: int):
         DynamicSlidingWindowLayer.__init__(self, sliding_window)
-        self.latest, self.window = None, sliding_window
+        self.latest, self.buffers, self.window = None, None, sliding_window
+
+    def join(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns copies: the first positions are forgotten, so that a buffer would have to be moved."""
+        assert self.keys is not None
+        assert self.values is not None
+        return torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+
+    def keep(self, keys: Tensor, values: Tensor) -> None:
+        """Makes keys and values earlier ones, and forgets those that no later token reads."""
+        if self.keys is not None:
+            keys, values = self.join(keys, values)
+        first = max(0, keys.shape[-2] - self.window + 1)
+        self.keys, self.values = (each[..., first:, :].clone() if first else each for each in (keys, values))
 
     def advance(self) -> None:
-        """Makes the last tokens earlier ones, and forgets those that no later token reads."""
+        """Makes the last tokens earlier ones, and counts them."""
         length = 0 if self.latest is None else self.latest[0].shape[-2]
         super().advance()
         self.cumulative_length += length
@@ -89,18 +136,22 @@ class _SlidingKeys(_FullKeys, DynamicSlidingWindowLayer):
 class CarriedKeys(DynamicCache):
     """The keys and values of earlier tokens in all layers of a model, without gradients.
 
+    Args:
+        model: The decoder.
+        room: Tokens of a text.
+
     Raises:
         InputError: A layer has a state of another kind.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, room: int):
         super().__init__(config=model.config)
         self.carried: list[_FullKeys] = []
         for layer in self.layers:
             if type(layer) is DynamicSlidingWindowLayer:
                 self.carried.append(_SlidingKeys(layer.sliding_window))
             elif type(layer) is DynamicLayer:
-                self.carried.append(_FullKeys())
+                self.carried.append(_FullKeys(room))
             else:
                 raise _refuse(model, f"a {type(layer).__name__}, whose state isn't keys and values")
         self.layers = list(self.carried)
@@ -110,16 +161,20 @@ class Context:
     """What models remember of the earlier tokens of a batch's rows; the entry `context` of a batch of later tokens.
 
     Each model has keys of its own, so that a student and its teacher can read the same batch.
+
+    Args:
+        room: Tokens of a text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self.room = room
         self.keys: dict[PreTrainedModel, CarriedKeys] = {}
         self.mask: Tensor | None = None  # of the earlier tokens
 
     def add_inputs(self, model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Any]:
         """Returns the inputs of the batch's tokens with those of the earlier ones."""
         if model not in self.keys:
-            self.keys[model] = CarriedKeys(model)
+            self.keys[model] = CarriedKeys(model, self.room)
         own = inputs["attention_mask"]
         mask = own if self.mask is None else torch.cat([self.mask.to(own.device), own], 1)
         return inputs | {"attention_mask": mask, "past_key_values": self.keys[model], "use_cache": True}
@@ -180,7 +235,7 @@ def check_context(model: PreTrainedModel) -> None:
     if config.is_encoder_decoder or "past_key_values" not in parameters or not model.can_generate():
         raise _refuse(model, "a model without keys and values of earlier tokens")
     ids = (torch.arange(18, device=model.device) * 7 % (config.vocab_size - 1) + 1).view(2, 9)
-    mask, context = torch.ones_like(ids), Context()
+    mask, context = torch.ones_like(ids), Context(ids.shape[1])
     modes = [(module, module.training) for module in model.modules()]
     model.eval()  # without dropout the random state of the training is unchanged
     try:

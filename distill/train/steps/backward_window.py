@@ -32,7 +32,7 @@ def yield_windows(batch: Batch, tokens: int, carry: Callable[[Batch], object]) -
     if batch["attention_mask"].shape[1] <= tokens:
         yield batch
         return
-    context = Context()
+    context = Context(batch["attention_mask"].shape[1])
     for chunk in cut_chunks(batch, tokens):
         context.select_rows(chunk.rows)
         part: Batch = chunk.batch | {"context": cast(Tensor, context)}

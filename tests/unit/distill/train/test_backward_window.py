@@ -191,7 +191,7 @@ def test_logits_of_chunks_are_those_of_the_whole(family, attention, side):
     check_context(model)
     with torch.no_grad():
         whole = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        context, parts = Context(), []
+        context, parts = Context(LENGTH), []
         for start in range(0, LENGTH, WINDOW):
             inputs = {name: batch[name][:, start : start + WINDOW] for name in ("input_ids", "attention_mask")}
             parts.append(model(**context.add_inputs(model, inputs)).logits)
