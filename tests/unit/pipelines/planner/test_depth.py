@@ -1,0 +1,39 @@
+"""Deep models are extrapolated from shallow ones, to what their own trace says."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from distill.parallel.layout import parse_layout
+from distill.train.config import TrainConfig
+from pipelines.planner.depth import trace_deep
+from pipelines.planner.trace import StepTrace, simulate_world, trace_step
+
+
+def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=256,
+        use_cache=False,
+    )  # fmt: skip
+
+    def draw_batch() -> dict[str, torch.Tensor]:
+        ids = torch.ones(2, 64, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+    return trace_step(
+        lambda: LlamaForCausalLM(config), draw_batch, parse_layout(layout, 4), TrainConfig(checkpointing=checkpointing)
+    )
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(
+    "layout",
+    ["fsdp=4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "tp=2,fsdp=2", "zero2"))],
+)
+def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
+    with simulate_world(4):
+        own = trace_decoder(12, layout, checkpointing)
+        found = trace_deep(lambda layers: trace_decoder(layers, layout, checkpointing), 12)
+    assert found.peak == pytest.approx(own.peak, rel=0.03)
+    assert found.flops == pytest.approx(own.flops, rel=0.01)
+    assert sum(found.sent.values()) == pytest.approx(sum(own.sent.values()), rel=0.02)
