@@ -1,4 +1,4 @@
-"""The pods of a job on Kubernetes, as its own Job, a JobSet, a TrainJob and a RayJob start them."""
+"""The pods of a job on Kubernetes, as its own Job, a JobSet and a TrainJob start them."""
 
 from typing import Any
 

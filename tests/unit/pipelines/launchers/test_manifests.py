@@ -1,7 +1,6 @@
 """What is written for each engine: checked with the engines' own schemas, which need no cluster."""
 
 import json
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -84,18 +83,7 @@ def test_kubeflows_models_know_every_field(form, module, name, volume):
     assert list_unknown(manifest, model.from_dict(manifest).to_dict()) == [".spec.trainr"]
 
 
-def test_the_pods_of_a_rayjob_are_pods():
-    validate = pytest.importorskip("kubernetes_validate").validate
-    manifest = yaml.safe_load(ENGINES["ray"](make_job()).files["rayjob.yaml"])
-    cluster = manifest["spec"]["rayClusterSpec"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    for group in groups:
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
-        validate(pod, "1.34", strict=True)
-    assert shlex.split(manifest["spec"]["entrypoint"])[-2:] == ["--engine=ray", "--devices=16"]
-
-
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name not in ("ray", "marathon")])
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "marathon"])
 def test_the_command_arrives_word_for_word(engine, tmp_path):
     """The scripts run with commands of their own for what they start, which write their arguments to a file."""
     job = make_job(image="", nodes="2") if engine != "kubernetes" else make_job()
@@ -202,7 +190,7 @@ def test_values_out_of_range_are_refused(changes, message):
         ("skypilot", {"gpus": 8}, "accelerator"),
         ("skypilot", {"nodes": "1:4"}, "fixed number"),
         ("kubernetes", {"image": "x", "form": "trainjob", "nodes": "1:2"}, "a trainjob"),
-        ("slurm", {"image": "x"}, "image: expected only for kubernetes and ray and marathon"),
+        ("slurm", {"image": "x"}, "image: expected only for kubernetes and marathon"),
         ("torchrun", {"spot": True}, "spot"),
     ],
 )
