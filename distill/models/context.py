@@ -63,12 +63,16 @@ class _FullKeys(DynamicLayer):
         return _WrittenBehind.apply(keys, self.buffers[0], start), _WrittenBehind.apply(values, self.buffers[1], start)
 
     def keep(self, keys: Tensor, values: Tensor) -> None:
-        """Makes keys and values earlier ones."""
+        """Makes keys and values earlier ones; the buffers have them already, but for the first ones."""
+        end = keys.shape[-2] + (0 if self.keys is None else self.keys.shape[-2])
         if self.buffers is None:
-            sizes = [(*each.shape[:-2], self.room, each.shape[-1]) for each in (keys, values)]
-            self.buffers = keys.new_empty(sizes[0]), values.new_empty(sizes[1])
-            self.keys, self.values = (buffer[..., :0, :] for buffer in self.buffers)
-        self.keys, self.values = self.join(keys, values)
+            self.buffers = self._hold(keys), self._hold(values)
+        self.keys, self.values = (buffer[..., :end, :] for buffer in self.buffers)
+
+    def _hold(self, first: Tensor) -> Tensor:
+        buffer = first.new_empty((*first.shape[:-2], self.room, first.shape[-1]))
+        buffer[..., : first.shape[-2], :] = first
+        return buffer
 
     def advance(self) -> None:
         """Makes the last tokens earlier ones.
