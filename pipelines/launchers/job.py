@@ -31,11 +31,6 @@ class ClusterJob:
     arguments: tuple[str, ...]
     config: LaunchConfig
 
-    @property
-    def command(self) -> list[str]:
-        """The words that run it on one process."""
-        return ["python", "-m", self.module, *self.arguments]
-
     def node_command(self, rank: str, address: str) -> list[str]:
         """Returns the words that a node starts.
 
@@ -47,7 +42,7 @@ class ClusterJob:
         return [
             "python", "-m", "pipelines.launchers.node", f"--nodes={config.nodes}", f"--processes={config.per_node}",
             ShellWord(f"--rank={rank}"), ShellWord(f"--address={address}:{config.port}"), f"--name={config.name}",
-            f"--restarts={config.restarts}", f"--grace={max(1, config.grace - 10)}", f"--timeout={config.timeout}",
+            f"--restarts={config.restarts}", f"--grace={config.worker_grace}", f"--timeout={config.timeout}",
             "--", self.module, *self.arguments,
         ]  # fmt: skip
 

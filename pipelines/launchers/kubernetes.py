@@ -9,7 +9,6 @@ import yaml
 
 from pipelines.launchers.job import ClusterJob, EngineFiles, quote_words
 from pipelines.launchers.pods import (
-    VOLUME,
     describe_failures,
     describe_metadata,
     describe_pod,
@@ -44,14 +43,14 @@ def build_job(job: ClusterJob) -> list[dict[str, Any]]:
             "ports": [{"name": "meeting", "port": config.port}],
         },
     }
-    spec = describe_job(job, "$JOB_COMPLETION_INDEX", f"{config.name}-0.{config.name}", config.name)
+    spec = describe_job(job, f"{config.name}-0.{config.name}", subdomain=config.name)
     return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}]
 
 
-def describe_job(job: ClusterJob, rank: str, address: str, subdomain: str) -> dict[str, Any]:
-    """Returns the specification of an indexed Job with a pod for each node."""
+def describe_job(job: ClusterJob, address: str, **pod: Any) -> dict[str, Any]:
+    """Returns the specification of an indexed Job with a pod for each node; `pod` are more of its fields."""
     config = job.config
-    command = ["sh", "-c", f"exec {quote_words(job.node_command(rank, address))}"]
+    command = ["sh", "-c", f"exec {quote_words(job.node_command('$JOB_COMPLETION_INDEX', address))}"]
     return {
         "completions": config.most,
         "parallelism": config.most,
@@ -59,15 +58,14 @@ def describe_job(job: ClusterJob, rank: str, address: str, subdomain: str) -> di
         "backoffLimit": config.restarts * config.most,
         "activeDeadlineSeconds": round(3600 * config.hours),
         "podFailurePolicy": describe_failures(CONTAINER),
-        "template": {"spec": describe_pod(config, CONTAINER, command, subdomain=subdomain)},
+        "template": {"spec": describe_pod(config, CONTAINER, command, **pod)},
     }
 
 
 def build_jobset(job: ClusterJob) -> list[dict[str, Any]]:
     """Returns a JobSet, which makes the service itself and restarts all pods together."""
     config = job.config
-    spec = describe_job(job, "$JOB_COMPLETION_INDEX", f"{config.name}-{CONTAINER}-0-0.{config.name}", config.name)
-    del spec["template"]["spec"]["subdomain"]  # JobSet sets it
+    spec = describe_job(job, f"{config.name}-{CONTAINER}-0-0.{config.name}")  # JobSet sets the subdomain
     replicated = {"name": CONTAINER, "replicas": 1, "template": {"spec": spec}}
     return [
         {
@@ -87,8 +85,6 @@ def build_trainjob(job: ClusterJob) -> list[dict[str, Any]]:
     """Returns a TrainJob on the runtime `torch-distributed`, which passes torchrun's options in PET_ variables."""
     config = job.config
     patch = {"volumes": list_volumes(config), "containers": [{"name": CONTAINER, "volumeMounts": list_mounts(config)}]}
-    if not config.volume:
-        patch["volumes"] = [each for each in patch["volumes"] if each["name"] != VOLUME]
     replicated = {"name": CONTAINER, "template": {"spec": {"template": {"spec": patch}}}}
     return [
         {

@@ -15,11 +15,15 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipelines.launchers.job import INVALID_INPUT, RETRY
 from pipelines.runs import stops
-from pipelines.runs.launch import STOP_CODES
-from pipelines.settings.this_machine import count_cores
+from pipelines.runs.launch import STOP_CODES, share_cores
+from pipelines.settings.launch_config import parse_nodes
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig as AgentConfig
 
 JOIN_SECONDS = 600  # for which a node waits for the others, whose images may still be loading
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of linux/sockios.h
@@ -74,22 +78,22 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def build_agent_config(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # torch's type, imported late
+def build_agent_config(options: argparse.Namespace) -> "AgentConfig":
     """Returns the settings of torchrun's agent, and sets the variables that its processes need."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    fewest, _, most = options.nodes.partition(":")
+    fewest, most = parse_nodes(options.nodes)
     host = options.address.rpartition(":")[0]
-    is_single = int(most or fewest) == 1
+    is_single = most == 1
     address = None if is_single else find_local_address(host, is_first=options.rank == 0)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // options.processes)))
+    share_cores(options.processes)
     interface = find_interface(address) if address else None
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     return LaunchConfig(
-        min_nodes=int(fewest),
-        max_nodes=int(most or fewest),
+        min_nodes=fewest,
+        max_nodes=most,
         nproc_per_node=options.processes,
         run_id=options.name,
         rdzv_backend="c10d",

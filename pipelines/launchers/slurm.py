@@ -1,5 +1,7 @@
 """A script for Slurm's sbatch, which is queued again when it is stopped before its end."""
 
+import shlex
+
 from pipelines.launchers.job import RETRY, ClusterJob, EngineFiles, ShellWord, quote_words
 
 
@@ -22,7 +24,7 @@ def write_slurm(job: ClusterJob) -> EngineFiles:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         "",
-        f"srun --kill-on-bad-exit=0 bash -c {_quote(f'exec {quote_words(words)}')}",
+        f"srun --kill-on-bad-exit=0 bash -c {shlex.quote(f'exec {quote_words(words)}')}",
         "code=$?",
         'echo "ended with $code"',
         f'if [ "$code" -eq {RETRY} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {config.restarts} ]; then',
@@ -31,8 +33,3 @@ def write_slurm(job: ClusterJob) -> EngineFiles:
         "exit $code",
     ]
     return EngineFiles({"job.sbatch": "\n".join(lines) + "\n"}, ("sbatch", "job.sbatch"))
-
-
-def _quote(line: str) -> str:
-    """Returns the line in single quotes: its variables are those of each node."""
-    return "'" + line.replace("'", "'\\''") + "'"

@@ -20,7 +20,7 @@ def write_torchrun(job: ClusterJob) -> EngineFiles:
             ShellWord(f"--rdzv-conf=is_host=$((NODE == 0)),read_timeout={config.timeout}"),
             ShellWord("--local-addr=${LOCAL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}"),
         ]  # fmt: skip
-    words += [f"--shutdown-timeout={max(1, config.grace - 10)}", "-m", job.module, *job.arguments]
+    words += [f"--shutdown-timeout={config.worker_grace}", "-m", job.module, *job.arguments]
     lines = ["#!/bin/sh", "# Start this on every node, with its number: sh torchrun.sh 0, sh torchrun.sh 1, ..."]
     lines += ["NODE=${1:?number of this node, from 0}"] if config.most > 1 else []
     lines.append(f"exec {quote_words(words)}")

@@ -33,7 +33,7 @@ def launch_processes(module: str, argv: Sequence[str], processes: int, restarts:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ[stops.LAUNCHED] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
+    share_cores(processes)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # exit statuses are reported below
     stops.defer_stop(lambda number: threading.Thread(target=_stop_children, daemon=True).start())
     for remaining in range(restarts, -1, -1):
@@ -48,6 +48,11 @@ def launch_processes(module: str, argv: Sequence[str], processes: int, restarts:
             _exit_unless_restarting(rank, failure.exitcode, processes, remaining)
     stops.allow_stop()
     stops.raise_if_requested()
+
+
+def share_cores(processes: int) -> None:
+    """Gives each process its share of the cores, unless OMP_NUM_THREADS says how many."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
 
 
 def _run_processes(module: str, argv: Sequence[str], processes: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compress.prune.budget import parse_bytes
-from distill.errors import InputError
+from distill.errors import InputError, check_setting
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a DNS label, with room for the suffixes of pods
 _NODES = re.compile(r"([1-9]\d*)(?::([1-9]\d*))?")
@@ -81,15 +81,12 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("gpus", 0), ("processes", 0), ("cpus", 1), ("restarts", 0), ("grace", 1), ("timeout", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}: expected at least {least}, found {getattr(self, name)}")
+            check_setting(self, name, getattr(self, name) >= least, f"at least {least}")
         if not 1 <= self.port <= 65535:
             raise InputError(f"port: expected 1 to 65535, found {self.port}: nodes couldn't meet there")
         if not self.hours > 0:
             raise InputError(f"hours: expected more than 0, found {self.hours}: the job would end at once")
-        found = _NODES.fullmatch(self.nodes)
-        if found is None or (found[2] and int(found[2]) < int(found[1])):
-            raise InputError(f"nodes: expected a number, or the fewest and the most as 1:4, found {self.nodes!r}")
+        parse_nodes(self.nodes)
         if not _NAME.fullmatch(self.name):
             raise InputError(
                 f"name: expected at most 40 lowercase letters, digits and hyphens after a letter, found {self.name!r}: "
@@ -103,12 +100,12 @@ class LaunchConfig:
     @property
     def fewest(self) -> int:
         """The fewest nodes that the command goes on with."""
-        return int(self.nodes.partition(":")[0])
+        return parse_nodes(self.nodes)[0]
 
     @property
     def most(self) -> int:
         """The most nodes."""
-        return int(self.nodes.rpartition(":")[2])
+        return parse_nodes(self.nodes)[1]
 
     @property
     def per_node(self) -> int:
@@ -116,9 +113,26 @@ class LaunchConfig:
         return self.processes or self.gpus or 1
 
     @property
+    def worker_grace(self) -> int:
+        """Seconds from the signal until a node ends its processes, so that it can tell the engine in time."""
+        return max(1, self.grace - 10)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of memory of each node."""
         return parse_bytes(self.memory, "memory")
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Returns the fewest and the most nodes, such as of 2 or of 1:4.
+
+    Raises:
+        InputError: The text has another form, or fewer at most than at least.
+    """
+    found = _NODES.fullmatch(text)
+    if found is None or (found[2] and int(found[2]) < int(found[1])):
+        raise InputError(f"nodes: expected a number, or the fewest and the most as 1:4, found {text!r}")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def check_engine(engine: str, config: LaunchConfig) -> None:
