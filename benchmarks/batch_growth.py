@@ -22,9 +22,10 @@ from typing import Any, TypedDict
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.optimizer_scores import Experiment
+from benchmarks.optimizer_scores import Experiment, build_parser
 from benchmarks.results_folder import Results, check_settings
-from distill.train.config import ADAMW_RATE, TrainConfig
+from distill.train.config import TrainConfig
+from distill.train.optimizer_kinds import ADAMW_RATE
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 
@@ -49,16 +50,9 @@ class Result(TypedDict):
 
 def main() -> None:
     """Trains the students that are missing, and prints the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = build_parser(__doc__, rows=3000, epochs=6, threads=2)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 3.0, 10.0], help="of the usual rate")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--student", default="layers=2")
-    parser.add_argument("--rows", type=int, default=3000, help="of the training split")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     check_settings(options.output, options, free=("cases", "seeds"))
     torch.set_num_threads(options.threads)

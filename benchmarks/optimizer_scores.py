@@ -68,16 +68,9 @@ class Fitted(NamedTuple):
 
 def main() -> None:
     """Trains the students that are missing, and prints the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = build_parser(__doc__, rows=4000, epochs=3, threads=1)
     parser.add_argument("--names", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 3.0, 10.0], help="of the usual rate")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--student", default="layers=2")
-    parser.add_argument("--rows", type=int, default=4000, help="of the training split")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     check_settings(options.output, options, free=("names", "seeds"))
     torch.set_num_threads(options.threads)
@@ -89,6 +82,19 @@ def main() -> None:
         for seed in others:
             experiment.train(name, best["factor"], seed)
     print_table(experiment.results.all, options)
+
+
+def build_parser(about: str | None, *, rows: int, epochs: int, threads: int) -> argparse.ArgumentParser:
+    """Returns a parser with the options of an `Experiment`; the numbers are defaults."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--student", default="layers=2")
+    parser.add_argument("--rows", type=int, default=rows, help="of the training split")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--threads", type=int, default=threads)
+    return parser
 
 
 class Experiment:

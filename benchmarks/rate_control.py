@@ -9,7 +9,6 @@ a number. The first line is the training that neither happens to. Printed are th
 test score over the seeds, and what the schedules did. Finished trainings are kept in the output's results.json.
 """
 
-import argparse
 import csv
 import json
 import statistics
@@ -23,7 +22,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.optimizer_scores import Experiment
+from benchmarks.optimizer_scores import Experiment, build_parser
 from benchmarks.results_folder import check_settings
 from distill.data.batches.share import loss_counts
 from distill.errors import InputError
@@ -64,15 +63,8 @@ CASES = {
 
 def main() -> None:
     """Trains the students that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = build_parser(__doc__, rows=4000, epochs=4, threads=1)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--student", default="layers=2")
-    parser.add_argument("--rows", type=int, default=4000, help="of the training split")
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     check_settings(options.output, options, free=("cases", "seeds"))
     torch.set_num_threads(options.threads)
