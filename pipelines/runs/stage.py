@@ -3,6 +3,7 @@
 A complete stage is skipped, and a killed stage is resumed.
 """
 
+import gc
 import os
 import platform
 import shutil
@@ -208,6 +209,7 @@ class Run:
         if leads:
             create_partial(partial)
         self.world.barrier()
+        gc.collect()  # models of earlier stages are in cycles, and their memory would count for this stage
         reset_peak_memory()
         start = time.perf_counter()
         with self._explain_removal([partial / SCRATCH, *read]):
