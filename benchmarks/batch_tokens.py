@@ -106,7 +106,7 @@ class Training:
         train = TrainConfig()
         self.module = DistillationModule(copy.deepcopy(student).train(), loss=LABELS_ONLY, train=train)
         self.optimizer = build_optimizer(self.module.student, [], train)
-        self.batches = [batches.build_batch((rows, 0)) for rows in batches.order_rows(0)]
+        self.batches = [batches.build_batch((rows, 0, 0)) for rows in batches.order_rows(0)]
 
     def train_epoch(self) -> None:
         """Trains on every batch once."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 from pipelines.runs.manifest import JsonObject
+from pipelines.runs.training_logs import RankTimes
 
 
 class LatencyEntry(TypedDict):
@@ -121,6 +122,7 @@ class TrainingEntry(TypedDict):
     range_test: RangeTestEntry | None
     spikes: Sequence[SpikeEntry]
     falls: Sequence[RateFallEntry]
+    ranks: NotRequired[Sequence[RankTimes]]  # since several replicas are measured
 
 
 class RefusedExport(TypedDict):

@@ -1,17 +1,21 @@
-"""Sentences of a report on a training: its range test, its spikes and the falls of its learning rate."""
+"""Sentences of a report on a training: its range test, its spikes, the falls of its learning rate, its replicas."""
+
+from collections.abc import Sequence
 
 from pipelines.reports.schema import RangeTestEntry, SpikeEntry, TrainingEntry
+from pipelines.runs.training_logs import RankTimes
 
 
 def write_training_notes(training: TrainingEntry) -> list[str]:
-    """Returns a sentence for the range test and for each spike, and one for all falls of the learning rate."""
+    """Returns a sentence for the range test, for each spike, for all falls of the learning rate, and for replicas."""
     test, falls = training["range_test"], training["falls"]
     notes = [_describe_range_test(test)] if test is not None else []
     notes += [_describe_spike(spike) for spike in training["spikes"]]
     if falls:
         listed = ", ".join(f"{_format_factor(fall['factor'])} in step {fall['step']:,}" for fall in falls)
         notes.append(f"The validation stopped improving: the learning rate fell to {listed} of its schedule.")
-    return notes
+    ranks = training.get("ranks", ())
+    return [*notes, _describe_ranks(ranks)] if ranks else notes
 
 
 def _describe_range_test(test: RangeTestEntry) -> str:
@@ -29,6 +33,14 @@ def _describe_spike(spike: SpikeEntry) -> str:
         f"Spike in step {spike['step']:,}: {loss}{usual}; back to the checkpoint before it, without batch "
         f"{spike['batch']:,}, at {_format_factor(spike['factor'])} of the learning rate."
     )
+
+
+def _describe_ranks(ranks: Sequence[RankTimes]) -> str:
+    idle = ", ".join(f"{each['idle_share']:.0%}" for each in ranks)
+    speeds = [each["speed"] for each in ranks]
+    uneven = max(speeds) > min(speeds)
+    divided = f", with rows divided as {' : '.join(f'{speed:.2f}' for speed in speeds)}" if uneven else ""
+    return f"Replicas waited for the slowest one for {idle} of the time of a step{divided}."
 
 
 def _format_factor(factor: float) -> str:

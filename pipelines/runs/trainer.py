@@ -39,6 +39,7 @@ from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
 from pipelines.runs.memory.plan import fit_into_memory
 from pipelines.runs.processes import World
 from pipelines.runs.range_test import find_rate
+from pipelines.runs.rank_meter import build_meter
 from pipelines.runs.recovery import Recovery
 from pipelines.runs.strategies import build_strategy, choose_device, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
@@ -90,6 +91,7 @@ def fit_module(
         recover_folder(stopper.folder)
     progress = FitProgress(console, label, train)
     positions = PositionRecorder(world.everyone)
+    meter = build_meter(machine.rank_speeds, data, layout, logs)
     convert_precision(precision, module)
     fit_into_memory(module, data, machine, folder / LOGS, label, console, world, layout.data_parallel, precision)
     found: Metrics = {}
@@ -105,7 +107,7 @@ def fit_module(
             layout=layout,
             mesh=mesh,
             log_every=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
-            callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, positions],
+            callbacks=[StepSeed(seed), *callbacks, *meter, checkpoints, stopper, progress, positions],
             logger=build_loggers(folder, machine, label, wandb_folder) if world.is_rank_zero else False,
         )
         recovery.prepare(module)

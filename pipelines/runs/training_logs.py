@@ -8,11 +8,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from pipelines.runs.files import write_json
 
 _BELOW_LOWEST_LOSS = 10.0
-RANGE_TEST, SPIKES, FALLS = "range_test.csv", "spikes.json", "rate_falls.json"
+RANGE_TEST, SPIKES, FALLS, RANKS = "range_test.csv", "spikes.json", "rate_falls.json", "ranks.json"
+
+
+class RankTimes(TypedDict):
+    """A replica of a training: seconds of a forward pass, the share in which it was idle, and its relative speed."""
+
+    seconds: float
+    idle_share: float
+    speed: float
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,16 @@ class TrainingLogs:
         """Returns what `write_falls` wrote; empty without a fall."""
         file = self.folder / FALLS
         return [(int(step), float(factor)) for step, factor in json.loads(file.read_text())] if file.is_file() else []
+
+    def write_ranks(self, ranks: Sequence[RankTimes]) -> None:
+        """Writes what was measured of each replica, see `pipelines.runs.rank_meter`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / RANKS, list(ranks))
+
+    def read_ranks(self) -> list[RankTimes]:
+        """Returns what `write_ranks` wrote; empty for a single replica."""
+        file = self.folder / RANKS
+        return list(json.loads(file.read_text())) if file.is_file() else []
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ SHORT_OPTIONS = {
     "data.clean.deploy": "clean.deploy",
     "data.augment": "augment.kinds",
     "data.select": "select.method",
+    "data.rank_speeds": "machine.rank_speeds",
     "epochs": "train.epochs",
     "learning_rate": "train.learning_rate",
     "batch_size": "train.batch_size",
@@ -83,6 +84,9 @@ class MachineConfig:
         memory: Memory that each process may take in training, such as 8GB, or `auto`, what is free. The fastest way to
             fit is measured: smaller micro-batches, activation checkpointing and, only if nothing else fits, AdamW's
             states in 8 or 4 bits. Empty: no limit.
+        rank_speeds: How the rows of a batch are divided among replicas on unequal devices: numbers separated by commas,
+            one for each, or `auto`, which measures them and corrects them during the training. Empty: as if all were
+            equal, by the tokens that the rows cost.
         threads: CPU threads for training; 0 uses PyTorch's default.
         wandb: Also log to Weights & Biases: off, offline or online.
         log_every: Steps between two rows of the logs, at least 1; limited to a quarter of an epoch.
@@ -98,6 +102,7 @@ class MachineConfig:
     prefetch: int = 1
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed", "fp8", "bf16-stochastic", "int8-mixed"] = "auto"
     memory: str = ""
+    rank_speeds: str = ""
     threads: int = 0
     wandb: Literal["off", "offline", "online"] = "off"
     log_every: int = 25

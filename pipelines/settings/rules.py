@@ -78,14 +78,20 @@ class Check:
     needs: tuple[str, ...] = ()
 
 
-def check_rules(facts: Facts) -> None:
+def check_rules(facts: Facts, about: tuple[str, ...] = ()) -> None:
     """Applies all rules whose facts are known.
+
+    Args:
+        facts: The settings and what is known.
+        about: Names of facts; only rules that need one of them are applied. Empty: all rules.
 
     Raises:
         InputError: A combination is refused; the first one in the order of the table is reported.
         CompressError: As above, from a check of the compress package.
     """
     for rule in RULES:
+        if about and not set(about) & set(rule.needs):
+            continue
         if all(getattr(facts, name) is not None for name in rule.needs):
             rule.apply(facts)
 
@@ -871,6 +877,16 @@ RULES: tuple[Rule | Check, ...] = (
             (f"{who}_layout",),
         )
         for who in ("teacher", "student")
+    ),
+    Rule(
+        lambda s, f: (
+            s.machine.rank_speeds
+            and f.student_layout is not None
+            and (f.student_layout.processes == 1 or f.student_layout.sharded or f.student_layout.zero == 2)
+        ),
+        "data.rank_speeds {s.machine.rank_speeds}: expected replicas (student.layout replicated or zero1), found "
+        "{f.student_layout}: processes that share weights compute together, the fastest no earlier than the slowest",
+        ("student_layout",),
     ),
     Rule(
         lambda s, f: (

@@ -9,6 +9,7 @@ import torch
 
 from distill.data.batches.encode import Batch
 from distill.data.batches.pinning import pin_batch
+from distill.data.batches.rank_speeds import RankSpeeds
 from distill.data.batches.read_ahead import Prefetcher, Waiting
 from distill.data.batches.sampling import RowSampler
 from distill.data.batches.share import shard_batch, weigh_batch
@@ -101,6 +102,7 @@ class TrainBatches:
         sampler: Chooses the rows of each epoch; None: every row once. With it, batches count rows.
         pinned_for: GPU for which the threads copy batches into pinned memory, from which they can be moved to it while
             it computes; None for any other device.
+        speeds: Speeds of the processes, by which rows are divided among them; equal if None.
     """
 
     def __init__(
@@ -117,11 +119,12 @@ class TrainBatches:
         threads: int = 0,
         sampler: RowSampler | None = None,
         pinned_for: torch.device | None = None,
+        speeds: RankSpeeds | None = None,
     ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
         self.signals, self.threads, self.waiting = signals, threads, Waiting()
-        self.sampler, self.pinned_for = sampler, pinned_for
+        self.sampler, self.pinned_for, self.speeds = sampler, pinned_for, speeds
         self.position = 0  # batches yielded since the start of the first epoch
 
     def __len__(self) -> int:
@@ -149,19 +152,24 @@ class TrainBatches:
         if self.sampler is not None and start == 0:
             self.sampler.begin_epoch(epoch)
         order = self.order_rows(epoch)
-        requests = ((rows, epoch) for rows in order[start:])
+        requests = ((rows, epoch, number) for number, rows in enumerate(order[start:], self.position))
         for batch in Prefetcher(self.build_batch, requests, threads=self.threads, waiting=self.waiting):
             self.position += 1
             yield batch
 
-    def build_batch(self, request: tuple[np.ndarray, int]) -> Batch:
-        """Returns this process's share of a batch, with signals; `request` is the batch's rows and the epoch."""
-        rows, epoch = request
+    def build_batch(self, request: tuple[np.ndarray, int, int]) -> Batch:
+        """Returns this process's share of a batch, with signals.
+
+        Args:
+            request: The batch's rows, the epoch, and the batch's number from the start of the training.
+        """
+        rows, epoch, number = request
         whole = self.data.collate(rows, self.pad_id, epoch)
         weights = self.sampler.find_weights(rows) if self.sampler is not None else None
         if weights is not None:
             whole["row_weights"] = torch.from_numpy(weights).float()
-        batch = shard_batch(whole, self.rank, self.ranks)
+        speeds = None if self.speeds is None else self.speeds.find(number)
+        batch = shard_batch(whole, self.rank, self.ranks, speeds)
         if self.batch_tokens:
             weigh_batch(batch, len(rows) * len(self) / len(self.data))
         if self.signals is not None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.batches.batches import EncodedRows, EvalBatches, Signals, TrainBatches
 from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.batches.packing import find_padding_id
+from distill.data.batches.rank_speeds import RankSpeeds
 from distill.data.batches.sampling import RowSampler
 from distill.data.splits.examples import Splits
 
@@ -44,6 +45,7 @@ class RowsDataModule(lightning.LightningDataModule):
         self.pad_id, self.batch_size, self.batch_tokens, self.seed = pad_id, batch_size, batch_tokens, seed
         self.signals, self.threads = signals, threads
         self.sampler: RowSampler | None = None  # chooses the training rows of each epoch; None: every row once
+        self.speeds: RankSpeeds | None = None  # of the processes, by which batches are divided; None: equal
         self.batches: TrainBatches | None = None
         self.position = 0
         self.parts = 1  # micro-batches of a training batch; batches for evaluation are smaller by that factor
@@ -75,6 +77,7 @@ class RowsDataModule(lightning.LightningDataModule):
             threads=self.threads,
             sampler=self.sampler,
             pinned_for=self.find_gpu(),
+            speeds=self.speeds,
         )
 
     def measure_wait_share(self) -> float:
@@ -88,7 +91,8 @@ class RowsDataModule(lightning.LightningDataModule):
         Lightning set up the loader before the checkpoint is read, and the loader's own state is then ignored.
         """
         state = {"position": self.batches.position if self.batches else self.position}
-        return state if self.sampler is None else state | {"sampler": self.sampler.state_dict()}
+        parts = {"sampler": self.sampler, "speeds": self.speeds}
+        return state | {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def teardown(self, stage: str) -> None:
         """Resets the position, so that another fit with the same data starts at the first batch."""
@@ -103,6 +107,8 @@ class RowsDataModule(lightning.LightningDataModule):
             self.batches.position = self.position
         if self.sampler is not None:
             self.sampler.load_state_dict(state["sampler"])
+        if self.speeds is not None and "speeds" in state:
+            self.speeds.load_state_dict(state["speeds"])
 
     def find_rank(self) -> tuple[int, int]:
         """Returns the rank of this process among those that read different data, and their number."""

@@ -132,7 +132,7 @@ class LongestRows:
 
     def build_batch(self, rows: int) -> Batch:
         """Returns a training batch of the longest `rows` rows."""
-        batch = self.batches.build_batch((self.rows[:rows], 0))
+        batch = self.batches.build_batch((self.rows[:rows], 0, 0))
         moved: Batch = self.module.transfer_batch_to_device(batch, find_device(self.module), 0)
         return moved
 

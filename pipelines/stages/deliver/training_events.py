@@ -15,6 +15,7 @@ def read_training_events(folder: Path) -> TrainingEntry | None:
         "range_test": _read_range_test(logs.range_test),
         "spikes": _read_spikes(logs.spikes),
         "falls": [{"step": step, "factor": factor} for step, factor in logs.read_falls()],
+        "ranks": logs.read_ranks(),
     }
     return found if any(found.values()) else None
 

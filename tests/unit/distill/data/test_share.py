@@ -1,12 +1,14 @@
 """Tests the share of a batch that each of several processes gets."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.encode import IGNORED, Encoded
-from distill.data.batches.share import shard_batch
+from distill.data.batches.share import divide_rows, shard_batch
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
@@ -27,7 +29,52 @@ def test_all_processes_together_get_the_rows_of_one_process(ranks: int):
         for expected, *shares in zip(whole, *parts, strict=True):
             rows = [row for share in shares for row in share["labels"].tolist() if row != IGNORED]
             assert sorted(rows) == sorted(expected["labels"].tolist())
-            assert {share["input_ids"].shape[1] for share in shares} == {expected["input_ids"].shape[1]}
+            assert max(share["input_ids"].shape[1] for share in shares) == expected["input_ids"].shape[1]
+
+
+def cost(lengths: np.ndarray, rows: np.ndarray, speed: float = 1.0) -> float:
+    return len(rows) * lengths[rows].max(initial=0) / speed
+
+
+def test_rows_are_divided_by_the_tokens_that_they_cost():
+    lengths = np.array([40, 3, 4, 5, 38, 6, 4, 5])
+    first, second = divide_rows(lengths, [1, 1])
+    assert first.tolist() == [1, 2, 3, 5, 6, 7]
+    assert second.tolist() == [0, 4]
+
+
+@pytest.mark.parametrize("speeds", [[1, 1], [1, 2], [3, 1], [1, 1, 1], [1, 2, 4]])
+def test_no_other_division_of_sorted_rows_is_done_earlier(speeds):
+    """All divisions are tried."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lengths = rng.integers(1, 50, rng.integers(1, 9))
+        order, count = np.argsort(lengths, kind="stable"), len(lengths)
+        parts = divide_rows(lengths, speeds)
+        found = max(cost(lengths, part, speed) for part, speed in zip(parts, speeds, strict=True))
+        assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+        cuts = itertools.combinations_with_replacement(range(count + 1), len(speeds) - 1)
+        best = min(
+            max(
+                cost(lengths, order[start:stop], speed)
+                for start, stop, speed in zip([0, *cut], [*cut, count], speeds, strict=True)
+            )
+            for cut in cuts
+        )
+        assert found == pytest.approx(best)
+
+
+def test_equal_rows_are_divided_equally_or_by_speed():
+    assert [len(part) for part in divide_rows(np.full(9, 7), [1, 1])] == [5, 4]
+    assert [len(part) for part in divide_rows(np.full(9, 7), [1, 2])] == [3, 6]
+
+
+def test_a_share_is_padded_to_its_own_longest_row():
+    batch = numbered_rows([9, 2, 2, 3]).collate(range(4), 0)
+    first, second = (shard_batch(batch, rank, 2) for rank in range(2))
+    assert first["input_ids"].shape == (3, 3)
+    assert second["input_ids"].shape == (1, 9)
+    assert first["attention_mask"].sum(1).tolist() == [2, 2, 3]
 
 
 def test_evaluation_on_several_processes_counts_every_row_once():
@@ -52,7 +99,8 @@ def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(ranks: int)
     config = LossConfig(kl=1, ce=1, hidden=1)
 
     def terms(part: dict) -> dict[str, torch.Tensor]:
-        pairs = [(part["states"][:, 0], part["states"][:, 1])]
+        states = part["states"][:, :, : part["attention_mask"].shape[1]]
+        pairs = [(states[:, 0], states[:, 1])]
         logits = {"logits": part["teacher"]}
         return compute_loss_terms(
             config, part["student"], part["labels"], part["attention_mask"], logits, {"hidden": pairs}
@@ -67,8 +115,8 @@ def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(ranks: int)
 def test_shares_of_a_language_model_are_weighted_by_tokens():
     blocks = LanguageBlocks([np.arange(1, n + 1) for n in (5, 2, 3)])
     first, second = (shard_batch(blocks.collate(range(3), 0), rank, 2) for rank in range(2))
-    assert first["shares"] == {"rows": 2 * 8 / 10, "labels": 2 * 6 / 7, "tokens": 2 * 8 / 10}
-    assert second["shares"] == {"rows": 2 * 2 / 10, "labels": 2 * 1 / 7, "tokens": 2 * 2 / 10}
+    assert first["shares"] == {"rows": 2 * 5 / 10, "labels": 2 * 3 / 7, "tokens": 2 * 5 / 10}
+    assert second["shares"] == {"rows": 2 * 5 / 10, "labels": 2 * 4 / 7, "tokens": 2 * 5 / 10}
 
 
 def test_a_process_without_rows_has_no_weight():
