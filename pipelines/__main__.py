@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "write a checkpoint for the runtimes that it is deployed on",
     "evaluate": "score a checkpoint, measure its size and speed",
     "report": "draw the report of a finished run again, or report on any checkpoint",
+    "plan": "predict memory and time of every layout on machines that need not be here, and choose one",
     "launch": "write what torchrun, Kubernetes, Slurm, SkyPilot or Marathon runs, and submit it",
     "harness": "run tasks of lm-eval on a causal language model",
 }

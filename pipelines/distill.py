@@ -46,12 +46,18 @@ def main(argv: Sequence[str]) -> None:
 def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> None:
     """Runs all stages of a command with these arguments, on the number of processes that it requests."""
     from pipelines.runs.output import check_output
-    from pipelines.settings.resolve import resolve
+    from pipelines.settings.layouts import leaves_layout_open
+    from pipelines.settings.resolve import examine_settings, resolve
 
     if not is_distributed():  # otherwise the first process may already be writing there
         check_output(Path(settings.output))
     starts = settings.machine.devices > 1 and not is_distributed()  # starts processes, or plans for them
     count = max(count_processes(), settings.machine.devices if starts or settings.dry_run else 1)
+    if leaves_layout_open(settings, count):
+        examine_settings(settings, count)
+        from pipelines.planner.auto import fill_layouts
+
+        settings = fill_layouts(settings, count)
     plan = resolve(settings, count, reads_weights=is_first_process())
 
     from pipelines.runs.stage import Run

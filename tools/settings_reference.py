@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -181,13 +181,16 @@ def page_text(commands: Sequence[Command]) -> str:
     parts = [HEADER, command_table(commands)]
     for command in commands:
         parts.append(f"## {command.name}\n\n{command.about}\n")
-        if command.config in described:
-            other = described[command.config]
-            parts.append(f"Its settings are those of [{other}](#{slug(other)}).\n")
+        base = next((each for each in described if issubclass(command.config, each)), None)
+        if base is not None:
+            other, more = described[base], base is not command.config
+            parts.append(f"Its settings are those of [{other}](#{slug(other)}){', and these' if more else ''}.\n")
+        if base is command.config:
             parts.append(short_names_text(command))
             continue
         described[command.config] = command.name
-        parts += tables(command)
+        known = set() if base is None else {name for name, _, _ in leaves(base)}
+        parts += tables(command, known)
     return "\n".join(parts)
 
 
@@ -208,11 +211,13 @@ def short_names_text(command: Command) -> str:
     return f"Short names: {listed}.\n"
 
 
-def tables(command: Command) -> Iterator[str]:
-    """Yields a table for the settings beside no group, then a heading and a table for each group."""
+def tables(command: Command, known: Container[str] = ()) -> Iterator[str]:
+    """Yields a table for the settings beside no group, then heading and table of each group, without known ones."""
     groups = groups_of(command)
     by_group: dict[str, list[Setting]] = {}
     for setting in settings_of(command):
+        if setting.name in known:
+            continue
         by_group.setdefault(setting.name.rpartition(".")[0], []).append(setting)
     for group, settings in by_group.items():
         if group:

@@ -1,47 +1,52 @@
 """The machines that a training is planned for, and the time that a traced step takes on them.
 
-A step computes and sends at the same time as far as the layout allows: FSDP gathers the next layer's weights and sums
-gradients while it computes, tensor parallelism waits for each sum. A collective over n processes sends (n - 1) / n of
-its bytes through each process's link, an all-reduce twice that (Thakur et al. 2005, Optimization of Collective
-Communication Operations in MPICH, ring algorithms).
+A step computes and sends at the same time as far as the layout allows: FSDP gathers the next layer's weights and
+replicas sum gradients while they compute, tensor parallelism waits for each sum. A collective over n processes sends
+(n - 1) / n of its bytes through each process's link, an all-reduce twice that (Thakur et al. 2005, Optimization of
+Collective Communication Operations in MPICH, ring algorithms); the slowest link of the ring decides.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distill.parallel.layout import Layout
+from pipelines.planner.trace import StepTrace
+from pipelines.planner.work import Collective
 
 OVERLAP = 0.9  # share of the computation during which the link is free to send
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Some nodes of equal GPUs.
+    """Some nodes of equal devices.
 
     Args:
         nodes: Number of machines.
-        gpus: GPUs of each.
-        memory: Bytes of each GPU.
-        flops: Floating-point operations a second that products reach on a GPU.
-        bandwidth: Bytes a second that a GPU sends to others of its node.
-        network: Bytes a second that a GPU sends to those of other nodes.
+        devices: GPUs of each, or processes on its CPU.
+        memory: Bytes of each device for tensors.
+        flops: Floating-point operations a second that products reach on a device.
+        links: Bytes a second that a device sends to others of its node.
+        bandwidth: Bytes a second that a device sends to those of other nodes.
+        latency: Seconds that a collective takes in addition.
+        can_overlap: Whether sending leaves the device free to compute; a CPU does both itself.
     """
 
     nodes: int
-    gpus: int
+    devices: int
     memory: int
     flops: float
+    links: float
     bandwidth: float
-    network: float
+    latency: float = 20e-6
+    can_overlap: bool = True
 
     @property
     def processes(self) -> int:
-        """Number of GPUs."""
-        return self.nodes * self.gpus
+        """Number of devices."""
+        return self.nodes * self.devices
 
-    def find_speed(self, group: int) -> float:
-        """Returns the bytes a second between the processes of a group, which fills nodes one after the other."""
-        return self.bandwidth if group <= self.gpus else self.network
+    def find_speed(self, ranks: tuple[int, ...]) -> float:
+        """Returns the bytes a second between processes, whose numbers fill nodes one after the other."""
+        is_within_node = len({rank // self.devices for rank in ranks}) == 1
+        return self.links if is_within_node else self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -50,49 +55,44 @@ class StepTime:
 
     Args:
         compute: Of the products.
-        sharded: Of sending weights and gradients, in all.
-        products: Of sending parts of products, for which the computation waits.
-        exposed: Of sending weights and gradients, as far as it isn't hidden behind the computation.
+        waited: Of sending what the computation waits for, such as sums in tensor parallelism.
+        beside: Of sending what may be sent beside the computation: weights and gradients.
+        exposed: The part of these that isn't hidden behind the computation.
+        idle: Of waiting for other pipeline stages.
     """
 
     compute: float
-    sharded: float
-    products: float
+    waited: float
+    beside: float
     exposed: float
+    idle: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds in all."""
-        return self.compute + self.products + self.exposed
+        return self.compute + self.waited + self.exposed + self.idle
 
 
-def estimate_step(flops: int, sent: Mapping[str, int], layout: Layout, hardware: Hardware) -> StepTime:
-    """Returns the time of a step.
-
-    Args:
-        flops: Of a process.
-        sent: Kind of collective -> bytes of its results, as in `StepTrace`.
-        layout: Says how many processes a collective is over.
-        hardware: The machines.
-    """
-    compute = flops / hardware.flops
-    tensors = hardware.find_speed(layout.tp)
-    replicas = layout.dp * layout.fsdp
-    data = hardware.find_speed(replicas * layout.tp)
-    products = sum(_count_sent(kind, size, layout.tp) / tensors for kind, size in sent.items() if kind in _OF_PRODUCTS)
-    sharded = sum(
-        _count_sent(kind, size, layout.fsdp if layout.fsdp > 1 else replicas) / data
-        for kind, size in sent.items()
-        if kind not in _OF_PRODUCTS
-    )
-    return StepTime(compute, sharded, products, max(0.0, sharded - OVERLAP * compute))
+def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
+    """Returns the time of a traced step."""
+    compute = trace.flops / hardware.flops
+    seconds = {
+        each: count_sent(each, size) / hardware.find_speed(each.ranks) + hardware.latency * trace.calls[each]
+        for each, size in trace.sent.items()
+        if len(each.ranks) > 1
+    }
+    waited = sum(spent for each, spent in seconds.items() if each.waits)
+    beside = sum(seconds.values()) - waited
+    hidden = OVERLAP * compute if hardware.can_overlap else 0.0
+    idle = (trace.stretch - 1) * (compute + waited)
+    return StepTime(compute, waited, beside, max(0.0, beside - hidden), idle)
 
 
-_OF_PRODUCTS = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")  # DTensor's; the others are FSDP's
-
-
-def _count_sent(kind: str, size: int, processes: int) -> float:
+def count_sent(collective: Collective, size: int) -> float:
     """Returns the bytes through a process's link for a collective with this many bytes of results."""
+    kind, processes = collective.kind, len(collective.ranks)
+    if kind == "send":
+        return size
     if kind.startswith("reduce_scatter"):
         return size * (processes - 1)
     rounds = 2 if kind.replace("_", "").startswith("allreduce") else 1

@@ -1,40 +1,42 @@
-"""Memory, work and traffic of a training step in a layout, from running the run's own code on tensors without data.
+"""Memory, work and traffic of a step in a layout, from running the run's own code on tensors without data.
 
 The model is built and sharded as in a run, in a world of one process that stands for all; then a step is taken on
 fake tensors, which have shapes and no memory. So a layout on 64 GPUs is traced on a laptop, in about a second.
 
 Sources: torch.distributed._tools.mem_tracker for the memory, torch.utils.flop_counter for the work of an operator.
-Deviation: the step is that of a CPU, whose fused attention keeps what a GPU's keeps.
+Deviations: the step is that of a CPU, whose fused attention keeps what a GPU's keeps; replicas get the gradient
+buffers and the all-reduce of DistributedDataParallel by arithmetic.
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.mem_tracker import _TOTAL_KEY, MemTracker
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from distill.data.batches.encode import Batch
-from distill.losses.config import LossConfig
-from distill.parallel.apply import apply_layout
+from distill.losses.config import LayerSizes, LossConfig
+from distill.parallel.apply import apply_layout, reshard
 from distill.parallel.layout import Layout
-from distill.parallel.load import allocate_parameters, parameters_on_meta
+from distill.parallel.load import allocate_parameters
 from distill.parallel.mesh import build_mesh
+from distill.tasks.logit_rows import OutputRows
+from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, take_empty_step
+from pipelines.planner.fake_world import SelectShare
+from pipelines.planner.work import Collective, WorkCounter
+from pipelines.runs.placement import find_gather_policy
 
 CATEGORIES = {
     "Parameter": "weights",
@@ -46,6 +48,7 @@ CATEGORIES = {
     "Other": "buffers",
 }
 _CPU = torch.device("cpu")
+_HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,20 @@ class StepTrace:
 
     Args:
         memory: Bytes at the moment when most are in use: weights (gathered ones too), gradients, optimizer,
-            activations, and buffers.
+            activations, logits, and buffers.
+        held: Bytes between steps: weights, optimizer states, and gradients that are kept.
         flops: Floating-point operations.
-        sent: Kind of collective -> bytes of its results.
+        sent: Collective -> bytes of its results.
+        calls: Collective -> how often it is called.
+        stretch: How many times as long the step takes as the work of this process, where others keep it waiting.
     """
 
     memory: Mapping[str, int]
+    held: int
     flops: int
-    sent: Mapping[str, int]
+    sent: Mapping[Collective, int]
+    calls: Mapping[Collective, int]
+    stretch: float = 1.0
 
     @property
     def peak(self) -> int:
@@ -69,108 +78,244 @@ class StepTrace:
         return sum(self.memory.values())
 
 
-@contextmanager
-def simulate_world(processes: int) -> Iterator[None]:
-    """Makes this process the first of a world in which collectives return at once, without sending anything."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def trace_step(
-    build: Callable[[], PreTrainedModel],
-    draw_batch: Callable[[], Batch],
-    layout: Layout,
-    train: TrainConfig,
-    loss: LossConfig | None = None,
-) -> StepTrace:
-    """Returns what a training step takes for the first process of a layout, in a world from `simulate_world`.
+@dataclass(frozen=True)
+class Training:
+    """A student's training, but for its layout.
 
     Args:
         build: Builds the student; its weights aren't allocated.
-        draw_batch: Draws the batch of one process.
-        layout: Layout without pipeline stages.
-        train: The optimizer, and activation checkpointing.
+        draw_batch: Draws the batch of one process, with the teacher's signals if terms of the loss need them.
         loss: The loss; the labels' by default.
+        train: The optimizer, and activation checkpointing.
+        precision: 32, bf16-mixed or 16-mixed.
+        output_rows: As in `DistillationModule`.
+        teacher_sizes: As in `DistillationModule`.
+        share: Share of the positions at which the student predicts.
     """
-    with parameters_on_meta():
-        model = build()
-    apply_layout(model, layout, build_mesh(layout, "cpu"))
-    module = DistillationModule(model.train(), loss=loss or LossConfig(kl=0, ce=1), train=train)
-    counter = WorkCounter()
-    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # modules that end before their hooks are no fault here
-        allocate_parameters(model, _CPU, _CPU)
-        batch = draw_batch()
-        optimizer = build_optimizer(model, [], train)
+
+    build: Callable[[], PreTrainedModel]
+    draw_batch: Callable[[], Batch]
+    loss: LossConfig = field(default_factory=lambda: LossConfig(kl=0, ce=1))
+    train: TrainConfig = field(default_factory=TrainConfig)
+    precision: str = "32"
+    output_rows: OutputRows | None = None
+    teacher_sizes: LayerSizes | None = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Query:
+    """A frozen teacher's queries, but for its layout.
+
+    Args:
+        build: Builds the teacher; its weights aren't allocated.
+        draw_batch: Draws the batch of one process.
+        outputs: As in `OnlineTeacher`.
+        precision: 32, bf16-mixed or 16-mixed.
+        share: Share of the positions at which the teacher predicts.
+    """
+
+    build: Callable[[], PreTrainedModel]
+    draw_batch: Callable[[], Batch]
+    outputs: tuple[str, ...] = ("logits",)
+    precision: str = "32"
+    share: float = 1.0
+
+
+class StepTracker(MemTracker):
+    """`MemTracker` of whole steps, also for models of which weights are frozen; without modules, which take time.
+
+    Args:
+        counter: Knows how much of the memory is logits.
+
+    Attributes:
+        logits: Bytes of logits at the moment when most memory is in use.
+    """
+
+    def __init__(self, counter: WorkCounter):
+        super().__init__()
+        self.counter, self.logits = counter, 0
+
+    def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> tuple[int, int]:
+        """Counts a module's weights; a frozen one can't have a hook, and parts that are trained have their own."""
+        is_trained = all(each.requires_grad for each in module.parameters())
+        return super()._track_module_params_and_buffers(module, install_grad_hooks and is_trained)
+
+    def _update_peak_stats(self, peak_state: object) -> None:
+        """Keeps what is in use if it is more than ever before."""
+        for device, now in self._curr_mem_snap.items():
+            if self._peak_mem.get(device, 0) < now[_TOTAL_KEY]:
+                self._peak_mem[device], self._peak_mem_snap[device] = now[_TOTAL_KEY], dict(now)
+                self.logits = self.counter.logits
+
+
+def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> StepTrace:
+    """Returns what a training step takes for the first process of a layout without pipeline stages.
+
+    Args:
+        training: What is trained.
+        layout: The layout, on all processes of a world from `simulate_world`.
+        is_new: Whether no model with layers of these shapes was traced in this layout before. Operators on sharded
+            tensors run twice the first time, on whole tensors too, which isn't counted.
+    """
+    model = build_sharded(training.build, layout, training.precision, frozen=False)
+    module = DistillationModule(
+        model.train(),
+        loss=training.loss,
+        train=training.train,
+        output_rows=training.output_rows,
+        teacher_sizes=training.teacher_sizes,
+        shard_optimizer=layout.zero == 1,
+    )
+    is_replicated = layout.processes > 1 and not layout.sharded and layout.zero != 2
+    with trace_fake_tensors(), SelectShare(training.share):
+        allocate_fake(model)
+        batch = training.draw_batch()
+        terms = list(module.layer_terms.parameters())
+        optimizer = build_optimizer(model, terms, training.train, shard=layout.zero == 1)
         take_empty_step(optimizer)
-        memory = MemTracker()
-        memory.track_external(model, optimizer, *batch.values())
         module.on_fit_start()
 
         def take_step() -> None:
-            result = module.training_step(batch, 0)
+            with compute_in(training.precision):
+                result = module.training_step(batch, 0)
             assert result is not None
             result.backward()
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not is_replicated)  # DDP keeps its buckets
 
-        with SelectAll():
-            if layout.tp > 1:  # sharded operators run once more the first time, on whole tensors
-                take_step()
-            with memory, counter:
-                take_step()
+        if layout.tp > 1 and is_new:
+            take_step()
+        if is_replicated:  # DDP's buckets
+            for weight in model.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        counter = WorkCounter(count_classes(model, layout))
+        memory = StepTracker(counter)
+        own = getattr(optimizer, "optim", optimizer)  # this process's part of a ZeroRedundancyOptimizer
+        memory.track_external(model, own, *list_tensors(batch))
+        with counter, memory:
+            take_step()
+        reshard(model)
+        held = count_held_bytes(model, own)
+        if is_replicated:
+            add_gradient_sums(counter, model, layout)
+    return collect_trace(memory, counter, held)
+
+
+def trace_query(query: Query, layout: Layout, *, is_new: bool = True) -> StepTrace:
+    """Returns what a query takes for the first process of a layout without pipeline stages, as in `trace_step`."""
+    model = build_sharded(query.build, layout, query.precision, frozen=True)
+    with trace_fake_tensors(), SelectShare(query.share):
+        allocate_fake(model)
+        batch = query.draw_batch()
+        teacher = OnlineTeacher(model, query.outputs, device=_CPU)
+
+        def ask() -> None:
+            with compute_in(query.precision):
+                teacher(batch)
+
+        if layout.tp > 1 and is_new:
+            ask()
+        counter = WorkCounter(count_classes(model, layout))
+        memory = StepTracker(counter)
+        memory.track_external(model, *list_tensors(batch))
+        with counter, memory:
+            ask()
+        reshard(model)
+        held = count_held_bytes(model)
+    return collect_trace(memory, counter, held)
+
+
+def build_sharded(
+    build: Callable[[], PreTrainedModel], layout: Layout, precision: str, *, frozen: bool
+) -> PreTrainedModel:
+    """Returns a model in its layout, without memory for its weights."""
+    model = build_on_meta(build)
+    model.requires_grad_(not frozen)
+    policy = find_gather_policy(precision)
+    return apply_layout(model, layout, build_mesh(layout, "cpu"), exact=frozen, policy=policy)
+
+
+def build_on_meta(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """Returns a model without memory for its weights, in an instant for any size."""
+    with torch.device("meta"):
+        return build()
+
+
+def allocate_fake(model: nn.Module) -> None:
+    """Replaces weights and buffers on the meta device by fake ones."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, torch.empty_like(buffer, device=_CPU))
+    allocate_parameters(model, _CPU, _CPU)
+
+
+@contextmanager
+def trace_fake_tensors() -> Iterator[None]:
+    """Makes new tensors fake ones."""
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # modules that end before their hooks are no fault here
+        yield
+
+
+def compute_in(precision: str) -> torch.autocast:
+    """Returns the context in which a step of this precision computes."""
+    return torch.autocast("cpu", _HALF.get(precision, torch.bfloat16), enabled=precision in _HALF)
+
+
+def count_classes(model: PreTrainedModel, layout: Layout) -> int:
+    """Returns the width of a vocabulary's logits on a process."""
+    vocabulary = count_vocabulary(model)
+    return vocabulary // layout.tp if vocabulary % layout.tp == 0 else vocabulary
+
+
+def count_vocabulary(model: PreTrainedModel) -> int:
+    """Returns the size of a model's vocabulary."""
+    return int(getattr(model.config.get_text_config(), "vocab_size", 0))
+
+
+def list_tensors(batch: object) -> Iterator[Tensor]:
+    """Yields the tensors of a batch, those of its signals too."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from list_tensors(value)
+
+
+def count_held_bytes(model: nn.Module, optimizer: Optimizer | None = None) -> int:
+    """Returns the bytes of weights, buffers, gradients and optimizer states on this process."""
+    weights = list(model.parameters())
+    gradients = [each.grad for each in weights if each.grad is not None]
+    states = [] if optimizer is None else [value for state in optimizer.state.values() for value in state.values()]
+    return count_tensor_bytes([*weights, *model.buffers(), *gradients, *list_tensors(states)])
+
+
+def count_tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Returns the bytes of tensors, or of this process's part of them; storages that are shared count once."""
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    storages = {id(each.untyped_storage()): each.untyped_storage().nbytes() for each in local}
+    return sum(storages.values())
+
+
+def add_gradient_sums(counter: WorkCounter, model: nn.Module, layout: Layout) -> None:
+    """Adds the all-reduce of the gradients of replicas, which DistributedDataParallel sends in buckets of 25 MiB."""
+    size = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    everyone = Collective("all_reduce", tuple(range(dist.get_world_size())), waits=False)
+    counter.sent[everyone] += size
+    counter.calls[everyone] += -(-size // (25 << 20))
+
+
+def collect_trace(memory: StepTracker, counter: WorkCounter, held: int) -> StepTrace:
+    """Returns what was traced; logits are taken out of the activations and buffers that they are part of."""
     found: Counter[str] = Counter()
     for categories in memory.get_tracker_snapshot("peak").values():
         for kind, count in categories.items():
             name = CATEGORIES.get(getattr(kind, "value", str(kind)))
             if name is not None:
                 found[name] += count
-    return StepTrace(dict(found), counter.flops, dict(counter.sent))
-
-
-class WorkCounter(TorchDispatchMode):
-    """Counts a process's floating-point operations and the bytes of the results of its collective operations.
-
-    `FlopCounterMode` counts the same work, but for all processes of a sharded product together, and it keeps
-    activations in memory that a training frees.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops, self.sent = 0, Counter[str]()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs an operator and counts it; one of a sharded tensor comes back as that of this process's part."""
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        packet = getattr(function, "_overloadpacket", None)
-        if packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
-        space, _, name = str(function).partition(".")
-        if space in ("c10d", "_c10d_functional") and not name.startswith("wait"):
-            tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-            self.sent[name.partition(".")[0].strip("_")] += sum(leaf.numel() * leaf.element_size() for leaf in tensors)
-        return result
-
-
-class SelectAll(TorchFunctionMode):
-    """Makes masks select everything: without data it is unknown how much they would select, and memory is for most."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs a function; those of masks answer as if every element were true."""
-        if function is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
-            return args[0].flatten(0, args[1].dim() - 1)
-        if function is Tensor.all:
-            return True
-        return function(*args, **(kwargs or {}))
+    for name in ("activations", "buffers"):
+        share = min(found[name], memory.logits - found["logits"])
+        found[name] -= share
+        found["logits"] += share
+    return StepTrace(dict(found), held, counter.flops, dict(counter.sent), dict(counter.calls))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distill.parallel.layout import Layout, check_model_fits, parse_layout
+from distill.train.config import AUTO
 from pipelines.settings.distill_config import DistillConfig
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class LayoutSetting:
         Raises:
             InputError: The layout is invalid, or for a different number of processes.
         """
-        if self.text == "auto":
+        if self.text == AUTO:
             return Layout() if self.processes == 1 else None
         return parse_layout(self.text, self.processes, self.name)
 
@@ -55,7 +56,7 @@ class LayoutSetting:
 def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSetting, LayoutSetting, LayoutSetting]:
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training."""
     ranks, teacher, student = config.teacher.ranks, config.teacher.layout, config.student.layout
-    tuned = "auto" if ranks else teacher
+    tuned = AUTO if ranks else teacher
     if config.machine.strategy:
         student = tuned = "replicated"  # DeepSpeed shards the model itself
     return (
@@ -63,6 +64,15 @@ def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSettin
         LayoutSetting("student", "student.layout", student, processes - ranks),
         LayoutSetting("tuned", "teacher.layout", tuned, processes - ranks),
     )
+
+
+def leaves_layout_open(config: DistillConfig, processes: int) -> bool:
+    """Returns whether a layout may be chosen by what is predicted of each.
+
+    DeepSpeed shards models itself, and processes for the teacher only aren't planned.
+    """
+    is_open = AUTO in (config.teacher.layout, config.student.layout)
+    return processes > 1 and is_open and not config.machine.strategy and not config.teacher.ranks
 
 
 def resolve_layout(wanted: LayoutSetting, model: "PretrainedConfig") -> Layout:

@@ -6,6 +6,7 @@ from transformers import PretrainedConfig
 
 from distill.cache import Dense
 from distill.cache.preflight import ROW_BYTES, SIGNAL_BYTES
+from distill.data.splits.examples import Splits
 from distill.models.layer_sizes import read_layer_sizes
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language
@@ -30,10 +31,10 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
         if splits.labels:
             each.num_labels = len(splits.labels)
     teacher_params, student_params = (count_parameters(each, task_class(()).auto) for each in (teacher, student))
-    rows, noun = len(splits.train) + len(splits.unlabelled), "texts"
-    if issubclass(task_class, Language):
-        characters, noun = sum(map(len, as_plain_texts(splits.train).texts)), "documents"
-        rows = -(-characters // (CHARACTERS_PER_TOKEN * config.data.max_length))
+    rows, noun = (
+        count_training_rows(config, task_class, splits),
+        "documents" if issubclass(task_class, Language) else "texts",
+    )
     general = config.general
     blocks = f"{general.blocks:,} blocks" if general.blocks else "all"
     is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"
@@ -50,6 +51,14 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
         *([("cache", f"at most {rows * bytes_per_text / 1e6:.1f} MB")] if is_cached else []),
         ("student training", f"{config.train.epochs} epochs{duration}"),
     ]
+
+
+def count_training_rows(config: DistillConfig, task: type[Task], splits: Splits) -> int:
+    """Returns the number of rows that a student is trained on, of a language model approximately."""
+    if not issubclass(task, Language):
+        return len(splits.train) + len(splits.unlabelled)
+    characters = sum(map(len, as_plain_texts(splits.train).texts))
+    return -(-characters // (CHARACTERS_PER_TOKEN * config.data.max_length))
 
 
 def count_cached_bytes(

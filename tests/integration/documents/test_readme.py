@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import cache, distill, evaluate, export, harness, launch, prune, quantize, report
+from pipelines import cache, distill, evaluate, export, harness, launch, plan, prune, quantize, report
 from pipelines.launchers.job import read_command
 from pipelines.runs.cli import parse
 from pipelines.settings import cache_config
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.launch_config import check_engine
+from pipelines.settings.planner_config import SHORT_PLANNER_OPTIONS, PlannerConfig
 from real.documents import DOCUMENTS, commands_of
 from support.commands import ROOT, run_to_success, small_run
 
@@ -32,6 +33,7 @@ CONFIGS = {
     "pipelines.export": (export.ExportConfig, {}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
     "pipelines.harness": (harness.HarnessConfig, {}),
+    "pipelines.plan": (PlannerConfig, SHORT_PLANNER_OPTIONS),
 }
 
 
@@ -80,7 +82,7 @@ def test_every_example_of_the_caches_help_is_understood(command):
             understood(line)
 
 
-@pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report, launch])
+@pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report, launch, plan])
 def test_every_example_of_the_help_is_understood(module, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in module.EXAMPLES.replace("\\\n", " ").splitlines():

@@ -7,7 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from distill.parallel.layout import parse_layout
 from distill.train.config import TrainConfig
 from pipelines.planner.depth import trace_deep
-from pipelines.planner.trace import StepTrace, simulate_world, trace_step
+from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.trace import StepTrace, Training, trace_step
 
 
 def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
@@ -20,9 +21,8 @@ def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
         ids = torch.ones(2, 64, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
-    return trace_step(
-        lambda: LlamaForCausalLM(config), draw_batch, parse_layout(layout, 4), TrainConfig(checkpointing=checkpointing)
-    )
+    training = Training(lambda: LlamaForCausalLM(config), draw_batch, train=TrainConfig(checkpointing=checkpointing))
+    return trace_step(training, parse_layout(layout, 4))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -34,6 +34,7 @@ def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
     with simulate_world(4):
         own = trace_decoder(12, layout, checkpointing)
         found = trace_deep(lambda layers: trace_decoder(layers, layout, checkpointing), 12)
+    assert found.held == pytest.approx(own.held, rel=0.01)
     assert found.peak == pytest.approx(own.peak, rel=0.03)
     assert found.flops == pytest.approx(own.flops, rel=0.01)
     assert sum(found.sent.values()) == pytest.approx(sum(own.sent.values()), rel=0.02)

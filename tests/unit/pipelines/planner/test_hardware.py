@@ -1,36 +1,64 @@
 """The time of a step by arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
-from distill.parallel.layout import Layout
-from pipelines.planner.hardware import Hardware, estimate_step
+from pipelines.planner.hardware import Hardware, StepTime, estimate_step
+from pipelines.planner.trace import StepTrace
+from pipelines.planner.work import Collective
 
-TWO_NODES = Hardware(nodes=2, gpus=4, memory=80 * 10**9, flops=1e12, bandwidth=100e9, network=10e9)
+TWO_NODES = Hardware(nodes=2, devices=4, memory=80 * 10**9, flops=1e12, links=100e9, bandwidth=10e9, latency=0)
+
+
+def estimate(flops: int, kind: str, size: int, ranks: range, *, waits: bool = False, **changed: object) -> StepTime:
+    collective = Collective(kind, tuple(ranks), waits)
+    return estimate_step(StepTrace({}, 0, flops, {collective: size}, {collective: 1}), replace(TWO_NODES, **changed))
 
 
 def test_a_lone_process_only_computes():
-    found = estimate_step(2 * 10**12, {}, Layout(), TWO_NODES)
+    found = estimate_step(StepTrace({}, 0, 2 * 10**12, {}, {}), TWO_NODES)
     assert found.total == found.compute == 2
 
 
 def test_gathered_weights_hide_behind_the_computation_until_it_is_over():
-    layout = Layout(fsdp=4)
-    quick = estimate_step(10**12, {"allgather_base": 40 * 10**9}, layout, TWO_NODES)
-    assert quick.sharded == pytest.approx(0.3)
+    quick = estimate(10**12, "allgather_base", 40 * 10**9, range(4))
+    assert quick.beside == pytest.approx(0.3)
     assert quick.total == 1
-    slow = estimate_step(10**12, {"allgather_base": 400 * 10**9}, layout, TWO_NODES)
+    slow = estimate(10**12, "allgather_base", 400 * 10**9, range(4))
     assert slow.total == pytest.approx(1 + 3 - 0.9)
 
 
+def test_a_processor_that_sends_itself_hides_nothing():
+    found = estimate(10**12, "allgather_base", 40 * 10**9, range(4), can_overlap=False)
+    assert found.total == pytest.approx(1.3)
+
+
 def test_across_nodes_the_network_decides():
-    sent = {"reduce_scatter_base": 10**9}
-    near, far = (estimate_step(0, sent, Layout(fsdp=count), TWO_NODES).sharded for count in (4, 8))
+    near, far = (estimate(0, "reduce_scatter_base", 10**9, ranks).beside for ranks in (range(4), range(8)))
     assert near == pytest.approx(3 / 100)
     assert far == pytest.approx(7 / 10)
+    assert estimate(0, "reduce_scatter_base", 10**9, range(0, 8, 4)).beside == pytest.approx(1 / 10)
 
 
 def test_sums_of_products_are_waited_for():
-    found = estimate_step(10**12, {"all_reduce": 100 * 10**9}, Layout(tp=4), TWO_NODES)
-    assert found.products == pytest.approx(1.5)
+    found = estimate(10**12, "all_reduce", 100 * 10**9, range(4), waits=True)
+    assert found.waited == pytest.approx(1.5)
     assert found.total == pytest.approx(2.5)
-    assert found.sharded == 0
+    assert found.beside == 0
+
+
+def test_every_call_takes_time():
+    collective = Collective("all_reduce", (0, 1), waits=True)
+    found = estimate_step(StepTrace({}, 0, 0, {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3))
+    assert found.total == pytest.approx(0.1)
+
+
+def test_a_pipeline_waits_for_its_ends():
+    found = estimate_step(StepTrace({}, 0, 10**12, {}, {}, stretch=7 / 4), TWO_NODES)
+    assert found.idle == pytest.approx(0.75)
+    assert found.total == pytest.approx(1.75)
+
+
+def test_a_message_is_sent_once():
+    assert estimate(0, "send", 10**9, range(2), waits=True).waited == pytest.approx(1 / 100)

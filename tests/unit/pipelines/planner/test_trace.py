@@ -6,7 +6,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from distill.parallel.layout import parse_layout
 from distill.train.config import TrainConfig
-from pipelines.planner.trace import StepTrace, simulate_world, trace_step
+from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.trace import Query, StepTrace, Training, trace_query, trace_step
 
 CONFIG = BertConfig(
     vocab_size=1000, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256, num_labels=4
@@ -25,7 +26,16 @@ def draw_batch() -> dict[str, torch.Tensor]:
 
 def trace(layout: str, processes: int, **train: object) -> StepTrace:
     with simulate_world(processes):
-        return trace_step(build, draw_batch, parse_layout(layout, processes), TrainConfig(**train))
+        return trace_step(Training(build, draw_batch, train=TrainConfig(**train)), parse_layout(layout, processes))
+
+
+def ask(layout: str, processes: int) -> StepTrace:
+    with simulate_world(processes):
+        return trace_query(Query(build, draw_batch), parse_layout(layout, processes))
+
+
+def sum_sent(trace: StepTrace, kind: str) -> int:
+    return sum(size for each, size in trace.sent.items() if each.kind == kind)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +83,51 @@ def test_low_bit_states_and_checkpointing_take_less():
 
 
 def test_fsdp_gathers_and_scatters_every_weight(parameters):
-    sent = trace("fsdp=4", 4).sent
-    assert sent["reduce_scatter_base"] == pytest.approx(4 * parameters / 4, rel=0.05)
-    assert 4 * parameters <= sent["allgather_base"] <= 2.2 * 4 * parameters
+    found = trace("fsdp=4", 4)
+    assert sum_sent(found, "reduce_scatter_base") == pytest.approx(4 * parameters / 4, rel=0.05)
+    assert 4 * parameters <= sum_sent(found, "allgather_base") <= 2.2 * 4 * parameters
+    assert {each.ranks for each in found.sent} == {(0, 1, 2, 3)}
+    assert not any(each.waits for each in found.sent)
+
+
+def test_hybrid_shards_gather_among_themselves_and_sum_over_replicas(parameters):
+    found = trace("hsdp=2x4", 8)
+    groups = {each.kind: each.ranks for each in found.sent}
+    assert groups["allgather_base"] == (0, 1, 2, 3)
+    assert groups["allreduce"] == (0, 4)
+    assert sum_sent(found, "allreduce") == pytest.approx(4 * parameters / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "zero1"])
+def test_replicas_keep_all_gradients_and_sum_them(layout, parameters):
+    found = trace(layout, 4)
+    assert sum_sent(found, "all_reduce") == pytest.approx(4 * parameters, rel=1e-3)
+    share = 4 if layout == "zero1" else 1
+    assert found.held == pytest.approx(8 * parameters + 8 * parameters / share, rel=0.25 if share > 1 else 0.02)
+
+
+def test_a_frozen_model_has_weights_and_the_activations_of_a_layer(parameters):
+    found, sharded = ask("replicated", 1), ask("fsdp=4", 4)
+    assert found.held == pytest.approx(4 * parameters, rel=0.02)
+    assert found.memory.get("gradients", 0) == found.memory.get("optimizer", 0) == 0
+    assert found.peak < trace("replicated", 1).peak / 3
+    assert found.flops == pytest.approx(trace("replicated", 1).flops / 3, rel=0.1)  # attention's backward is 2.5 of it
+    assert sharded.held == pytest.approx(4 * parameters / 4, rel=0.05)
+
+
+def test_half_precision_halves_what_is_gathered_and_kept():
+    plain = trace("fsdp=4", 4)
+    with simulate_world(4):
+        half = trace_step(Training(build, draw_batch, precision="bf16-mixed"), parse_layout("fsdp=4", 4))
+    assert sum_sent(half, "allgather_base") == pytest.approx(sum_sent(plain, "allgather_base") / 2, rel=0.02)
+    assert half.held == pytest.approx(plain.held, rel=0.01)
+    assert half.peak < plain.peak
+
+
+def test_weights_of_any_size_are_traced_without_memory():
+    """A layer of 0.8 billion weights would take 3 GB."""
+    wide = BertConfig(vocab_size=1000, hidden_size=8192, num_hidden_layers=2, num_attention_heads=64, num_labels=4,
+                      intermediate_size=32768)  # fmt: skip
+    with simulate_world(4):
+        found = trace_query(Query(lambda: BertForSequenceClassification(wide), draw_batch), parse_layout("fsdp=4", 4))
+    assert found.held > 1.5e9

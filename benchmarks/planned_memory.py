@@ -1,0 +1,214 @@
+"""Predicted peak memory of a process against the measured one, in every layout of a student and of a frozen teacher.
+
+    python -m benchmarks.planned_memory --output runs/planned-memory              # 3 sizes of BERT on 4 processes
+    python -m benchmarks.planned_memory --sizes small --rows 8 --output runs/planned-memory
+
+A step of training on labels, and a query of a frozen model, each in real processes that send to each other by gloo. The
+measured memory is what a process takes at most, in two steps, above what it had before it loaded the model: resident
+memory, of pages of files only the checkpoint's; freed blocks go back to the system at once. Printed are both, and their
+ratio. Measured layouts are kept in the output's results.jsonl.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypedDict
+
+from benchmarks.sharded_memory import (  # sets the allocator up first
+    AUTO,
+    Peak,
+    count_mapped_bytes,
+    record_peak,
+    run_processes,
+    save_model,
+)
+
+import torch  # isort: skip
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, PreTrainedModel
+
+from benchmarks.results_folder import Results, check_settings
+from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import SignalSource
+from distill.parallel.layout import Layout, parse_layout
+from distill.parallel.mesh import build_mesh
+from distill.parallel.pipeline import PipelineForward
+from distill.teacher.online import OnlineTeacher
+from distill.teacher.shard import ShardedTeacher
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.optimizer import build_optimizer
+from distill.train.steps.pipeline import train_stages
+from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.stage_trace import count_micro_batches, trace_stages
+from pipelines.planner.trace import Query, StepTrace, Training, trace_query, trace_step
+from pipelines.runs.console import Console
+from pipelines.runs.placement import build_pipeline_trainer, load_in_layout
+from pipelines.settings.this_machine import describe_machine
+
+SIZES = {"small": (256, 4), "medium": (512, 6), "base": (768, 12)}  # hidden, layers
+LAYOUTS = (
+    "replicated",
+    "zero1",
+    "zero2",
+    "fsdp=4",
+    "hsdp=2x2",
+    "tp=4",
+    "fsdp=2,tp=2",
+    "dp=2,tp=2",
+    "pp=2,dp=2",
+    "pp=4",
+)
+PROCESSES = 4
+STEPS = 2
+
+
+class Result(TypedDict):
+    """A line of results.jsonl."""
+
+    size: str
+    role: str
+    layout: str
+    checkpointing: str
+    measured: int
+
+
+def main() -> None:
+    """Measures what is missing and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
+    parser.add_argument("--checkpointing", nargs="+", default=["none"])
+    parser.add_argument("--rows", type=int, default=16, help="of a batch of all processes")
+    parser.add_argument("--length", type=int, default=128)
+    options = parser.parse_args()
+    check_settings(options.output, options, free=("sizes", "layouts", "checkpointing"))
+    console, results = Console(), Results[Result](options.output)
+    console.say(f"{describe_machine()}, torch {torch.__version__}, {PROCESSES} processes")
+    rows, ratios = [], []
+    for size in options.sizes:
+        folder = options.output / f"model-{size}"
+        if not folder.exists():
+            save_model(folder, *SIZES[size])
+        for role, name, mode in list_cases(options):
+            layout = parse_layout(name, PROCESSES)
+            predicted = predict(folder, role, layout, mode, options).peak
+            known = results.find(size=size, role=role, layout=name, checkpointing=mode)
+            if known is None:
+                work = partial(measure_peak, role, options.rows, options.length, mode)
+                measured = max(peak.most + peak.mapped for peak in run_processes(work, PROCESSES, folder, name))
+                known = results.add(Result(size=size, role=role, layout=name, checkpointing=mode, measured=measured))
+            ratios.append(predicted / known["measured"])
+            cells = f"{predicted / 1e6:,.0f}", f"{known['measured'] / 1e6:,.0f}", f"{ratios[-1]:.2f}"
+            rows.append((size, role, name, mode, *cells))
+    header = ("size", "model", "layout", "checkpointing", "predicted MB", "measured MB", "ratio")
+    console.table(f"Peak of a process, {options.rows} rows of {options.length} tokens in all", header, rows)
+    console.say(f"within 10 %: {sum(abs(ratio - 1) <= 0.1 for ratio in ratios)} of {len(ratios)}")
+
+
+def list_cases(options: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """Returns (role, layout, checkpointing) of each measurement."""
+    students = [("student", layout, mode) for layout in options.layouts for mode in options.checkpointing]
+    return students + [("teacher", layout, "none") for layout in options.layouts if not layout.startswith("zero")]
+
+
+def draw_batch(rows: int, length: int) -> dict[str, Tensor]:
+    """Returns a batch of random tokens with labels."""
+    ids = torch.ones(rows, length, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(rows, dtype=torch.long)}
+
+
+def predict(
+    folder: Path, role: str, layout: Layout, mode: str, options: argparse.Namespace, processes: int = PROCESSES
+) -> StepTrace:
+    """Returns what the planner says."""
+
+    def build() -> PreTrainedModel:
+        model: PreTrainedModel = AUTO.from_config(AutoConfig.from_pretrained(folder))
+        return model
+
+    own = options.rows // layout.data_parallel
+    count, rows = count_micro_batches(own) if layout.pp > 1 else (1, own)
+    draw = partial(draw_batch, rows, options.length)
+    work = Training(build, draw, train=TrainConfig(checkpointing=mode)) if role == "student" else Query(build, draw)
+    with simulate_world(processes):
+        if layout.pp > 1:
+            return trace_stages(work, layout, count)
+        return trace_step(work, layout) if isinstance(work, Training) else trace_query(work, layout)
+
+
+class Step(nn.Module):
+    """The training step of a module, as a forward pass that DistributedDataParallel can wrap."""
+
+    def __init__(self, module: DistillationModule):
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Returns the loss."""
+        loss = self.module.training_step(batch, 0)
+        assert loss is not None
+        return loss
+
+
+def prepare_student(rows: int, length: int, mode: str, folder: Path, layout: Layout) -> Callable[[], object]:
+    """Returns a step of a student in a layout."""
+    train, mesh = TrainConfig(checkpointing=mode), build_mesh(layout, "cpu")
+    model = load_in_layout(folder, AUTO, layout, mesh)
+    stages = build_pipeline_trainer(model, layout, mesh)
+    module = DistillationModule(
+        model, loss=LossConfig(kl=0, ce=1), train=train, stages=stages, shard_optimizer=layout.zero == 1
+    )
+    module.on_fit_start()
+    step: nn.Module = Step(module)
+    if not layout.sharded and layout.zero != 2:
+        step = DistributedDataParallel(step, gradient_as_bucket_view=True)
+    optimizer = build_optimizer(model, [], train, shard=layout.zero == 1)
+    batch = draw_batch(rows // layout.data_parallel, length)
+
+    def take_step() -> None:
+        if stages is None:
+            step(batch).backward()
+        else:
+            train_stages(stages, batch, {}, {}, module.loss, 1)
+            stages.average_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return take_step
+
+
+def prepare_teacher(rows: int, length: int, mode: str, folder: Path, layout: Layout) -> Callable[[], object]:
+    """Returns a query of a frozen model in a layout."""
+    mesh = build_mesh(layout, "cpu")
+    model = load_in_layout(folder, AUTO, layout, mesh, frozen=True)
+    if layout.pp > 1:
+        teacher: SignalSource = ShardedTeacher(PipelineForward(model, mesh.get_group("pp")), mesh)
+    else:
+        online = OnlineTeacher(model, device=model.device)
+        teacher = ShardedTeacher(online, mesh) if layout.sharded else online
+    batch = draw_batch(rows // layout.data_parallel, length)
+    return lambda: teacher(batch)
+
+
+PREPARE = {"student": prepare_student, "teacher": prepare_teacher}
+
+
+def measure_peak(role: str, rows: int, length: int, mode: str, folder: Path, layout: Layout) -> Peak:
+    """Returns the memory of this process from before the model is loaded until two steps or queries are done."""
+    with record_peak() as peak:
+        work = PREPARE[role](rows, length, mode, folder, layout)
+        for _ in range(STEPS):
+            work()
+    if role == "teacher":
+        peak.mapped = count_mapped_bytes(folder)
+    return peak
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,194 @@
+"""Memory and time of each layout of a teacher and of a student, on given machines."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from distill.errors import InputError
+from distill.parallel.layout import Layout
+from distill.tasks.logit_rows import OutputRows
+from distill.train.config import AUTO, TrainConfig
+from pipelines.planner.depth import trace_deep
+from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.hardware import Hardware, StepTime, estimate_step
+from pipelines.planner.layouts import list_layouts
+from pipelines.planner.stage_trace import count_micro_batches, trace_stages
+from pipelines.planner.trace import StepTrace, trace_query, trace_step
+from pipelines.planner.workload import Workload
+from pipelines.settings.facts import Facts
+from pipelines.settings.rules import check_rules
+
+CHECKPOINTING = ("none", "selective", "full")  # each takes less memory and more time than the one before
+SMALLER = {"adamw": "adamw-8bit"}  # an optimizer with smaller states, for when nothing else fits
+# Optimizer -> bytes of its states over those of AdamW, as measured (docs/benchmarks/training.md). Their first step is
+# compiled, which needs data, so they are traced as AdamW.
+STATES = {"adamw-8bit": 2.07 / 8, "adamw-4bit": 1.09 / 8, "adamw-fp8": 2.06 / 8}
+QUERY_TOKENS = 2048  # of a batch whose signals are cached
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout and what belongs to it.
+
+    Args:
+        layout: The layout.
+        train: Settings of the student's training; None for a teacher.
+        rows: Rows of a process's batch.
+        trace: What a step takes; None if it isn't possible.
+        time: Seconds of a step; None likewise.
+        refusal: Why it isn't possible, or doesn't fit; empty if it is and does.
+    """
+
+    layout: Layout
+    train: TrainConfig | None = None
+    rows: int = 0
+    trace: StepTrace | None = None
+    time: StepTime | None = None
+    refusal: str = ""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a process, at most."""
+        assert self.trace is not None
+        return self.trace.peak
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        assert self.time is not None
+        return self.time.total
+
+
+class LayoutTracer:
+    """Traces the layouts of both models, each once.
+
+    Args:
+        workload: What is to be trained.
+        hardware: The machines.
+        on_layout: Called with the name of every layout when it is done, to show progress.
+    """
+
+    def __init__(self, workload: Workload, hardware: Hardware, on_layout: Callable[[str], None] = lambda name: None):
+        self.workload, self.hardware, self.on_layout = workload, hardware, on_layout
+        self._traced: set[tuple[object, ...]] = set()
+
+    def list_teachers(self, layouts: Sequence[Layout] = ()) -> list[Choice]:
+        """Returns the layouts of the teacher, these or all, with its queries while a cache is written."""
+        layouts = layouts or list_layouts(self.hardware, self.workload.teacher, trained=False)
+        return [self._ask(layout) for layout in layouts]
+
+    def list_students(self, layouts: Sequence[Layout] = (), *, online: bool = False) -> list[Choice]:
+        """Returns the layouts of the student, these or all, each with the least checkpointing with which it fits.
+
+        Where none fits, they are tried again with smaller optimizer states.
+        """
+        layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True)
+        train = self.workload.settings.train
+        found = [self._train(layout, train, online=online) for layout in layouts]
+        if train.optimizer in SMALLER and all(choice.refusal for choice in found):
+            smaller = replace(train, optimizer=SMALLER[train.optimizer])
+            found += [self._train(layout, smaller, online=online) for layout in layouts]
+        return found
+
+    def list_online(self, cached: Sequence[Choice]) -> list[Choice]:
+        """Returns the layouts of the student whose teacher computes in every step.
+
+        Its signals take no less memory than those of a cache, so that only layouts are tried that fit with these.
+        """
+        if self.workload.choose_signals(online=True) == self.workload.choose_signals(online=False):
+            return list(cached)
+        return [
+            self._train(choice.layout, choice.train, online=True)
+            for choice in cached
+            if choice.train is not None and not choice.refusal
+        ]
+
+    def _ask(self, layout: Layout) -> Choice:
+        rows = max(1, QUERY_TOKENS // self.workload.length)
+        choice = self._plan(layout, lambda layout: self._query(layout, rows), rows)
+        self.on_layout(str(layout))
+        return choice
+
+    def _train(self, layout: Layout, train: TrainConfig, *, online: bool) -> Choice:
+        """Returns a layout with the first kind of checkpointing that fits, from the given one on."""
+        rows, rest = divmod(train.rows, layout.data_parallel)
+        if rest:
+            reason = f"a batch of {train.rows} rows can't be divided among {layout.data_parallel} processes"
+            return Choice(layout, train, refusal=reason)
+        first = "none" if train.checkpointing == AUTO else train.checkpointing
+        modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
+        for mode in modes:
+            tried = replace(train, checkpointing=mode)
+            choice = self._plan(layout, partial(self._step, train=tried, rows=rows, online=online), rows, tried)
+            if choice.trace is None or not choice.refusal or choice.trace.held > self.hardware.memory:
+                break
+        self.on_layout(str(layout))
+        return choice
+
+    def _plan(
+        self, layout: Layout, trace: Callable[[Layout], StepTrace], rows: int, train: TrainConfig | None = None
+    ) -> Choice:
+        """Returns a layout with its trace, or with the reason why it isn't possible."""
+        facts = Facts(self.workload.settings, layout.processes, self.workload.task.name)
+        named = replace(facts, teacher_layout=layout) if train is None else replace(facts, student_layout=layout)
+        if layout.pp > 1 and train is not None and type(self.workload.task.output_rows) is not OutputRows:
+            return Choice(layout, train, rows, refusal="rows of outputs that stages don't exchange")
+        smallest = self._count_least(layout, train)
+        if smallest > self.hardware.memory:
+            return Choice(layout, train, rows, refusal=f"weights and states alone take {smallest / 1e9:,.0f} GB")
+        try:
+            check_rules(named, about=("teacher_layout", "student_layout"))
+            with simulate_world(self.hardware.processes):
+                found = trace(layout)
+        except InputError as error:
+            return Choice(layout, train, rows, refusal=str(error))
+        time = estimate_step(found, self.hardware)
+        refusal = "" if found.peak <= self.hardware.memory else "doesn't fit"
+        return Choice(layout, train, rows, found, time, refusal)
+
+    def _count_least(self, layout: Layout, train: TrainConfig | None) -> int:
+        """Returns the bytes of weights and states on a process, without a trace."""
+        workload = self.workload
+        parameters = workload.teacher_parameters if train is None else workload.student_parameters
+        states = 8 if train is not None and train.optimizer == "adamw" else 0  # others may have any size
+        shards = layout.processes if layout.zero == 2 else layout.shards
+        return round(parameters * (4 / shards + states / (layout.processes if layout.zero else layout.shards)))
+
+    def _is_new(self, *shapes: object) -> bool:
+        """Returns whether this is the first trace of its shapes."""
+        is_new = shapes not in self._traced
+        self._traced.add(shapes)
+        return is_new
+
+    def _query(self, layout: Layout, rows: int) -> StepTrace:
+        micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
+
+        def trace(layers: int) -> StepTrace:
+            query = self.workload.describe_query(size, layers)
+            if layout.pp > 1:
+                return trace_stages(query, layout, micro_batches)
+            return trace_query(query, layout, is_new=self._is_new("query", layout, size))
+
+        return trace_deep(trace, self.workload.teacher.get_text_config().num_hidden_layers, layout.pp)
+
+    def _step(self, layout: Layout, train: TrainConfig, rows: int, *, online: bool) -> StepTrace:
+        micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
+
+        traced = replace(train, optimizer="adamw") if train.optimizer in STATES else train
+
+        def trace(layers: int) -> StepTrace:
+            training = self.workload.describe_training(size, layers, traced, online=online)
+            if layout.pp > 1:
+                return trace_stages(training, layout, micro_batches)
+            return trace_step(training, layout, is_new=self._is_new("step", layout, size, train, online))
+
+        layers = self.workload.student.get_text_config().num_hidden_layers
+        found = trace(layers) if self.workload.is_traced_whole else trace_deep(trace, layers, layout.pp)
+        return scale_states(found, STATES.get(train.optimizer, 1.0))
+
+
+def scale_states(trace: StepTrace, factor: float) -> StepTrace:
+    """Returns the trace with optimizer states of this many times the size."""
+    states = trace.memory.get("optimizer", 0)
+    smaller = round(factor * states)
+    return replace(trace, memory={**trace.memory, "optimizer": smaller}, held=trace.held - states + smaller)

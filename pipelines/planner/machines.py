@@ -1,0 +1,138 @@
+"""The machines of a plan: from data sheets, or measured on this one."""
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from compress.measure.memory import read_resident_memory
+from compress.prune.budget import parse_bytes
+from pipelines.planner.hardware import Hardware
+from pipelines.settings.layouts import process_memory
+from pipelines.settings.planner_config import CPU, GPU_KINDS, REACHED, ClusterConfig, parse_rate
+
+ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
+MESSAGE = 16 << 20  # bytes of the sums that are timed
+TIMED_ROUNDS = 5
+RESERVED = 10**9  # bytes of a GPU for its context, NCCL's buffers and workspaces of products, approximately
+
+
+def describe_hardware(cluster: ClusterConfig, precision: str, threads: int) -> Hardware:
+    """Returns the machines of a plan.
+
+    Args:
+        cluster: The machines as requested.
+        precision: Precision of training.
+        threads: Threads of a process, for a CPU.
+    """
+    found = measure_this_processor(cluster, threads) if cluster.gpu == CPU else describe_gpus(cluster, precision)
+    return replace(
+        found,
+        flops=cluster.tflops * 1e12 or found.flops,
+        links=parse_rate(cluster.links, "cluster.links") if cluster.links else found.links,
+        bandwidth=parse_rate(cluster.bandwidth, "cluster.bandwidth"),
+    )
+
+
+def describe_gpus(cluster: ClusterConfig, precision: str) -> Hardware:
+    """Returns machines with GPUs, from their data sheet."""
+    kind = GPU_KINDS[cluster.gpu]
+    memory = parse_bytes(cluster.gpu_memory, "cluster.gpu_memory") if cluster.gpu_memory else kind.memory
+    reached = REACHED * (kind.single if precision == "32" else kind.half)
+    return Hardware(cluster.nodes, cluster.gpus, memory - RESERVED, reached, kind.links, kind.links)
+
+
+def measure_this_processor(cluster: ClusterConfig, threads: int) -> Hardware:
+    """Returns machines like this one, with processes in place of GPUs."""
+    rates = measure_processor(cluster.gpus, threads)
+    memory = read_memory() // cluster.gpus
+    if cluster.gpu_memory:
+        memory = parse_bytes(cluster.gpu_memory, "cluster.gpu_memory")
+    return Hardware(
+        cluster.nodes, cluster.gpus, memory - rates.resident, rates.flops, rates.bandwidth, rates.bandwidth,
+        rates.latency, can_overlap=False,
+    )  # fmt: skip
+
+
+def read_memory() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(frozen=True)
+class ProcessorRates:
+    """What processes on this machine reach while all of them work.
+
+    Args:
+        flops: Floating-point operations a second of a process.
+        bandwidth: Bytes a second between two of them; 1 for a lone process.
+        resident: Bytes of a process before it has tensors.
+        bandwidth: Bytes a second between two of them; 1 for a lone process.
+        latency: Seconds of the shortest sum over all.
+    """
+
+    flops: float
+    resident: int
+    bandwidth: float = 1.0
+    latency: float = 0.0
+
+
+def measure_processor(processes: int, threads: int) -> ProcessorRates:
+    """Returns the rates of this many processes that work at the same time, each with `threads` threads (0: default)."""
+    with tempfile.TemporaryDirectory(prefix="stillroom-") as place:
+        torch.multiprocessing.start_processes(
+            _measure_process, (processes, threads, place), nprocs=processes, start_method="spawn"
+        )
+        found = [json.loads((Path(place) / f"{rank}.json").read_text()) for rank in range(processes)]
+    return ProcessorRates(**{name: statistics.median(each[name] for each in found) for name in found[0]})
+
+
+def _measure_process(rank: int, processes: int, threads: int, place: str) -> None:
+    """Writes the rates of a process to a file."""
+    torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // processes))
+    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=processes)
+    resident = read_resident_memory()
+    left, right = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, 4 * WIDTH)
+    product = time_work(lambda: left @ right)
+    rates = ProcessorRates(2 * left.numel() * right.shape[1] / product, resident)
+    if processes > 1:
+        latency = time_work(lambda: dist.all_reduce(torch.zeros(1)))
+        message = torch.zeros(MESSAGE // 4)
+        seconds = max(1e-9, time_work(lambda: dist.all_reduce(message)) - latency)
+        rates = ProcessorRates(rates.flops, resident, 2 * MESSAGE * (processes - 1) / processes / seconds, latency)
+    (Path(place) / f"{rank}.json").write_text(json.dumps(asdict(rates)))
+    dist.destroy_process_group()
+
+
+def time_work(work: Callable[[], object]) -> float:
+    """Returns the median seconds of a function on all processes at once, after a first call."""
+    spent = []
+    for _ in range(1 + TIMED_ROUNDS):
+        dist.barrier()
+        start = time.perf_counter()
+        work()
+        spent.append(time.perf_counter() - start)
+    return statistics.median(spent[1:])
+
+
+def describe_this_machine(processes: int) -> Hardware:
+    """Returns this machine, and others like it, as hardware of a run with this many processes.
+
+    A GPU that isn't in the table counts as an A100 with its own memory. The rates of a CPU aren't measured, but those
+    of two cores of an AMD EPYC (docs/benchmarks/training.md): only their ratio matters for the choice of a layout.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    nodes, memory = max(1, processes // here), int(process_memory(processes)) - RESERVED
+    bandwidth = parse_rate(ClusterConfig().bandwidth, "cluster.bandwidth")
+    if not torch.cuda.is_available():
+        return Hardware(nodes, here, memory, 50e9, 1e9, 1e9, latency=200e-6, can_overlap=False)
+    name = torch.cuda.get_device_name().lower()
+    kind = GPU_KINDS[next((kind for kind in GPU_KINDS if kind in name.replace("-", " ").split()), "a100")]
+    return Hardware(nodes, here, memory, REACHED * kind.half, kind.links, bandwidth)

@@ -1,0 +1,187 @@
+"""A plan: every pair of layouts of a distillation on some machines, and the fastest that fits."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from transformers import PretrainedConfig
+
+from distill.checkpoint.checkpoint import is_local
+from distill.checkpoint.config import CONFIG_FILE, load_config
+from distill.checkpoint.folder import PACKAGE, locate_in_package
+from distill.data.config import USUAL_LENGTH
+from distill.errors import InputError
+from distill.student.build import student_config
+from distill.student.spec import is_relative
+from distill.tasks.choose import TASKS, choose_task
+from distill.tasks.positions import find_max_tokens
+from distill.tasks.task import Task
+from pipelines.planner.hardware import Hardware
+from pipelines.planner.layout_tracer import Choice, LayoutTracer
+from pipelines.planner.layouts import list_layouts
+from pipelines.planner.machines import describe_hardware
+from pipelines.planner.pairs import LayoutPair, list_pairs
+from pipelines.planner.workload import Workload, set_labels
+from pipelines.runs.console import Console
+from pipelines.settings.defaults import fill_defaults, fill_task_defaults
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.planner_config import CPU, PlannerConfig
+from pipelines.stages.dry_run import count_training_rows
+
+Precision: TypeAlias = Literal["32", "bf16-mixed"]
+CPU_PRECISION: Precision = "32"  # where none is requested
+GPU_PRECISION: Precision = "bf16-mixed"
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """All pairs of layouts, and what they follow from.
+
+    Args:
+        requested: Settings of the run, as the user wrote them.
+        workload: What is trained.
+        hardware: The machines.
+        teachers: Layouts of the teacher.
+        cached: Layouts of a student that reads a cache.
+        online: Layouts of a student whose teacher computes in every step.
+        pairs: The pairs that fit, the fastest first.
+    """
+
+    requested: DistillConfig
+    workload: Workload
+    hardware: Hardware
+    teachers: Sequence[Choice]
+    cached: Sequence[Choice]
+    online: Sequence[Choice]
+    pairs: Sequence[LayoutPair]
+
+    @property
+    def chosen(self) -> LayoutPair:
+        """The fastest pair."""
+        return self.pairs[0]
+
+    def find_fastest(self, signals: str) -> LayoutPair | None:
+        """Returns the fastest pair with `cached` or with `online` signals; None if none fits."""
+        return next((pair for pair in self.pairs if pair.signals == signals), None)
+
+
+def make_plan(config: PlannerConfig, console: Console) -> ClusterPlan:
+    """Returns the plan of a run on the machines in its settings.
+
+    Raises:
+        InputError: The models, the data and the settings can't be used together, or no pair of layouts fits.
+    """
+    requested = config.select_run()
+    precision = CPU_PRECISION if config.cluster.gpu == CPU else GPU_PRECISION
+    workload = describe_workload(requested, partial(count_data, config), precision)
+    machine = workload.settings.machine
+    hardware = describe_hardware(config.cluster, machine.precision, machine.threads)
+    of_teacher = list_layouts(hardware, workload.teacher, trained=False)
+    of_student = list_layouts(hardware, workload.student, trained=True)
+    with console.track("planning", len(of_teacher) + 2 * len(of_student), "layouts") as advance:
+        tracer = LayoutTracer(workload, hardware, partial(advance, 1))
+        teachers, cached = tracer.list_teachers(of_teacher), tracer.list_students(of_student)
+        online = tracer.list_online(cached)
+    pairs = list_pairs(teachers, cached, online, workload, hardware)
+    if not pairs:
+        raise describe_lack(teachers, [*cached, *online], hardware)
+    return ClusterPlan(requested, workload, hardware, teachers, cached, online, pairs)
+
+
+def describe_workload(
+    settings: DistillConfig, count_data: Callable[[DistillConfig, type[Task]], tuple[int, int]], precision: Precision
+) -> Workload:
+    """Returns what a run trains.
+
+    Args:
+        settings: Settings of the run, as the user wrote them.
+        count_data: Returns the number of training rows, and of labels (0: those of the teacher's head).
+        precision: Precision of training if the settings leave it open.
+
+    Raises:
+        InputError: A checkpoint's config or the data is missing or invalid, or the task can't be planned.
+    """
+    settings = fill_defaults(settings)
+    teacher = copy.deepcopy(open_config(settings.teacher.model, "teacher"))
+    name, _ = choose_task(settings.task, teacher, settings.teacher.model, settings.data)
+    settings, task = fill_task_defaults(settings, name), TASKS[name]
+    if not settings.loss.needs_teacher:
+        raise InputError("loss: expected a term that reads the teacher, found none: there is no pair to plan")
+    if name == "sentence-embedding":
+        raise InputError("task sentence-embedding: expected another task: its models have no layout but replicated")
+    task.check(teacher, settings.teacher.model)
+    spec = settings.student.spec
+    student = student_config(teacher, spec) if is_relative(spec) else copy.deepcopy(open_config(spec, "student"))
+    settings = fit_settings(settings, precision, teacher, student)
+    rows, labels = count_data(settings, task)
+    for model in (teacher, student):
+        set_labels(model, task, labels or int(teacher.num_labels or 1))
+    return Workload(settings, task, teacher, student, rows)
+
+
+def open_config(name: str, role: str) -> PretrainedConfig:
+    """Returns the config of a checkpoint, whose weights needn't be there.
+
+    Raises:
+        InputError: There is no such folder or hub model, or its config.json is invalid.
+    """
+    if name.startswith(PACKAGE):
+        return load_config(locate_in_package(name, role), role)
+    if is_local(name):
+        return load_config(Path(name).expanduser(), role)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return load_config(Path(hf_hub_download(name, CONFIG_FILE)).parent, role)
+    except InputError:
+        raise
+    except Exception as error:  # the hub client raises about twenty exception types
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{role} {name!r}: expected a folder with config.json or a hub model, found neither: {reason}"
+        ) from error
+
+
+def count_data(config: PlannerConfig, settings: DistillConfig, task: type[Task]) -> tuple[int, int]:
+    """Returns the number of training rows, and of labels (0: those of the teacher's head)."""
+    if not config.data.path:
+        return config.rows, config.labels
+    splits = task.read(settings.data, settings.seed)
+    return config.rows or count_training_rows(settings, task, splits), config.labels or len(splits.labels)
+
+
+def fit_settings(
+    settings: DistillConfig, precision: Precision, teacher: PretrainedConfig, student: PretrainedConfig
+) -> DistillConfig:
+    """Returns the settings with a precision, and with rows as long as both models allow."""
+    limits = [most for each in (teacher, student) if (most := find_max_tokens(each)) is not None]
+    length = min([settings.data.max_length or USUAL_LENGTH, *limits])
+    machine = settings.machine
+    return replace(
+        settings,
+        machine=replace(machine, precision=precision) if machine.precision == "auto" else machine,
+        data=replace(settings.data, max_length=length),
+    )
+
+
+def describe_lack(teachers: Sequence[Choice], students: Sequence[Choice], hardware: Hardware) -> InputError:
+    """Returns the error that no pair fits, with what would."""
+    parts = []
+    for role, choices in (("teacher", teachers), ("student", students)):
+        traced = [choice for choice in choices if choice.trace is not None]
+        if any(not choice.refusal for choice in traced):
+            continue
+        if not traced:
+            reasons = dict.fromkeys(choice.refusal for choice in choices)
+            parts.append(f"the {role} has no layout ({'; '.join(list(reasons)[:3])})")
+            continue
+        smallest = min(traced, key=lambda choice: choice.peak)
+        parts.append(f"the {role} needs {smallest.peak / 1e9:,.3g} GB at least ({smallest.layout})")
+    found = "; ".join(parts) or "each fits alone, but not both together"
+    return InputError(
+        f"layouts: expected a pair that fits into {hardware.processes} x {hardware.memory / 1e9:,.3g} GB, found none: "
+        f"{found}; take more GPUs, or a smaller train.batch_size or data.max_length"
+    )

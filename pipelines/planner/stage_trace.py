@@ -1,0 +1,155 @@
+"""Memory, work and traffic of a model in pipeline stages: those of its largest stage, without the others.
+
+A stage runs the micro-batches of a batch in the schedule's order, with tensors without data for what its neighbours
+send. A batch of m micro-batches through p stages takes as long as m + p - 1 of them on the busiest one (Huang et al.
+2019, GPipe, arXiv 1811.06965, section 2.3).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.data.batches.encode import Batch
+from distill.losses.compose import compute_loss_terms, weighted_sum
+from distill.losses.config import LossConfig
+from distill.models.inputs import select_inputs
+from distill.parallel.layout import Layout
+from distill.parallel.pipeline import StageForward
+from distill.parallel.pipeline_stage import reduce_to_stage, split_layers
+from distill.tasks.logit_rows import OutputRows
+from distill.train.activations import checkpoint_layers
+from distill.train.optimizer import build_optimizer, take_empty_step
+from distill.train.steps.batch_entries import find_signals
+from pipelines.planner.fake_world import SelectShare
+from pipelines.planner.trace import (
+    Query,
+    StepTrace,
+    StepTracker,
+    Training,
+    allocate_fake,
+    build_on_meta,
+    collect_trace,
+    compute_in,
+    count_held_bytes,
+    count_vocabulary,
+    list_tensors,
+    trace_fake_tensors,
+)
+from pipelines.planner.work import Collective, WorkCounter
+
+MICRO_BATCHES = 4  # as in PipelineTrainer and PipelineForward
+
+
+def count_micro_batches(rows: int) -> tuple[int, int]:
+    """Returns the number of micro-batches of a batch, and the rows of each."""
+    size = -(-rows // MICRO_BATCHES)
+    return -(-rows // size), size
+
+
+def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> StepTrace:
+    """Returns what the largest stage takes for a batch: the most memory and work of the first and the last one.
+
+    Args:
+        work: The training or query, with batches of the rows of a micro-batch.
+        layout: Layout with pipeline stages.
+        micro_batches: Number of micro-batches.
+    """
+    first, last = (trace_stage(work, layout, micro_batches, index) for index in (0, layout.pp - 1))
+    larger = max(first, last, key=lambda stage: stage.peak)
+    busier = max(first, last, key=lambda stage: stage.flops)
+    stretch = (micro_batches + layout.pp - 1) / micro_batches
+    return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
+
+
+def trace_stage(work: Training | Query, layout: Layout, micro_batches: int, index: int) -> StepTrace:
+    """Returns what one of the stages takes for a batch."""
+    stage = build_on_meta(work.build)
+    reduce_to_stage(stage, split_layers(stage, layout.pp), index)
+    is_trained = isinstance(work, Training)
+    stage.requires_grad_(is_trained)
+    with trace_fake_tensors(), SelectShare(work.share):
+        allocate_fake(stage)
+        batch, optimizer = work.draw_batch(), None
+        lone = LoneStage(stage, work.loss if isinstance(work, Training) else None)
+        counter = WorkCounter(count_vocabulary(stage))
+        memory = StepTracker(counter)
+        with checkpoint_layers(stage, work.train.checkpointing if isinstance(work, Training) else "none"):
+            if isinstance(work, Training):
+                optimizer = build_optimizer(stage.train(), [], work.train)
+                take_empty_step(optimizer)
+            memory.track_external(stage, *list_tensors(batch), *([] if optimizer is None else [optimizer]))
+            with counter, memory:
+                with compute_in(work.precision):
+                    lone.run(batch, micro_batches, memory.reset_mod_stats)
+                if optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        held = count_held_bytes(stage, optimizer)
+    add_messages(counter, stage, batch, (1 + is_trained) * micro_batches)
+    return collect_trace(memory, counter, held)
+
+
+class LoneStage:
+    """A stage without its neighbours.
+
+    With at least as many micro-batches as stages the order is that of 1F1B, which keeps the activations of as many
+    micro-batches as there are stages from this one on; otherwise GPipe's, which keeps all.
+
+    Args:
+        stage: From `reduce_to_stage`.
+        loss: The loss; None for a frozen model.
+    """
+
+    def __init__(self, stage: PreTrainedModel, loss: LossConfig | None):
+        self.forward, self.stage, self.loss = StageForward(stage), stage, loss
+
+    def run(self, batch: Batch, micro_batches: int, before: Callable[[], None]) -> None:
+        """Runs the passes of a batch that consists of equal micro-batches; `before` is called before each of them."""
+        relay, waiting = self.forward.relay, deque[Tensor]()
+        kept = relay.count - relay.index if micro_batches >= relay.count else micro_batches
+        for _ in range(micro_batches):
+            before()
+            with torch.set_grad_enabled(self.loss is not None):
+                output = self._run_forward(batch)
+            if self.loss is None:
+                continue
+            waiting.append(output)
+            if len(waiting) == kept:
+                run_backward(waiting.popleft())
+        while waiting:
+            run_backward(waiting.popleft())
+
+    def _run_forward(self, batch: Batch) -> Tensor:
+        """Returns the loss in the last stage, in the others the hidden states."""
+        inputs: dict[str, Any] = dict(select_inputs(batch))
+        shape = (*inputs["input_ids"].shape, self.stage.config.hidden_size)
+        if self.forward.relay.is_first:
+            received = inputs.pop("input_ids")
+        else:
+            received = torch.empty(shape, requires_grad=self.loss is not None)
+        output: Tensor = self.forward(received, **inputs)
+        if not self.forward.relay.is_last or self.loss is None:
+            return output
+        rows, signals = OutputRows(), find_signals(batch) or {}
+        logits = rows.logits(batch, self.forward.logits.pop())
+        terms = compute_loss_terms(
+            self.loss, logits, rows.labels(batch), batch["attention_mask"], rows.signals(batch, signals)
+        )
+        return weighted_sum(self.loss, terms)
+
+
+def run_backward(output: Tensor) -> None:
+    """Runs a backward pass from a loss, or from hidden states whose gradients the next stage has sent."""
+    output.backward(None if output.dim() == 0 else torch.empty_like(output))
+
+
+def add_messages(counter: WorkCounter, stage: PreTrainedModel, batch: Batch, messages: int) -> None:
+    """Adds the hidden states that are sent to a neighbour, or their gradients."""
+    neighbours = Collective("send", (0, 1), waits=True)
+    counter.sent[neighbours] += messages * batch["input_ids"].numel() * stage.config.hidden_size * 4
+    counter.calls[neighbours] += messages

@@ -1,0 +1,99 @@
+"""The work and the traffic of a step, counted operator by operator."""
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
+
+SPACES = ("c10d", "_c10d_functional")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A kind of collective operation.
+
+    Args:
+        kind: Name of the operation, such as all_reduce.
+        ranks: The processes that take part.
+        waits: Whether the next operator needs the result, as in tensor parallelism; FSDP's run beside others.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    waits: bool
+
+
+class WorkCounter(TorchDispatchMode):
+    """Counts a process's floating-point operations and what it sends.
+
+    `FlopCounterMode` counts the same work, but for all processes of a sharded product together, and it keeps
+    activations in memory that a training frees.
+
+    Args:
+        classes: Size of the logits' last dimension, as on this process.
+
+    Attributes:
+        flops: Floating-point operations.
+        sent: Collective -> bytes of its results.
+        calls: Collective -> how often it is called.
+        logits: Bytes of the tensors that are as wide as the logits and in use now.
+    """
+
+    def __init__(self, classes: int = 0) -> None:
+        super().__init__()
+        self.classes, self.flops, self.logits = classes, 0, 0
+        self.sent, self.calls = Counter[Collective](), Counter[Collective]()
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operator and counts it; one of a sharded tensor comes back as that of this process's part."""
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        packet = getattr(function, "_overloadpacket", None)
+        if packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        space, _, name = str(function).partition(".")
+        if space in SPACES and not name.startswith("wait"):
+            key = Collective(name.partition(".")[0].strip("_"), find_ranks(args, kwargs), space == SPACES[1])
+            self.sent[key] += sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+            self.calls[key] += 1
+        if self.classes:
+            self._watch_logits(tensors)
+        return result
+
+    def _watch_logits(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.dim() < 2 or tensor.shape[-1] != self.classes or not tensor.is_floating_point():
+                continue
+            storage = tensor.untyped_storage()
+            if storage not in self._known:
+                self._known[storage] = size = storage.nbytes()
+                self.logits += size
+                weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.logits -= size
+
+
+def find_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the processes of the group in a collective operation's arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.ScriptObject):
+            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
+    names = [value for value in (*args, *kwargs.values()) if isinstance(value, str)]
+    group = dist.distributed_c10d._resolve_process_group(names[-1])  # type: ignore[arg-type]
+    return tuple(dist.get_process_group_ranks(group))

@@ -1,0 +1,152 @@
+"""Layouts of small models on made-up machines: which are listed, which fit, and with what settings."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+from transformers import BertConfig, LlamaConfig, PretrainedConfig
+
+from distill.data.config import DataConfig
+from distill.losses.config import LossConfig
+from distill.parallel.layout import Layout, parse_layout
+from distill.tasks.choose import TASKS
+from distill.teacher.config import TeacherConfig
+from distill.train.config import TrainConfig
+from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.hardware import Hardware
+from pipelines.planner.layout_tracer import Choice, LayoutTracer
+from pipelines.planner.layouts import list_layouts
+from pipelines.planner.pairs import count_turns, list_pairs
+from pipelines.planner.trace import trace_step
+from pipelines.planner.workload import Workload, set_depth, set_labels
+from pipelines.settings.defaults import fill_defaults, fill_task_defaults
+from pipelines.settings.distill_config import DistillConfig, MachineConfig
+
+BERT = BertConfig(
+    vocab_size=1000, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256, num_labels=5
+)
+LLAMA = LlamaConfig(
+    vocab_size=512, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=256,
+)  # fmt: skip
+FOUR = Hardware(nodes=2, devices=2, memory=10**9, flops=1e12, links=100e9, bandwidth=10e9)
+
+
+def describe(task: str, teacher: PretrainedConfig, **changed: object) -> Workload:
+    settings = DistillConfig(
+        output="o", teacher=TeacherConfig("t"), data=DataConfig("d", max_length=32),
+        machine=MachineConfig(precision="32"), **changed,
+    )  # fmt: skip
+    settings = fill_task_defaults(fill_defaults(settings), task)
+    models = copy.deepcopy(teacher), set_depth(teacher, 2)
+    for model in models:
+        set_labels(model, TASKS[task], 5)
+    return Workload(settings, TASKS[task], *models, 1000)
+
+
+def list_students(workload: Workload, hardware: Hardware) -> dict[str, Choice]:
+    return {str(choice.layout): choice for choice in LayoutTracer(workload, hardware).list_students()}
+
+
+@pytest.mark.parametrize(
+    ("model", "trained", "found"),
+    [
+        (BERT, True, "replicated zero1 zero2 fsdp=4 hsdp=2x2 fsdp=2,tp=2 dp=2,tp=2 pp=2,dp=2 pp=4"),
+        (BERT, False, "replicated fsdp=4 hsdp=2x2 fsdp=2,tp=2 dp=2,tp=2 pp=2,dp=2 pp=4"),
+        (BertConfig(hidden_size=63, num_attention_heads=3, num_hidden_layers=3), True,
+         "replicated zero1 zero2 fsdp=4 hsdp=2x2 pp=2,dp=2"),
+    ],
+)  # fmt: skip
+def test_layouts_that_a_model_can_have(model, trained, found):
+    layouts = list_layouts(FOUR, model, trained=trained)
+    assert sorted(map(str, layouts)) == sorted(str(parse_layout(each, 4)) for each in found.split())
+
+
+def test_products_are_split_within_a_node_only():
+    nodes_of_one = replace(FOUR, nodes=4, devices=1)
+    assert not any(layout.tp > 1 for layout in list_layouts(nodes_of_one, BERT, trained=True))
+
+
+def test_a_lone_process_has_one_layout():
+    assert list_layouts(replace(FOUR, nodes=1, devices=1), BERT, trained=True) == [Layout()]
+
+
+@pytest.mark.parametrize("task", ["text-classification", "multi-label", "regression", "token-classification",
+                                  "question-answering", "masked-lm"])  # fmt: skip
+def test_students_of_every_task_are_planned(task):
+    found = list_students(describe(task, BERT), replace(FOUR, nodes=1))
+    assert {"replicated", "fsdp=2", "tp=2"} <= found.keys()
+    assert not any(found[name].refusal for name in ("replicated", "fsdp=2", "tp=2"))
+
+
+@pytest.mark.parametrize("signals", ["sampled", "topk", "logits"])
+def test_language_models_are_planned_with_every_signal(signals):
+    workload = describe("causal-lm", LLAMA)
+    settings = replace(workload.settings, keep=replace(workload.settings.keep, signals=signals))
+    found = list_students(replace(workload, settings=settings), replace(FOUR, nodes=1))
+    assert found["fsdp=2"].peak > 0
+    assert found["replicated"].trace.memory["logits"] > 0
+
+
+@pytest.mark.slow
+def test_terms_on_layers_are_planned():
+    workload = describe("text-classification", BERT, loss=LossConfig(hidden=1, relations=1, relation_heads=4))
+    found = list_students(workload, replace(FOUR, nodes=1))
+    plain = list_students(describe("text-classification", BERT), replace(FOUR, nodes=1))
+    assert found["fsdp=2"].peak > plain["fsdp=2"].peak
+
+
+@pytest.mark.slow
+def test_checkpointing_comes_where_the_plain_step_does_not_fit():
+    workload = describe("text-classification", BERT, train=TrainConfig(batch_size=256))
+    plain = list_students(workload, FOUR)["replicated"]
+    assert plain.train.checkpointing == "none"
+    tight = list_students(workload, replace(FOUR, memory=plain.peak - 1))["replicated"]
+    assert tight.train.checkpointing == "selective"
+    assert tight.peak < plain.peak
+    assert tight.seconds >= plain.seconds
+
+
+def test_states_become_smaller_where_nothing_else_fits():
+    workload = describe("text-classification", BERT, train=TrainConfig(batch_size=4))
+    alone = replace(FOUR, nodes=1, devices=1)
+    plain = LayoutTracer(workload, alone).list_students()[0]
+    full = replace(plain.train, checkpointing="full")
+    with simulate_world(1):
+        least = trace_step(workload.describe_training(4, 2, full, online=False), Layout())
+    found = LayoutTracer(workload, replace(alone, memory=least.peak - 1)).list_students()
+    assert found[0].refusal
+    assert found[-1].train.optimizer == "adamw-8bit"
+    assert found[-1].peak < least.peak
+    assert found[-1].trace.memory["optimizer"] == pytest.approx(least.memory["optimizer"] * 2.07 / 8, rel=0.01)
+
+
+def test_weights_that_do_not_fit_are_refused_without_a_trace():
+    found = list_students(describe("text-classification", BERT), replace(FOUR, memory=10**5))
+    assert all("alone take" in choice.refusal and choice.trace is None for choice in found.values())
+
+
+def test_a_batch_that_can_not_be_divided_is_refused():
+    found = list_students(describe("text-classification", BERT, train=TrainConfig(batch_size=6)), FOUR)
+    assert "a batch of 6 rows" in found["fsdp=4"].refusal
+
+
+def test_a_teacher_beside_the_student_takes_more_memory_and_time_than_a_cache():
+    workload, hardware = describe("text-classification", BERT), replace(FOUR, nodes=1)
+    tracer = LayoutTracer(workload, hardware)
+    students = tracer.list_students()
+    pairs = list_pairs(tracer.list_teachers(), students, tracer.list_online(students), workload, hardware)
+    assert [pair.hours for pair in pairs] == sorted(pair.hours for pair in pairs)
+    same = {pair.signals: pair for pair in pairs if str(pair.teacher.layout) == str(pair.student.layout) == "fsdp=2"}
+    assert same["online"].peak > same["cached"].peak
+    assert same["online"].training > same["cached"].training
+    assert same["online"].writing == 0 < same["cached"].writing
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student", "turns"),
+    [(Layout(fsdp=4), Layout(dp=4), 1), (Layout(tp=4), Layout(dp=4), 4), (Layout(tp=4), Layout(tp=4), 1),
+     (Layout(tp=4), Layout(fsdp=2, tp=2), 2), (Layout(pp=2, dp=2), Layout(fsdp=4), 2)],
+)  # fmt: skip
+def test_processes_that_share_a_product_take_turns(teacher, student, turns):
+    assert count_turns(teacher, student) == turns

@@ -1,0 +1,70 @@
+"""Pipeline stages traced one by one, against the whole model."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from distill.parallel.layout import Layout
+from distill.train.config import TrainConfig
+from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.stage_trace import count_micro_batches, trace_stage, trace_stages
+from pipelines.planner.trace import Query, Training, trace_step
+
+CONFIG = LlamaConfig(
+    vocab_size=128, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, intermediate_size=256, use_cache=False
+)
+ROWS, LENGTH = 2, 64
+
+
+def build() -> LlamaForCausalLM:
+    return LlamaForCausalLM(CONFIG)
+
+
+def draw_batch() -> dict[str, torch.Tensor]:
+    ids = torch.ones(ROWS, LENGTH, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+@pytest.mark.parametrize(("rows", "found"), [(8, (4, 2)), (3, (3, 1)), (9, (3, 3))])
+def test_batches_are_split_as_the_pipeline_splits_them(rows, found):
+    assert count_micro_batches(rows) == found
+
+
+def test_two_stages_share_the_work_and_the_states():
+    whole_batch = Training(build, lambda: {name: value.repeat(4, 1) for name, value in draw_batch().items()})
+    with simulate_world(1):
+        whole = trace_step(whole_batch, Layout())
+    with simulate_world(2):
+        first, last = (trace_stage(Training(build, draw_batch), Layout(pp=2), 4, index) for index in (0, 1))
+    assert first.flops + last.flops == pytest.approx(whole.flops, rel=0.01)
+    assert first.held + last.held == pytest.approx(whole.held, rel=0.02)
+
+
+def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
+    with simulate_world(4):
+        one, all_of_them = (
+            trace_stage(Training(build, draw_batch), Layout(pp=4), count, 0).memory["activations"] for count in (1, 8)
+        )
+    assert all_of_them == pytest.approx(4 * one, rel=0.2)  # one of them is in its backward pass
+
+
+def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
+    with simulate_world(4):
+        found = trace_stages(Training(build, draw_batch), Layout(pp=4), 4)
+    assert found.stretch == pytest.approx(7 / 4)
+    ((collective, sent),) = found.sent.items()
+    assert collective.waits
+    assert sent == 2 * 4 * ROWS * LENGTH * CONFIG.hidden_size * 4
+
+
+def test_checkpointing_and_frozen_models():
+    with simulate_world(2):
+        plain, full = (
+            trace_stages(Training(build, draw_batch, train=TrainConfig(checkpointing=mode)), Layout(pp=2), 4)
+            for mode in ("none", "full")
+        )
+        frozen = trace_stages(Query(build, draw_batch), Layout(pp=2), 4)
+    assert full.memory["activations"] < plain.memory["activations"] / 2
+    assert full.flops > 1.2 * plain.flops
+    assert frozen.held == pytest.approx(plain.held / 3, rel=0.05)
+    assert frozen.flops == pytest.approx(plain.flops / 3, rel=0.1)
