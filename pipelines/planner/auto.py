@@ -10,7 +10,7 @@ from pipelines.planner.layout_tracer import LayoutTracer
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.machines import describe_this_machine
 from pipelines.planner.pairs import list_pairs
-from pipelines.planner.plan import CPU_PRECISION, GPU_PRECISION, describe_lack, describe_workload
+from pipelines.planner.plan import CPU_PRECISION, GPU_PRECISION, describe_lack, describe_workload, find_obstacle
 from pipelines.planner.workload import Workload
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import SHARE, TRAINED_BYTES, leaves_layout_open
@@ -21,8 +21,8 @@ ROWS = 10_000  # the fastest pair depends little on their number
 def fill_layouts(settings: DistillConfig, processes: int, hardware: Hardware | None = None) -> DistillConfig:
     """Returns the settings with the layouts of the fastest pair that fits, in place of `auto`.
 
-    They stay `auto`, which is resolved by the size of a model alone, where both models are small, and for runs with
-    DeepSpeed or with processes for the teacher only.
+    They stay `auto`, which is resolved by the size of a model alone, where both models are small, for runs that aren't
+    planned (see `leaves_layout_open` and `find_obstacle`), and for models that can't be traced.
 
     Args:
         settings: Settings of a run.
@@ -37,6 +37,8 @@ def fill_layouts(settings: DistillConfig, processes: int, hardware: Hardware | N
     hardware = hardware or describe_this_machine(processes)
     precision = GPU_PRECISION if hardware.can_overlap else CPU_PRECISION
     workload = describe_workload(settings, lambda settings, task: (ROWS, 0), precision)
+    if find_obstacle(workload):
+        return settings
     if max(workload.teacher_parameters, workload.student_parameters) * TRAINED_BYTES <= SHARE * hardware.memory:
         return settings
     return choose_pair(settings, workload, hardware)
@@ -52,6 +54,8 @@ def choose_pair(settings: DistillConfig, workload: Workload, hardware: Hardware)
     teachers = tracer.list_teachers(list_teacher_layouts(settings, workload, hardware))
     students = tracer.list_students(select_layouts(settings.student.layout, hardware), online=is_online)
     pairs = list_pairs(teachers, () if is_online else students, students if is_online else (), workload, hardware)
+    if not pairs and any(choice.failed for choice in (*teachers, *students)):
+        return settings
     if not pairs:
         raise describe_lack(teachers, students, hardware)
     chosen = pairs[0]

@@ -43,6 +43,11 @@ class Hardware:
         """Number of devices."""
         return self.nodes * self.devices
 
+    @property
+    def backend(self) -> str:
+        """What processes send with."""
+        return "nccl" if self.can_overlap else "gloo"
+
     def find_speed(self, ranks: tuple[int, ...]) -> float:
         """Returns the bytes a second between processes, whose numbers fill nodes one after the other."""
         is_within_node = len({rank // self.devices for rank in ranks}) == 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from distill.checkpoint.config import in_one_line
 from distill.errors import InputError
 from distill.parallel.layout import Layout
 from distill.tasks.logit_rows import OutputRows
@@ -23,6 +24,7 @@ SMALLER = {"adamw": "adamw-8bit"}  # an optimizer with smaller states, for when 
 # Optimizer -> bytes of its states over those of AdamW, as measured (docs/benchmarks/training.md). Their first step is
 # compiled, which needs data, so they are traced as AdamW.
 STATES = {"adamw-8bit": 2.07 / 8, "adamw-4bit": 1.09 / 8, "adamw-fp8": 2.06 / 8}
+NOT_TRACED = "a step without data failed"
 QUERY_TOKENS = 2048  # of a batch whose signals are cached
 
 
@@ -45,6 +47,11 @@ class Choice:
     trace: StepTrace | None = None
     time: StepTime | None = None
     refusal: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is unknown what the layout takes."""
+        return self.refusal.startswith(NOT_TRACED)
 
     @property
     def peak(self) -> int:
@@ -142,6 +149,8 @@ class LayoutTracer:
                 found = trace(layout)
         except InputError as error:
             return Choice(layout, train, rows, refusal=str(error))
+        except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
+            return Choice(layout, train, rows, refusal=f"{NOT_TRACED}: {type(error).__name__}: {in_one_line(error)}")
         time = estimate_step(found, self.hardware)
         refusal = "" if found.peak <= self.hardware.memory else "doesn't fit"
         return Choice(layout, train, rows, found, time, refusal)
@@ -178,6 +187,7 @@ class LayoutTracer:
 
         def trace(layers: int) -> StepTrace:
             training = self.workload.describe_training(size, layers, traced, online=online)
+            training = replace(training, backend=self.hardware.backend)
             if layout.pp > 1:
                 return trace_stages(training, layout, micro_batches)
             return trace_step(training, layout, is_new=self._is_new("step", layout, size, train, online))

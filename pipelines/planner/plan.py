@@ -18,6 +18,7 @@ from distill.student.build import student_config
 from distill.student.spec import is_relative
 from distill.tasks.choose import TASKS, choose_task
 from distill.tasks.positions import find_max_tokens
+from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import Task
 from pipelines.planner.hardware import Hardware
 from pipelines.planner.layout_tracer import Choice, LayoutTracer
@@ -77,6 +78,9 @@ def make_plan(config: PlannerConfig, console: Console) -> ClusterPlan:
     requested = config.select_run()
     precision = CPU_PRECISION if config.cluster.gpu == CPU else GPU_PRECISION
     workload = describe_workload(requested, partial(count_data, config), precision)
+    obstacle = find_obstacle(workload)
+    if obstacle:
+        raise InputError(obstacle)
     machine = workload.settings.machine
     hardware = describe_hardware(config.cluster, machine.precision, machine.threads)
     of_teacher = list_layouts(hardware, workload.teacher, trained=False)
@@ -102,16 +106,12 @@ def describe_workload(
         precision: Precision of training if the settings leave it open.
 
     Raises:
-        InputError: A checkpoint's config or the data is missing or invalid, or the task can't be planned.
+        InputError: A checkpoint's config or the data is missing or invalid.
     """
     settings = fill_defaults(settings)
     teacher = copy.deepcopy(open_config(settings.teacher.model, "teacher"))
     name, _ = choose_task(settings.task, teacher, settings.teacher.model, settings.data)
     settings, task = fill_task_defaults(settings, name), TASKS[name]
-    if not settings.loss.needs_teacher:
-        raise InputError("loss: expected a term that reads the teacher, found none: there is no pair to plan")
-    if name == "sentence-embedding":
-        raise InputError("task sentence-embedding: expected another task: its models have no layout but replicated")
     task.check(teacher, settings.teacher.model)
     spec = settings.student.spec
     student = student_config(teacher, spec) if is_relative(spec) else copy.deepcopy(open_config(spec, "student"))
@@ -120,6 +120,15 @@ def describe_workload(
     for model in (teacher, student):
         set_labels(model, task, labels or int(teacher.num_labels or 1))
     return Workload(settings, task, teacher, student, rows)
+
+
+def find_obstacle(workload: Workload) -> str:
+    """Returns why the layouts of a run can't be planned; empty if they can."""
+    if not workload.settings.loss.needs_teacher:
+        return "loss: expected a term that reads the teacher, found none: there is no pair of layouts to plan"
+    if issubclass(workload.task, SentenceEmbedding):
+        return "task sentence-embedding: expected another task: its models aren't traced"
+    return ""
 
 
 def open_config(name: str, role: str) -> PretrainedConfig:

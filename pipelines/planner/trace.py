@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import _TOTAL_KEY, MemTracker
+from torch.distributed._tools.mem_tracker import _TOTAL_KEY, MemTracker, _MemRefType
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -91,6 +91,7 @@ class Training:
         output_rows: As in `DistillationModule`.
         teacher_sizes: As in `DistillationModule`.
         share: Share of the positions at which the student predicts.
+        backend: What sends: nccl or gloo.
     """
 
     build: Callable[[], PreTrainedModel]
@@ -101,6 +102,7 @@ class Training:
     output_rows: OutputRows | None = None
     teacher_sizes: LayerSizes | None = None
     share: float = 1.0
+    backend: str = "nccl"
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,15 @@ class StepTracker(MemTracker):
 
     Args:
         counter: Knows how much of the memory is logits.
+        copies: Whether a reduce-scatter copies all of its input, as gloo's does.
 
     Attributes:
         logits: Bytes of logits at the moment when most memory is in use.
     """
 
-    def __init__(self, counter: WorkCounter):
+    def __init__(self, counter: WorkCounter, *, copies: bool = False):
         super().__init__()
-        self.counter, self.logits = counter, 0
+        self.counter, self.copies, self.logits = counter, copies, 0
 
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> tuple[int, int]:
         """Counts a module's weights; a frozen one can't have a hook, and parts that are trained have their own."""
@@ -143,9 +146,13 @@ class StepTracker(MemTracker):
 
     def _update_peak_stats(self, peak_state: object) -> None:
         """Keeps what is in use if it is more than ever before."""
+        copied = self.counter.scattered if self.copies else 0
         for device, now in self._curr_mem_snap.items():
-            if self._peak_mem.get(device, 0) < now[_TOTAL_KEY]:
-                self._peak_mem[device], self._peak_mem_snap[device] = now[_TOTAL_KEY], dict(now)
+            total = now[_TOTAL_KEY] + copied
+            if self._peak_mem.get(device, 0) < total:
+                temporary = now[_MemRefType.TEMP] + copied
+                self._peak_mem[device] = total
+                self._peak_mem_snap[device] = {**now, _MemRefType.TEMP: temporary, _TOTAL_KEY: total}
                 self.logits = self.counter.logits
 
 
@@ -190,7 +197,7 @@ def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> St
             for weight in model.parameters():
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         counter = WorkCounter(count_classes(model, layout))
-        memory = StepTracker(counter)
+        memory = StepTracker(counter, copies=training.backend == "gloo")
         own = getattr(optimizer, "optim", optimizer)  # this process's part of a ZeroRedundancyOptimizer
         memory.track_external(model, own, *list_tensors(batch))
         with counter, memory:

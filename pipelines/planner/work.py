@@ -46,11 +46,12 @@ class WorkCounter(TorchDispatchMode):
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
         logits: Bytes of the tensors that are as wide as the logits and in use now.
+        scattered: Bytes of the input of the operator that ran last, if it was a reduce-scatter.
     """
 
     def __init__(self, classes: int = 0) -> None:
         super().__init__()
-        self.classes, self.flops, self.logits = classes, 0, 0
+        self.classes, self.flops, self.logits, self.scattered = classes, 0, 0, 0
         self.sent, self.calls = Counter[Collective](), Counter[Collective]()
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
 
@@ -67,10 +68,14 @@ class WorkCounter(TorchDispatchMode):
             self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         space, _, name = str(function).partition(".")
+        self.scattered = 0
         if space in SPACES and not name.startswith("wait"):
             key = Collective(name.partition(".")[0].strip("_"), find_ranks(args, kwargs), space == SPACES[1])
-            self.sent[key] += sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+            size = sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+            self.sent[key] += size
             self.calls[key] += 1
+            if key.kind.startswith("reduce_scatter"):
+                self.scattered = size * len(key.ranks)
         if self.classes:
             self._watch_logits(tensors)
         return result

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from transformers import BertConfig, LlamaConfig
+from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
 
 from distill.data.config import DataConfig
 from distill.errors import InputError
+from distill.losses.config import LossConfig
 from distill.parallel.layout import parse_layout
 from distill.student.spec import StudentConfig
 from distill.teacher.config import TeacherConfig
@@ -87,6 +88,21 @@ def test_runs_that_leave_no_choice_are_unchanged(decoder, changed):
     if "student" in changed:
         settings = replace(settings, teacher=replace(settings.teacher, layout="fsdp=4"))
     assert fill_layouts(settings, 4, replace(FOUR, memory=10**6)) == settings
+
+
+def test_runs_without_a_teacher_are_left_to_their_size(decoder):
+    settings = request(decoder, "causal-lm", loss=LossConfig(kl=0, ce=1))
+    assert fill_layouts(settings, 4, replace(FOUR, memory=10**6)) == settings
+
+
+@pytest.mark.slow
+def test_models_that_can_not_be_traced_are_left_to_their_size(decoder, monkeypatch):
+    def fail(self, **inputs: object) -> None:
+        raise ZeroDivisionError("data")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", fail)
+    settings = request(decoder, "causal-lm")
+    assert fill_layouts(settings, 4, replace(FOUR, memory=60 * 10**6)) == settings
 
 
 def test_one_process_has_no_layout(decoder):

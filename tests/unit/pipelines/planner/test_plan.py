@@ -88,6 +88,11 @@ def test_more_bytes_than_there_are_are_refused_with_what_would_fit(tmp_path, cla
         make_plan(tmp_path, classifier, "--gpu-memory=1001MB")
 
 
+def test_a_loss_without_a_teacher_has_no_pair(tmp_path, classifier):
+    with pytest.raises(InputError, match="expected a term that reads the teacher"):
+        make_plan(tmp_path, classifier, "--loss.kl=0", "--loss.ce=1")
+
+
 def test_rows_or_data_are_needed(classifier):
     with pytest.raises(InputError, match="--rows"):
         plan.main([f"--teacher={classifier}"])

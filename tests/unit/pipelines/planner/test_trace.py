@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForSequenceClassification
 
 from distill.parallel.layout import parse_layout
 from distill.train.config import TrainConfig
 from pipelines.planner.fake_world import simulate_world
-from pipelines.planner.trace import Query, StepTrace, Training, trace_query, trace_step
+from pipelines.planner.trace import Query, StepTrace, StepTracker, Training, trace_query, trace_step
+from pipelines.planner.work import WorkCounter
 
 CONFIG = BertConfig(
     vocab_size=1000, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256, num_labels=4
@@ -88,6 +91,19 @@ def test_fsdp_gathers_and_scatters_every_weight(parameters):
     assert 4 * parameters <= sum_sent(found, "allgather_base") <= 2.2 * 4 * parameters
     assert {each.ranks for each in found.sent} == {(0, 1, 2, 3)}
     assert not any(each.waits for each in found.sent)
+
+
+def test_gloo_copies_what_it_scatters():
+    peaks = []
+    for copies in (False, True):
+        counter = WorkCounter()
+        tracker = StepTracker(counter, copies=copies)
+        with simulate_world(4), FakeTensorMode(), counter, tracker:
+            gradients, own = torch.zeros(4000), torch.zeros(1000)
+            dist.reduce_scatter_tensor(own, gradients)
+            torch.zeros(1)
+        peaks.append(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+    assert peaks == [20004, 36000]
 
 
 def test_hybrid_shards_gather_among_themselves_and_sum_over_replicas(parameters):
