@@ -3,10 +3,11 @@
     python -m benchmarks.rate_control --data examples/data/banking77 --output runs/rate-control
 
 Students are layers of MiniLM, trained on labels as in `benchmarks.optimizer_scores`. In the first group the peak rate
-is far too high: a linear decay is compared with `plateau`, with a range test (`find`), and with returns to the last
-checkpoint (`recoveries`). In the second group the loss of one batch is multiplied by 10,000, without clipping, or isn't
-a number. The first line is the training that neither happens to. Printed are the mean and the standard deviation of the
-test score over the seeds, and what the schedules did. Finished trainings are kept in the output's results.json.
+is far too high: a linear decay is compared with a range test (`find`) and with returns to the last checkpoint
+(`recoveries`), and in longer trainings a constant rate with `plateau`. In the second group the loss of one batch is
+multiplied by 10,000, without clipping, or isn't a number. The first line is the training that neither happens to.
+Printed are the mean and the standard deviation of the test score over the seeds, and what the schedules did. Finished
+trainings are kept in the output's results.json.
 """
 
 import csv
@@ -48,12 +49,16 @@ class Case:
 
 
 HIGH = {"learning_rate": 10 * USUAL}
+LONG = HIGH | {"epochs": 10}  # so that the validation stops improving
 CASES = {
     "usual": Case(),
     "rate too high, linear": Case(HIGH),
-    "rate too high, plateau": Case(HIGH | {"schedule": "plateau", "plateau_patience": 0, "plateau_factor": 0.1}),
     "rate too high, find": Case(HIGH | {"schedule": "find"}),
     "rate too high, recoveries": Case(HIGH | {"recoveries": 12, "spike": 1.5, "checkpoint_every": 10}),
+    "10 epochs, rate too high, constant": Case(LONG | {"schedule": "constant"}),
+    "10 epochs, rate too high, plateau": Case(
+        LONG | {"schedule": "plateau", "plateau_patience": 0, "plateau_factor": 0.1}
+    ),
     "poisoned batch, linear": Case({"max_grad_norm": 0.0}, 1e4),
     "poisoned batch, recoveries": Case({"max_grad_norm": 0.0, "recoveries": 2, "checkpoint_every": 10}, 1e4),
     "NaN in a batch, linear": Case({}, float("nan")),

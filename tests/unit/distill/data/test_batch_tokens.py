@@ -54,7 +54,7 @@ def test_every_sample_has_the_same_weight_in_an_epoch():
     weights = np.zeros(500)
     batches = TrainBatches(encoded(LENGTHS), 8, 0, batch_tokens=1000, seed=1)
     for rows in batches.order_rows(0):
-        batch = batches.build_batch((rows, 0))
+        batch = batches.build_batch((rows, 0, 0))
         assert set(batch["shares"]) == {"rows", "labels", "tokens"}
         weights[rows] += batch["shares"]["rows"] / len(rows)
     assert weights == pytest.approx(len(batches) / 500)
@@ -66,8 +66,8 @@ def test_the_shares_of_two_processes_add_up_to_the_weight_of_one():
         for rank, ranks in ((0, 1), (0, 2), (1, 2))
     )
     for rows in one.order_rows(0)[:20]:
-        whole = one.build_batch((rows, 0))["shares"]
-        parts = [each.build_batch((rows, 0))["shares"] for each in two]
+        whole = one.build_batch((rows, 0, 0))["shares"]
+        parts = [each.build_batch((rows, 0, 0))["shares"] for each in two]
         for name, share in whole.items():
             assert (parts[0][name] + parts[1][name]) / 2 == pytest.approx(share)
 

@@ -71,15 +71,21 @@ def test_a_lone_process_has_one_layout():
     assert list_layouts(replace(FOUR, nodes=1, devices=1), BERT, trained=True) == [Layout()]
 
 
-@pytest.mark.parametrize("task", ["text-classification", "multi-label", "regression", "token-classification",
-                                  "question-answering", "masked-lm"])  # fmt: skip
+OTHER_TASKS = ("multi-label", "regression", "token-classification", "question-answering")
+
+
+@pytest.mark.parametrize(
+    "task", ["text-classification", "masked-lm", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_TASKS)]
+)
 def test_students_of_every_task_are_planned(task):
     found = list_students(describe(task, BERT), replace(FOUR, nodes=1))
     assert {"replicated", "fsdp=2", "tp=2"} <= found.keys()
     assert not any(found[name].refusal for name in ("replicated", "fsdp=2", "tp=2"))
 
 
-@pytest.mark.parametrize("signals", ["sampled", "topk", "logits"])
+@pytest.mark.parametrize(
+    "signals", ["sampled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("topk", "logits"))]
+)
 def test_language_models_are_planned_with_every_signal(signals):
     workload = describe("causal-lm", LLAMA)
     settings = replace(workload.settings, keep=replace(workload.settings.keep, signals=signals))

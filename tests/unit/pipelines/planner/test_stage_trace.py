@@ -57,6 +57,7 @@ def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
     assert sent == 2 * 4 * ROWS * LENGTH * CONFIG.hidden_size * 4
 
 
+@pytest.mark.slow
 def test_checkpointing_and_frozen_models():
     with simulate_world(2):
         plain, full = (

@@ -42,6 +42,7 @@ def test_the_training_is_that_with_the_found_rate_from_the_initial_weights(found
     events = read_training_events(folder / LOGS)
     assert events == {
         "range_test": {"rates": test.rates, "losses": test.losses, "chosen": test.rate}, "spikes": [], "falls": [],
+        "ranks": [],
     }  # fmt: skip
     assert len(test.rates) > 30
     assert 1e-5 < test.rate < 1e-1
