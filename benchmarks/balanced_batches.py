@@ -1,4 +1,4 @@
-"""Steps of two replicas whose rows are divided by number, by what they cost, and by the speed of the replicas.
+"""Steps of two replicas whose rows are divided by number, by tokens, and by the speed of the replicas.
 
     python -m benchmarks.balanced_batches --data ../shared/data/goemotions
     python -m benchmarks.balanced_batches --data FOLDER_OF_TEXT --steps 8          # a quick trial

@@ -20,6 +20,7 @@ from typing import TypedDict
 from benchmarks.sharded_memory import (  # sets the allocator up first
     AUTO,
     Peak,
+    load_teacher,
     record_peak,
     run_processes,
     save_model,
@@ -32,12 +33,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from benchmarks.results_folder import Results, check_settings
 from distill.losses.config import LossConfig
-from distill.losses.teacher_signals import SignalSource
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.mesh import build_mesh
-from distill.parallel.pipeline import PipelineForward
-from distill.teacher.online import OnlineTeacher
-from distill.teacher.shard import ShardedTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
@@ -185,15 +182,9 @@ def prepare_student(rows: int, length: int, mode: str, folder: Path, layout: Lay
 
 def prepare_teacher(rows: int, length: int, mode: str, folder: Path, layout: Layout) -> Callable[[], object]:
     """Returns a query of a frozen model in a layout."""
-    mesh = build_mesh(layout, "cpu")
-    model = load_in_layout(folder, AUTO, layout, mesh, frozen=True)
+    model, teacher = load_teacher(folder, layout)
     for weight in model.parameters() if not layout.fsdp > 1 and not layout.tp > 1 else ():
         weight.data = weight.data.clone()  # as on a GPU; otherwise they are pages of the file, read when used
-    if layout.pp > 1:
-        teacher: SignalSource = ShardedTeacher(PipelineForward(model, mesh.get_group("pp")), mesh)
-    else:
-        online = OnlineTeacher(model, device=model.device)
-        teacher = ShardedTeacher(online, mesh) if layout.sharded else online
     batch = draw_batch(rows // layout.data_parallel, length)
     return lambda: teacher(batch)
 

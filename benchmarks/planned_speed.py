@@ -25,8 +25,9 @@ import torch  # isort: skip
 
 from distill.parallel.layout import Layout, parse_layout
 from pipelines.planner.hardware import Hardware, estimate_step
-from pipelines.planner.machines import measure_processor, read_memory
+from pipelines.planner.machines import measure_this_processor
 from pipelines.runs.console import Console
+from pipelines.settings.planner_config import CPU, ClusterConfig
 from pipelines.settings.this_machine import describe_machine
 
 PROCESSES = 2
@@ -44,15 +45,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    rates = measure_processor(PROCESSES, 1)
-    hardware = Hardware(
-        1, PROCESSES, read_memory() // PROCESSES, rates.flops, rates.bandwidth, rates.bandwidth, rates.latency,
-        can_overlap=False,
-    )  # fmt: skip
+    hardware = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1)
     console = Console()
     console.say(
         f"{describe_machine()}, torch {torch.__version__}; each of {PROCESSES} processes reaches "
-        f"{rates.flops / 1e9:,.0f} GFLOP/s, {rates.bandwidth / 1e9:.2f} GB/s and {1e6 * rates.latency:,.0f} us"
+        f"{hardware.flops / 1e9:,.0f} GFLOP/s, {hardware.links / 1e9:.2f} GB/s and {1e6 * hardware.latency:,.0f} us"
     )
     rows = [describe_case(case, hardware, options) for case in options.cases]
     header = ("case", "chosen", "its time over the fastest", *(f"{name}: predicted, measured" for name in LAYOUTS))

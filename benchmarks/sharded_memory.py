@@ -34,7 +34,7 @@ import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from compress.measure.memory import read_kernel_sizes
 from distill.losses.teacher_signals import SignalSource
@@ -195,16 +195,20 @@ def make_batch() -> dict[str, torch.Tensor]:
     }
 
 
+def load_teacher(folder: Path, layout: Layout) -> tuple[PreTrainedModel, SignalSource]:
+    """Returns a frozen model in a layout, and the teacher that queries it."""
+    mesh = build_mesh(layout, detect_device_type())
+    model = load_in_layout(folder, AUTO, layout, mesh, frozen=True)
+    if layout.pp > 1:
+        return model, ShardedTeacher(PipelineForward(model, mesh.get_group("pp")), mesh)
+    online = OnlineTeacher(model, device=model.device)
+    return model, ShardedTeacher(online, mesh) if layout.sharded else online
+
+
 def measure_teacher(folder: Path, layout: Layout) -> Peak:
     """Returns the memory of this process during three queries of a frozen teacher."""
-    mesh = build_mesh(layout, detect_device_type())
     with record_peak() as peak:
-        model = load_in_layout(folder, AUTO, layout, mesh, frozen=True)
-        if layout.pp > 1:
-            teacher: SignalSource = ShardedTeacher(PipelineForward(model, mesh.get_group("pp")), mesh)
-        else:
-            online = OnlineTeacher(model, device=model.device)
-            teacher = ShardedTeacher(online, mesh) if layout.sharded else online
+        _, teacher = load_teacher(folder, layout)
         for _ in range(3):
             teacher(make_batch())
     if detect_device_type() == "cpu":

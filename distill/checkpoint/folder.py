@@ -13,26 +13,41 @@ DOWNLOADED = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
 def locate_checkpoint(model: str, role: str = "teacher") -> Path:
-    """Returns the folder of a checkpoint after checking its files.
+    """Returns the folder of a checkpoint after checking its files; see `locate_folder`.
+
+    Raises:
+        InputError: As in `locate_folder`; or config.json is invalid, there are no weights in safetensors, or they are
+            damaged.
+    """
+    folder = locate_folder(model, role, DOWNLOADED)
+    check_config(folder, role)
+    _check_files(folder, role)
+    return folder
+
+
+def locate_folder(model: str, role: str, patterns: list[str]) -> Path:
+    """Returns the folder of a checkpoint.
 
     The checkpoint is a local folder, a hub model, which is downloaded (safetensors only, never pickles), or one in an
     installed package (`package:NAME/FOLDER`).
 
+    Args:
+        model: The checkpoint as the user named it.
+        role: Its role in the command, for error messages.
+        patterns: The files that are downloaded.
+
     Raises:
-        InputError: The folder, hub model or package does not exist, a file can't be read, config.json is missing or
-            invalid, there are no weights in safetensors, or they are damaged.
+        InputError: The folder, hub model or package does not exist, can't be read, or has no config.json.
     """
     if not model:
         raise InputError(f"{role}: no checkpoint is set; name a hub id or a local folder with --{role}")
     folder = locate_in_package(model, role) if model.startswith(PACKAGE) else Path(model).expanduser()
     if not _query_path(folder.exists, model, role):
-        folder = _download(model, role)
+        folder = _download(model, role, patterns)
     if not _query_path(folder.is_dir, model, role):
         raise InputError(f"{role} {model!r}: expected a folder with config.json and safetensors, found a file")
     if not _query_path((folder / CONFIG_FILE).is_file, model, role):
         raise InputError(f"{role} {model!r}: no config.json in the folder: the kind of model is unknown")
-    check_config(folder, role)
-    _check_files(folder, role)
     return folder
 
 
@@ -63,11 +78,11 @@ def locate_in_package(model: str, role: str) -> Path:
     return Path(next(iter(package.submodule_search_locations))) / inside
 
 
-def _download(model: str, role: str) -> Path:
+def _download(model: str, role: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=DOWNLOADED))
+        return Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:  # the hub client raises about twenty exception types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(

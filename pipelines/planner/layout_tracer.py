@@ -24,7 +24,6 @@ SMALLER = {"adamw": "adamw-8bit"}  # an optimizer with smaller states, for when 
 # Optimizer -> bytes of its states over those of AdamW, as measured (docs/benchmarks/training.md). Their first step is
 # compiled, which needs data, so they are traced as AdamW.
 STATES = {"adamw-8bit": 2.07 / 8, "adamw-4bit": 1.09 / 8, "adamw-fp8": 2.06 / 8}
-NOT_TRACED = "a step without data failed"
 QUERY_TOKENS = 2048  # of a batch whose signals are cached
 
 
@@ -39,6 +38,7 @@ class Choice:
         trace: What a step takes; None if it isn't possible.
         time: Seconds of a step; None likewise.
         refusal: Why it isn't possible, or doesn't fit; empty if it is and does.
+        failed: Whether tracing failed, so that it is unknown what the layout takes.
     """
 
     layout: Layout
@@ -47,11 +47,7 @@ class Choice:
     trace: StepTrace | None = None
     time: StepTime | None = None
     refusal: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is unknown what the layout takes."""
-        return self.refusal.startswith(NOT_TRACED)
+    failed: bool = False
 
     @property
     def peak(self) -> int:
@@ -150,7 +146,8 @@ class LayoutTracer:
         except InputError as error:
             return Choice(layout, train, rows, refusal=str(error))
         except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
-            return Choice(layout, train, rows, refusal=f"{NOT_TRACED}: {type(error).__name__}: {in_one_line(error)}")
+            reason = f"a step without data failed: {type(error).__name__}: {in_one_line(error)}"
+            return Choice(layout, train, rows, refusal=reason, failed=True)
         time = estimate_step(found, self.hardware)
         refusal = "" if found.peak <= self.hardware.memory else "doesn't fit"
         return Choice(layout, train, rows, found, time, refusal)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from compress.measure.memory import read_resident_memory
 from compress.prune.budget import parse_bytes
 from pipelines.planner.hardware import Hardware
-from pipelines.settings.layouts import process_memory
+from pipelines.settings.layouts import process_memory, read_memory
 from pipelines.settings.planner_config import CPU, GPU_KINDS, REACHED, ClusterConfig, parse_rate
 
 ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
@@ -61,18 +61,12 @@ def measure_this_processor(cluster: ClusterConfig, threads: int) -> Hardware:
     )  # fmt: skip
 
 
-def read_memory() -> int:
-    """Returns the bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 @dataclass(frozen=True)
 class ProcessorRates:
     """What processes on this machine reach while all of them work.
 
     Args:
         flops: Floating-point operations a second of a process.
-        bandwidth: Bytes a second between two of them; 1 for a lone process.
         resident: Bytes of a process before it has tensors.
         bandwidth: Bytes a second between two of them; 1 for a lone process.
         latency: Seconds of the shortest sum over all.
@@ -125,8 +119,8 @@ def time_work(work: Callable[[], object]) -> float:
 def describe_this_machine(processes: int) -> Hardware:
     """Returns this machine, and others like it, as hardware of a run with this many processes.
 
-    A GPU that isn't in the table counts as an A100 with its own memory. The rates of a CPU aren't measured, but those
-    of two cores of an AMD EPYC (docs/benchmarks/training.md): only their ratio matters for the choice of a layout.
+    A GPU that isn't in the table counts as an A100 with its own memory. The rates of a CPU are assumed, since measuring
+    them would delay every start: only their ratios matter for the choice of a layout.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     nodes, memory = max(1, processes // here), int(process_memory(processes)) - RESERVED

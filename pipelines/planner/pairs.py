@@ -50,13 +50,13 @@ def pair_cached(teacher: Choice, student: Choice, workload: Workload) -> LayoutP
 
 
 def pair_online(teacher: Choice, student: Choice, workload: Workload, hardware: Hardware) -> LayoutPair:
-    """Returns the run in which the teacher computes in every step; it is asked before the student computes."""
+    """Returns the run in which the teacher is queried in every step, before the student computes."""
     assert teacher.trace is not None
     assert student.trace is not None
     query = scale_rows(teacher.trace, student.rows / teacher.rows)
-    asked = count_turns(teacher.layout, student.layout) * estimate_step(query, hardware).total
+    queried = count_turns(teacher.layout, student.layout) * estimate_step(query, hardware).total
     peak = max(query.peak + student.trace.held, query.held + student.peak)
-    step = (asked + student.seconds) * workload.settings.train.accumulate
+    step = (queried + student.seconds) * workload.settings.train.accumulate
     return LayoutPair("online", teacher, student, peak, step, 0.0, workload.steps * step)
 
 
@@ -86,7 +86,7 @@ def list_pairs(
     """Returns all pairs that fit, the fastest first.
 
     Args:
-        teachers: Layouts of the teacher; none if the loss doesn't need it.
+        teachers: Layouts of the teacher.
         cached: Layouts of the student that reads a cache.
         online: Layouts of the student whose teacher computes in every step.
         workload: What is trained.

@@ -4,14 +4,12 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 from transformers import PretrainedConfig
 
-from distill.checkpoint.checkpoint import is_local
 from distill.checkpoint.config import CONFIG_FILE, load_config
-from distill.checkpoint.folder import PACKAGE, locate_in_package
+from distill.checkpoint.folder import locate_folder
 from distill.data.config import USUAL_LENGTH
 from distill.errors import InputError
 from distill.student.build import student_config
@@ -137,21 +135,7 @@ def open_config(name: str, role: str) -> PretrainedConfig:
     Raises:
         InputError: There is no such folder or hub model, or its config.json is invalid.
     """
-    if name.startswith(PACKAGE):
-        return load_config(locate_in_package(name, role), role)
-    if is_local(name):
-        return load_config(Path(name).expanduser(), role)
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return load_config(Path(hf_hub_download(name, CONFIG_FILE)).parent, role)
-    except InputError:
-        raise
-    except Exception as error:  # the hub client raises about twenty exception types
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"{role} {name!r}: expected a folder with config.json or a hub model, found neither: {reason}"
-        ) from error
+    return load_config(locate_folder(name, role, [CONFIG_FILE]), role)
 
 
 def count_data(config: PlannerConfig, settings: DistillConfig, task: type[Task]) -> tuple[int, int]:

@@ -125,7 +125,7 @@ class Query:
 
 
 class StepTracker(MemTracker):
-    """`MemTracker` of whole steps, also for models of which weights are frozen; without modules, which take time.
+    """`MemTracker` for a step as a whole, without its slow statistics of modules, and for models with frozen weights.
 
     Args:
         counter: Knows how much of the memory is logits.

@@ -130,7 +130,7 @@ class Workload:
 
 
 def set_labels(config: PretrainedConfig, task: type[Task], labels: int) -> None:
-    """Sets the number of labels in a model's config, of which an extractive reader has two, start and end."""
+    """Sets the number of labels in a model's config; for question answering they are two, start and end."""
     config.num_labels = 2 if issubclass(task, QuestionAnswering) else labels
 
 

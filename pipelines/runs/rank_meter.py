@@ -15,7 +15,7 @@ from distill.parallel.layout import Layout
 from distill.train.config import AUTO
 from pipelines.runs.training_logs import RankTimes, TrainingLogs
 
-MEASURED_EVERY = 20  # batches between two measurements, each of which makes the processes start together
+MEASURED_EVERY = 20  # batches between two measurements; each synchronizes the processes
 WEIGHT = 0.5  # of the newest measurement in the mean
 UNPREPARED = 2  # batches beyond those that may be prepared already
 

@@ -67,7 +67,7 @@ def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSettin
 
 
 def leaves_layout_open(config: DistillConfig, processes: int) -> bool:
-    """Returns whether a layout may be chosen by what is predicted of each.
+    """Returns whether a layout is to be chosen from predictions.
 
     DeepSpeed shards models itself, and processes for the teacher only aren't planned.
     """
@@ -95,6 +95,11 @@ def choose_layout(model: "PretrainedConfig", processes: int) -> str:
     return f"fsdp={processes}"
 
 
+def read_memory() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def process_memory(processes: int) -> float:
     """Returns the bytes of memory per process: the GPU's, or the process's share of the machine's RAM."""
     import torch
@@ -102,7 +107,7 @@ def process_memory(processes: int) -> float:
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / here
+    return read_memory() / here
 
 
 def count_parameters(config: "PretrainedConfig", auto: "AutoClass | None" = None) -> int:

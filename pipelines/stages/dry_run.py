@@ -31,10 +31,8 @@ def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
         if splits.labels:
             each.num_labels = len(splits.labels)
     teacher_params, student_params = (count_parameters(each, task_class(()).auto) for each in (teacher, student))
-    rows, noun = (
-        count_training_rows(config, task_class, splits),
-        "documents" if issubclass(task_class, Language) else "texts",
-    )
+    rows = count_training_rows(config, task_class, splits)
+    noun = "documents" if issubclass(task_class, Language) else "texts"
     general = config.general
     blocks = f"{general.blocks:,} blocks" if general.blocks else "all"
     is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"
