@@ -22,12 +22,11 @@ from typing import Any, TypedDict
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.optimizer_scores import Experiment, build_parser
+from benchmarks.optimizer_scores import Experiment, build_parser, describe_device
 from benchmarks.results_folder import Results, check_settings
 from distill.train.config import TrainConfig
 from distill.train.optimizer_kinds import ADAMW_RATE
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 FIXED = "16 rows"
 CASES: Mapping[str, Mapping[str, Any]] = {
@@ -113,7 +112,7 @@ def find_seconds(result: Result, score: float) -> float | None:
 def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace) -> None:
     """Prints scores and seconds of each case at its rate."""
     console, rows = Console(), []
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_device(options)}, torch {torch.__version__}, {options.threads} threads")
     fixed = chosen.get(FIXED)
     goal = statistics.mean(result["curve"][-1][1] for result in fixed) if fixed else 1.0
     for case, results in chosen.items():

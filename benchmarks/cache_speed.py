@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.timing import median_ratio, time_in_turns
+from benchmarks.timing import median_ratio, synchronize, time_in_turns
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import build_samples
 from distill.data.batches.batches import TrainBatches
@@ -45,18 +46,36 @@ BATCH = 8
 
 
 class TimedTeacher:
-    """A teacher that measures the time of its forward passes and counts their tokens."""
+    """A teacher that measures the time of its forward passes and counts their tokens.
 
-    def __init__(self, teacher: OnlineTeacher):
-        self.teacher, self.seconds, self.tokens = teacher, 0.0, 0
+    A GPU's passes are timed by events on its stream, so that what else is done meanwhile isn't kept waiting.
+    """
+
+    def __init__(self, teacher: OnlineTeacher, device: torch.device):
+        self.teacher, self.device, self.tokens = teacher, device, 0
+        self.spent: list[float] = []
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
         """Returns the teacher's signals for a batch."""
-        start = time.perf_counter()
-        signals = self.teacher(batch)
-        self.seconds += time.perf_counter() - start
         self.tokens += int(batch["attention_mask"].sum())
+        if self.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            signals = self.teacher(batch)
+            end.record()
+            self.events.append((start, end))
+            return signals
+        began = time.perf_counter()
+        signals = self.teacher(batch)
+        self.spent.append(time.perf_counter() - began)
         return signals
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all forward passes."""
+        synchronize(self.device)
+        return sum(self.spent) + sum(start.elapsed_time(end) for start, end in self.events) / 1e3
 
 
 def main() -> None:
@@ -67,17 +86,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--draws", type=int, default=14)
+    parser.add_argument("--layers", type=int, default=6, help="of a model of random weights")
+    parser.add_argument("--width", type=int, default=256, help="of a model of random weights")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--signal", choices=["sampled", "topk"], default="sampled")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console()
-    model = load_model(Path(options.lm))
+    model = load_model(options)
     width = model.config.vocab_size
     data = load_blocks(Path(options.lm), options.blocks, width)
     signal = Sampled(width, draws=options.draws) if options.signal == "sampled" else TopK(width)
     with tempfile.TemporaryDirectory() as place:
         warmup = build_samples(LanguageBlocks(data.input_ids[:16]), 0)
-        write_cache(Path(place) / "warmup", Identity("warmup", "none", (signal,)), warmup, OnlineTeacher(model))
+        teacher = OnlineTeacher(model, device=model.device)
+        write_cache(Path(place) / "warmup", Identity("warmup", "none", (signal,)), warmup, teacher)
         folder = Path(place) / "cache"
         writing_ratio, forward_rate = measure_writing(folder, signal, model, data)
         reader = CacheReader(folder)
@@ -97,22 +120,26 @@ def main() -> None:
         ("writing", f"{forward_rate / writing_ratio:,.0f} tokens/s", f"{writing_ratio:.3f}x the time of the forward"),
     ]
     console.table(f"{signal}, vocabulary of {width:,} tokens", ("operation", "rate", "ratio"), rows)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads, commit {find_commit()}")
+    console.say(
+        f"{describe_machine()}, {options.device}, torch {torch.__version__}, {options.threads} threads, "
+        f"commit {find_commit()}"
+    )
 
 
-def load_model(folder: Path) -> LlamaForCausalLM:
-    """Returns the model of a folder, or one of the same size with random weights."""
-    if (folder / "model").is_dir():
-        model = LlamaForCausalLM.from_pretrained(folder / "model")
-        model.eval()
-        return model
-    config = LlamaConfig(
-        vocab_size=32768, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.1,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+def load_model(options: argparse.Namespace) -> LlamaForCausalLM:
+    """Returns the model of the folder, or one with random weights."""
+    folder = Path(options.lm) / "model"
+    if folder.is_dir():
+        model = LlamaForCausalLM.from_pretrained(folder)
+    else:
+        config = LlamaConfig(
+            vocab_size=32768, hidden_size=options.width, intermediate_size=11 * options.width // 4,
+            num_hidden_layers=options.layers, num_attention_heads=options.width // 64,
+            num_key_value_heads=options.width // 64, tie_word_embeddings=True, initializer_range=0.1,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config)
     model.eval()
-    return model
+    return model.to(options.device)
 
 
 def load_blocks(folder: Path, count: int, width: int) -> LanguageBlocks:
@@ -126,7 +153,8 @@ def measure_writing(
     folder: Path, signal: Sampled | TopK, model: LlamaForCausalLM, data: LanguageBlocks
 ) -> tuple[float, float]:
     """Returns (time of the call over that of the teacher's forward passes, the teacher's tokens per second)."""
-    teacher, samples = TimedTeacher(OnlineTeacher(model)), build_samples(data, 0)
+    teacher = TimedTeacher(OnlineTeacher(model, device=model.device), model.device)
+    samples = build_samples(data, 0)
     start = time.perf_counter()
     write_cache(folder, Identity("speed", "none", (signal,)), samples, teacher)
     return (time.perf_counter() - start) / teacher.seconds, teacher.tokens / teacher.seconds
@@ -151,7 +179,8 @@ def measure_steps(
         "labels": build_step(model, LossConfig(kl=0, ce=1), data, None),
         "cache": build_step(model, LossConfig(kl=1, temperature=1), data, reader),
     }
-    return time_in_turns(steps, rounds, warmup=2)
+    wait = partial(synchronize, model.device)
+    return time_in_turns(steps, rounds, warmup=2, before=wait, after=wait)
 
 
 def build_step(
@@ -161,12 +190,14 @@ def build_step(
     sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "head_dim": 32}
     torch.manual_seed(0)
     student = LlamaForCausalLM(LlamaConfig(**model.config.to_dict() | sizes)).train()
+    student = student.to(model.device)
     module = DistillationModule(student, loss=loss, train=TrainConfig())
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
     batches = repeat_epochs(TrainBatches(data, BATCH, 0, seed=0, signals=signals, threads=1 if signals else 0))
 
     def step() -> None:
-        weighted_sum(module.loss, module.compute_terms(next(batches))).backward()
+        batch = module.transfer_batch_to_device(next(batches), model.device, 0)
+        weighted_sum(module.loss, module.compute_terms(batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
 

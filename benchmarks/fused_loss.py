@@ -10,9 +10,9 @@ Compared, on random hidden states, each from these and the head's weight to the 
     fused   the same without materializing the logits
     liger   on a GPU with Liger Kernel installed: its fused cross-entropy with labels, its nearest equivalent
 
-Printed per number of positions: the median seconds, the median ratio to `sparse` within a round, and the peak memory in
-MB of a process that computes nothing else, beyond its inputs. The floor of the time is that of the three products of
-positions x width x vocabulary at the rate that one large product reaches on this machine.
+Printed per number of positions: the median milliseconds, the median ratio to `sparse` within a round, and the peak
+memory in MB of a process that computes nothing else, beyond its inputs. The floor of the time is that of the three
+products of positions x width x vocabulary at the rate that one large product reaches on this machine.
 """
 
 import argparse
@@ -65,22 +65,22 @@ def compare(options: argparse.Namespace, console: Console) -> None:
     """Prints the table of one number of positions."""
     times = time_losses(options)
     (positions,) = options.positions
-    rate = measure_peak_flops(torch.device(options.device), torch.float32, 2048)
+    rate = measure_peak_flops(torch.device(options.device), torch.float32, 2048 if options.device == "cpu" else 8192)
     floor = 6 * positions * options.width * options.vocabulary / rate
     memory = {name: measure_alone(options, name) for name in times}
     rows = [
         (
             name,
-            f"{statistics.median(seconds):.2f}",
+            f"{1e3 * statistics.median(seconds):.1f}",
             f"{median_ratio(seconds, times['sparse']):.2f}",
-            f"{floor:.2f}",
+            f"{1e3 * floor:.1f}",
             f"{memory[name] / MEGABYTE:.0f}",
             f"1/{memory['dense'] / memory[name]:.1f}",
             f"1/{memory['sparse'] / memory[name]:.1f}",
         )
         for name, seconds in times.items()
     ]
-    header = ("loss", "seconds", "to sparse", "floor s", "memory MB", "to dense", "to sparse")
+    header = ("loss", "ms", "to sparse", "floor ms", "memory MB", "to dense", "to sparse")
     sizes = f"{positions} positions, {options.vocabulary} tokens, width {options.width}, {options.ids} sampled ids"
     console.table(f"{sizes}, {options.device}, {options.threads} threads, fp32", header, rows)
 

@@ -94,6 +94,8 @@ def build_parser(about: str | None, *, rows: int, epochs: int, threads: int) -> 
     parser.add_argument("--rows", type=int, default=rows, help="of the training split")
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--model", default=MODEL, help="whose layers the student takes")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
     return parser
 
 
@@ -133,7 +135,7 @@ class Experiment:
     def fit(self, train: TrainConfig, seed: int, folder: Path, callbacks: Sequence[Callback] = ()) -> Fitted:
         """Trains a student, with its logs in `folder`."""
         lightning.seed_everything(seed, verbose=False)
-        source = locate_checkpoint(MODEL, "teacher")
+        source = locate_checkpoint(self.options.model, "teacher")
         tokenizer = load_tokenizer(source)
         student = build_student(self.task.load(str(source), seed), self.options.student, seed)
         module = DistillationModule(
@@ -141,7 +143,7 @@ class Experiment:
             output_rows=self.task.output_rows,
         )  # fmt: skip
         data = TextDataModule(self.splits, tokenizer, encode=self.task.encode, seed=seed, max_length=128)
-        machine = MachineConfig(accelerator="cpu", precision="32", threads=self.options.threads)
+        machine = MachineConfig(accelerator=self.options.accelerator, precision="32", threads=self.options.threads)
         (folder / SCRATCH).mkdir()
         start = time.perf_counter()
         metrics = fit_module(
@@ -153,12 +155,17 @@ class Experiment:
         return Fitted(metrics["val/score"], test, seconds)
 
 
+def describe_device(options: argparse.Namespace) -> str:
+    """Returns what the trainings ran on."""
+    return torch.cuda.get_device_name() if options.accelerator == "gpu" else str(describe_machine())
+
+
 def print_table(results: list[Result], options: argparse.Namespace) -> None:
     """Prints mean and spread of the test scores at the rate that the most seeds were trained at."""
     console, rows = Console(), []
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_device(options)}, torch {torch.__version__}, {options.threads} threads")
     for name in options.names:
-        own = [result for result in results if result["optimizer"] == name]
+        own = [result for result in results if result["optimizer"] == name and result["seed"] in options.seeds]
         first = [result for result in own if result["seed"] == options.seeds[0]]
         best = max(first, key=lambda result: result["validation"])
         tests = [100 * result["test"] for result in own if result["factor"] == best["factor"]]

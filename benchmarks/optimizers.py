@@ -12,13 +12,14 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from transformers import BertConfig, BertForSequenceClassification
 
-from benchmarks.timing import median_ratio, time_in_turns
+from benchmarks.timing import measure_copy_rate, median_ratio, synchronize, time_in_turns
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from distill.train.optimizer_kinds import OPTIMIZERS
@@ -50,15 +51,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    console = Console()
+    console, wait = Console(), partial(synchronize, torch.device(options.device))
     names = list(dict.fromkeys(["adamw", *options.names]))
-    found = {name: prepare_optimizer(name, options.hidden, options.layers) for name in names}
-    times = time_in_turns({name: each.optimizer.step for name, each in found.items()}, options.rounds, warmup=2)
-    copied = measure_copy_rate()
+    found = {name: prepare_optimizer(name, options) for name in names}
+    steps = {name: each.optimizer.step for name, each in found.items()}
+    times = time_in_turns(steps, options.rounds, warmup=2, before=wait, after=wait)
+    copied = measure_copy_rate(torch.device(options.device))
     parameters = count_parameters(found["adamw"].optimizer)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_machine()}, {options.device}, torch {torch.__version__}, {options.threads} threads")
     console.say(f"{parameters / 1e6:.1f}M parameters; memory copies {copied / 1e9:.1f} GB/s")
     rows = []
     for name, each in found.items():
@@ -71,19 +74,22 @@ def main() -> None:
     console.table("Optimizers", columns, rows)
 
 
-def prepare_optimizer(name: str, hidden: int, layers: int) -> Candidate:
+def prepare_optimizer(name: str, options: argparse.Namespace) -> Candidate:
     """Returns an optimizer of a new model with random weights and gradients, after its first step."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=1000, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
+        vocab_size=1000, hidden_size=options.hidden, num_hidden_layers=options.layers,
+        num_attention_heads=options.hidden // 64, intermediate_size=4 * options.hidden,
     )  # fmt: skip
-    model = BertForSequenceClassification(config)
+    device = torch.device(options.device)
+    model = BertForSequenceClassification(config).to(device)  # type: ignore[arg-type]  # the stub lacks devices
     for parameter in model.parameters():
         parameter.grad = 1e-3 * torch.randn_like(parameter)
     optimizer = build_optimizer(model, [], TrainConfig(optimizer=name))
+    synchronize(device)
     start = time.perf_counter()
     optimizer.step()
+    synchronize(device)
     first = time.perf_counter() - start
     states = (each for state in optimizer.state.values() for each in state.items())
     tensors = (tensor for name, value in states for _, tensor in flatten_state(name, value))
@@ -95,17 +101,6 @@ def count_parameters(optimizer: Optimizer) -> int:
     """Returns the number of trained parameters."""
     groups: list[list[nn.Parameter]] = [group["params"] for group in optimizer.param_groups]
     return sum(parameter.numel() for group in groups for parameter in group)
-
-
-def measure_copy_rate(size: int = 1 << 26, repeats: int = 10) -> float:
-    """Returns the bytes that a large copy reads and writes in a second."""
-    source, target = torch.randn(size // 4), torch.empty(size // 4)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        target.copy_(source)
-        times.append(time.perf_counter() - start)
-    return 2 * size / statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python -m benchmarks.planned_memory --sizes small --rows 8 --output runs/planned-memory
 
 A step of training on labels, and a query of a frozen model, each in real processes that send to each other by gloo. The
-measured memory is what a process takes at most, in three steps, above what it had before it loaded the model: resident
-memory without pages of files, in which freed blocks go back to the system at once. Printed are both, and their ratio.
-Measured layouts are kept in the output's results.jsonl.
+measured memory is what a process takes at most, in three steps, above what it had before it loaded the model: on a GPU
+that of torch's allocator, on a CPU resident memory without pages of files, in which freed blocks go back to the system
+at once. Printed are both, and their ratio. Measured layouts are kept in the output's results.jsonl.
 """
 
 import argparse
@@ -43,10 +43,10 @@ from pipelines.planner.fake_world import simulate_world
 from pipelines.planner.stage_trace import count_micro_batches, trace_stages
 from pipelines.planner.trace import Query, StepTrace, Training, trace_query, trace_step
 from pipelines.runs.console import Console
-from pipelines.runs.placement import build_pipeline_trainer, load_in_layout
+from pipelines.runs.placement import build_pipeline_trainer, detect_device_type, load_in_layout
 from pipelines.settings.this_machine import describe_machine
 
-SIZES = {"small": (256, 4), "medium": (512, 6), "base": (768, 12)}  # hidden, layers
+SIZES = {"small": (256, 4), "medium": (512, 6), "base": (768, 12), "large": (1024, 24)}  # hidden, layers
 LAYOUTS = (
     "replicated",
     "zero1",
@@ -59,7 +59,6 @@ LAYOUTS = (
     "pp=2,dp=2",
     "pp=4",
 )
-PROCESSES = 4
 STEPS = 3  # in the second one DistributedDataParallel replaces its buckets, which are empty until they are written
 
 
@@ -77,7 +76,8 @@ def main() -> None:
     """Measures what is missing and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "medium", "base"])
+    parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
     parser.add_argument("--checkpointing", nargs="+", default=["none"])
     parser.add_argument("--rows", type=int, default=16, help="of a batch of all processes")
@@ -85,19 +85,21 @@ def main() -> None:
     options = parser.parse_args()
     check_settings(options.output, options, free=("sizes", "layouts", "checkpointing"))
     console, results = Console(), Results[Result](options.output)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {PROCESSES} processes")
+    console.say(
+        f"{describe_machine()}, torch {torch.__version__}, {detect_device_type()}, {options.processes} processes"
+    )
     rows, ratios = [], []
     for size in options.sizes:
         folder = options.output / f"model-{size}"
         if not folder.exists():
             save_model(folder, *SIZES[size])
         for role, name, mode in list_cases(options):
-            layout = parse_layout(name, PROCESSES)
+            layout = parse_layout(name, options.processes)
             predicted = predict(folder, role, layout, mode, options).peak
             known = results.find(size=size, role=role, layout=name, checkpointing=mode)
             if known is None:
                 work = partial(measure_peak, role, options.rows, options.length, mode)
-                measured = max(peak.most for peak in run_processes(work, PROCESSES, folder, name))
+                measured = max(peak.most for peak in run_processes(work, options.processes, folder, name))
                 known = results.add(Result(size=size, role=role, layout=name, checkpointing=mode, measured=measured))
             ratios.append(predicted / known["measured"])
             cells = f"{predicted / 1e6:,.0f}", f"{known['measured'] / 1e6:,.0f}", f"{ratios[-1]:.2f}"
@@ -113,15 +115,14 @@ def list_cases(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     return students + [("teacher", layout, "none") for layout in options.layouts if not layout.startswith("zero")]
 
 
-def draw_batch(rows: int, length: int) -> dict[str, Tensor]:
-    """Returns a batch of random tokens with labels."""
-    ids = torch.ones(rows, length, dtype=torch.long)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(rows, dtype=torch.long)}
+def draw_batch(rows: int, length: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Returns a batch of equal tokens with labels."""
+    ids = torch.ones(rows, length, dtype=torch.long, device=device)
+    labels = torch.zeros(rows, dtype=torch.long, device=device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def predict(
-    folder: Path, role: str, layout: Layout, mode: str, options: argparse.Namespace, processes: int = PROCESSES
-) -> StepTrace:
+def predict(folder: Path, role: str, layout: Layout, mode: str, options: argparse.Namespace) -> StepTrace:
     """Returns what the planner says."""
 
     def build() -> PreTrainedModel:
@@ -133,7 +134,7 @@ def predict(
     draw = partial(draw_batch, rows, options.length)
     training = Training(build, draw, train=TrainConfig(checkpointing=mode), backend="gloo")
     work = training if role == "student" else Query(build, draw)
-    with simulate_world(processes):
+    with simulate_world(options.processes):
         if layout.pp > 1:
             return trace_stages(work, layout, count)
         return trace_step(work, layout) if isinstance(work, Training) else trace_query(work, layout)
@@ -155,18 +156,19 @@ class Step(nn.Module):
 
 def prepare_student(rows: int, length: int, mode: str, folder: Path, layout: Layout) -> Callable[[], object]:
     """Returns a step of a student in a layout."""
-    train, mesh = TrainConfig(checkpointing=mode), build_mesh(layout, "cpu")
+    train, mesh = TrainConfig(checkpointing=mode), build_mesh(layout, detect_device_type())
     model = load_in_layout(folder, AUTO, layout, mesh)
     stages = build_pipeline_trainer(model, layout, mesh)
     module = DistillationModule(
         model, loss=LossConfig(kl=0, ce=1), train=train, stages=stages, shard_optimizer=layout.zero == 1
     )
+    module.to(model.device)
     module.on_fit_start()
     step: nn.Module = Step(module)
-    if not layout.sharded and layout.zero != 2:
+    if layout.processes > 1 and not layout.sharded and layout.zero != 2:
         step = DistributedDataParallel(step, gradient_as_bucket_view=True)
     optimizer = build_optimizer(model, [], train, shard=layout.zero == 1)
-    batch = draw_batch(rows // layout.data_parallel, length)
+    batch = draw_batch(rows // layout.data_parallel, length, model.device)
 
     def take_step() -> None:
         if stages is None:
@@ -185,7 +187,7 @@ def prepare_teacher(rows: int, length: int, mode: str, folder: Path, layout: Lay
     model, teacher = load_teacher(folder, layout)
     for weight in model.parameters() if not layout.fsdp > 1 and not layout.tp > 1 else ():
         weight.data = weight.data.clone()  # as on a GPU; otherwise they are pages of the file, read when used
-    batch = draw_batch(rows // layout.data_parallel, length)
+    batch = draw_batch(rows // layout.data_parallel, length, model.device)
     return lambda: teacher(batch)
 
 

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.set_defaults(processes=PROCESSES)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     hardware = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1)
@@ -65,7 +66,7 @@ def describe_case(case: str, hardware: Hardware, options: argparse.Namespace) ->
         save_model(folder, *SIZES[size])
     predicted, measured = {}, {}
     for name in LAYOUTS:
-        trace = predict(folder, "student", parse_layout(name, PROCESSES), "none", options, PROCESSES)
+        trace = predict(folder, "student", parse_layout(name, PROCESSES), "none", options)
         predicted[name] = estimate_step(trace, hardware).total
     for _ in range(options.rounds):
         for name in LAYOUTS:

@@ -57,7 +57,8 @@ def check_settings(output: Path, options: argparse.Namespace, *, free: Collectio
         raise SystemExit(
             f"{output} was made with {changed}: its results would be mixed with this call's; choose a new folder"
         )
-    file.write_text(json.dumps(own))
+    if not has_results:
+        file.write_text(json.dumps(own))
 
 
 def find_checkpoint(output: Path, stage: str) -> Path:
