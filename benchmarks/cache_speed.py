@@ -93,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console()
-    model = load_model(options)
+    model = load_model(Path(options.lm), layers=options.layers, width=options.width).to(options.device)
     width = model.config.vocab_size
     data = load_blocks(Path(options.lm), options.blocks, width)
     signal = Sampled(width, draws=options.draws) if options.signal == "sampled" else TopK(width)
@@ -126,20 +126,19 @@ def main() -> None:
     )
 
 
-def load_model(options: argparse.Namespace) -> LlamaForCausalLM:
-    """Returns the model of the folder, or one with random weights."""
-    folder = Path(options.lm) / "model"
-    if folder.is_dir():
-        model = LlamaForCausalLM.from_pretrained(folder)
+def load_model(folder: Path, *, layers: int = 6, width: int = 256) -> LlamaForCausalLM:
+    """Returns the model of a folder, or one of these sizes with random weights."""
+    if (folder / "model").is_dir():
+        model = LlamaForCausalLM.from_pretrained(folder / "model")
     else:
         config = LlamaConfig(
-            vocab_size=32768, hidden_size=options.width, intermediate_size=11 * options.width // 4,
-            num_hidden_layers=options.layers, num_attention_heads=options.width // 64,
-            num_key_value_heads=options.width // 64, tie_word_embeddings=True, initializer_range=0.1,
+            vocab_size=32768, hidden_size=width, intermediate_size=11 * width // 4, num_hidden_layers=layers,
+            num_attention_heads=width // 64, num_key_value_heads=width // 64, tie_word_embeddings=True,
+            initializer_range=0.1,
         )  # fmt: skip
         model = LlamaForCausalLM(config)
     model.eval()
-    return model.to(options.device)
+    return model
 
 
 def load_blocks(folder: Path, count: int, width: int) -> LanguageBlocks:

@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.results_folder import Results, check_settings
 from benchmarks.small_lm import measure_nats
+from benchmarks.timing import synchronize
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import build_samples
 from distill.data.batches.batches import TrainBatches
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--frozen", action="store_true", help="don't train the embeddings and the output head")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     output = Path(options.output)
@@ -100,7 +102,7 @@ class Experiment:
     def load(cls, options: argparse.Namespace, console: Console) -> "Experiment":
         """Loads the small language model and its text."""
         folder = Path(options.lm)
-        teacher = LlamaForCausalLM.from_pretrained(folder / "model").eval()
+        teacher = LlamaForCausalLM.from_pretrained(folder / "model").eval().to(options.device)
         train, dev = (np.load(folder / f"{name}.npy") for name in ("train", "dev"))
         data = LanguageBlocks([row.astype(np.int64) for row in train[: options.steps * BATCH]])
         return cls(options, console, teacher, data, dev[:DEV_BLOCKS])
@@ -142,7 +144,7 @@ class Experiment:
             own.load_state_dict(other.state_dict())
             own.requires_grad_(not self.options.frozen)
         student.train()
-        return student
+        return student.to(self.teacher.device)
 
     def _build_cache(self, way: str) -> CacheReader:
         width = self.teacher.config.vocab_size
@@ -161,7 +163,7 @@ def query_in_float32(teacher: OnlineTeacher) -> SignalSource:
     """Returns the teacher computing in float32, as for a cache, while the student trains in bfloat16."""
 
     def query(batch: Mapping[str, Tensor]) -> TeacherSignals:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(batch["input_ids"].device.type, enabled=False):
             return teacher(batch)
 
     return query
@@ -196,15 +198,17 @@ def train_with(
 ) -> float:
     """Trains modules on the same batches in bfloat16, with warm-up and a cosine schedule; returns the seconds."""
     start, step = time.perf_counter(), 0
+    device = next(modules[0].parameters()).device
     peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     with console.track(label, steps, "steps") as advance:
         while step < steps:
-            for batch in batches:
+            for drawn in batches:
+                batch = modules[0].transfer_batch_to_device(drawn, device, 0)
                 factor = min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
                 for module, optimizer, rates in zip(modules, optimizers, peaks, strict=True):
                     for group, rate in zip(optimizer.param_groups, rates, strict=True):
                         set_rate(group, rate * factor)
-                    with torch.autocast("cpu", torch.bfloat16):
+                    with torch.autocast(device.type, torch.bfloat16):
                         value = weighted_sum(module.loss, module.compute_terms(batch))
                     value.backward()
                     torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -214,6 +218,7 @@ def train_with(
                 step += 1
                 if step == steps:
                     break
+    synchronize(device)
     return time.perf_counter() - start
 
 
@@ -222,7 +227,9 @@ def measure_kl(student: PreTrainedModel, teacher: PreTrainedModel, blocks: np.nd
     """Returns the mean KL(teacher, student) in nats per token; blocks [blocks, length]."""
     student.eval()
     values = []
-    for ids in torch.from_numpy(blocks).long().split(1):  # one at a time, so that each has the same weight
+    for ids in (
+        torch.from_numpy(blocks).long().to(student.device).split(1)
+    ):  # one at a time, so that each has the same weight
         signals = TeacherSignals(logits=teacher(ids).logits.flatten(0, 1))
         values.append(distribution_loss(student(ids).logits.flatten(0, 1), signals, 1.0))
     return torch.stack(values).mean().item()

@@ -90,7 +90,8 @@ PIECES: Mapping[str, Piece] = {
     "optimizers": Piece(
         "Optimizers",
         "Bytes of the states, and times of a step.",
-        "benchmarks.optimizers --device cuda --hidden 768 --layers 4",
+        "benchmarks.optimizers --device cuda --hidden 512 --layers 4 --names adamw sgd muon lion adamw-8bit "
+        "adamw-4bit adamw-fp8",
     ),
     "memory": Piece(
         "Predicted and measured memory",
@@ -102,7 +103,7 @@ PIECES: Mapping[str, Piece] = {
         "Checkpoints on CUDA",
         "Exported folders, loaded by stock `from_pretrained` on the GPU; the difference is that of the logits from "
         "float32 on the CPU, relative to their spread.",
-        "benchmarks.gpu_exports --layers 6",
+        "benchmarks.gpu_exports --layers 6 --tokenizer TEACHER",
     ),
     "distillation": Piece(
         "The demo's distillation",

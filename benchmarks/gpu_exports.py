@@ -40,7 +40,7 @@ from pipelines.settings.this_machine import describe_machine, find_commit
 AUTO = AutoModelForSequenceClassification
 FLOAT, BFLOAT = "float32", "bfloat16"
 QUANTIZED = tuple(name for name in SCHEMES if name not in FORMATS["torchao"].refuses)
-COMPILED = (BFLOAT, "int8-dynamic", "fp8-dynamic")
+COMPILED = (FLOAT, BFLOAT, "int8-dynamic", "fp8-dynamic")
 BATCHES = (1, 64)
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--schemes", nargs="*", choices=QUANTIZED, default=list(QUANTIZED))
-    parser.add_argument("--compiled", nargs="*", choices=COMPILED, default=list(COMPILED))
+    parser.add_argument("--compiled", nargs="*", choices=COMPILED, default=[BFLOAT])
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     console, device = Console(), torch.device(options.device)

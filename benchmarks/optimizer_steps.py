@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--frozen", action="store_true", help="don't train the embeddings and the output head")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     check_settings(Path(options.output), options, free=("names", "seeds", "fewer"))
@@ -119,7 +120,9 @@ class Comparison:
             seconds = statistics.median(result["seconds"] for result in chosen)
             spread = format_spread([result["kl"] for result in chosen])
             rows.append((name, str(steps), f"{best['rate']:.2g}", spread, f"{seconds:.0f}"))
-        self.console.say(f"{describe_machine()}, torch {torch.__version__}, {self.options.threads} threads")
+        self.console.say(
+            f"{describe_machine()}, {self.options.device}, torch {torch.__version__}, {self.options.threads} threads"
+        )
         header = ("optimizer", "steps", "rate", "KL from the teacher", "seconds")
         self.console.table(f"Divergence on unseen text, {len(self.options.seeds)} seeds", header, rows)
 

@@ -49,6 +49,7 @@ class SmallLM:
         learning_rate: Peak of the cosine schedule.
         threads: CPU threads; 0 takes torch's default.
         seed: Seed of weights and order.
+        device: Where the model is trained.
     """
 
     data: str
@@ -64,6 +65,7 @@ class SmallLM:
     learning_rate: float = 2e-3
     threads: int = 0
     seed: int = 0
+    device: str = "cpu"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -84,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     blocks = {name: build_blocks(settings, tokenizer, output, name) for name in ("train", "dev")}
     console.say(f"{len(blocks['train']):,} training sequences of {settings.length} tokens")
     torch.manual_seed(settings.seed)
-    model = LlamaForCausalLM(build_config(settings, tokenizer))
+    model = LlamaForCausalLM(build_config(settings, tokenizer)).to(settings.device)
     train_model(settings, model, blocks["train"], output, console)
     dev = blocks["dev"][:400]
     console.say(f"dev: {measure_nats(model, dev):.4f} nats per token on {dev.size:,} tokens")
@@ -160,7 +162,7 @@ def train_model(settings: SmallLM, model: LlamaForCausalLM, blocks: np.ndarray, 
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=True)
     file, start = output / "checkpoint.pt", 0
     if file.exists():
-        saved = torch.load(file, weights_only=True)
+        saved = torch.load(file, weights_only=True, map_location=settings.device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start = saved["step"]
@@ -172,7 +174,7 @@ def train_model(settings: SmallLM, model: LlamaForCausalLM, blocks: np.ndarray, 
             rows = order[np.arange(step * settings.batch_size, (step + 1) * settings.batch_size) % len(order)]
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * schedule_rate(step, settings.steps)
-            step_losses.append(accumulate_gradients(model, torch.from_numpy(blocks[rows]).long()))
+            step_losses.append(accumulate_gradients(model, torch.from_numpy(blocks[rows]).long().to(model.device)))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -194,7 +196,7 @@ def schedule_rate(step: int, steps: int) -> float:
 
 def accumulate_gradients(model: LlamaForCausalLM, ids: Tensor) -> float:
     """Adds the gradients of the mean next-token loss to the parameters, and returns the loss in nats."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(ids.device.type, torch.bfloat16):
         hidden = model.model(ids).last_hidden_state[:, :-1].flatten(0, 1)
     loss, hidden_grad, head_grad = compute_head_gradients(
         hidden.detach(), model.lm_head.weight.detach(), ids[:, 1:].flatten()
@@ -209,17 +211,17 @@ def compute_head_gradients(hidden: Tensor, weight: Tensor, labels: Tensor) -> tu
 
     Autograd would hold the logits of all positions three times.
     """
-    low, hidden_grad = weight.bfloat16(), torch.empty(hidden.shape)
-    weight_grad, total = torch.zeros_like(weight), 0.0
+    low, hidden_grad = weight.bfloat16(), torch.empty(hidden.shape, device=hidden.device)
+    weight_grad, total = torch.zeros_like(weight), torch.zeros((), device=hidden.device)
     for start in range(0, len(hidden), CHUNK):
         part, targets = hidden[start : start + CHUNK].bfloat16(), labels[start : start + CHUNK, None]
         error = torch.softmax(part @ low.T, -1)
         chosen = error.gather(1, targets)
-        total -= chosen.float().clamp(min=1e-9).log().sum().item()
+        total -= chosen.float().clamp(min=1e-9).log().sum()
         error.scatter_(1, targets, chosen - 1)
         hidden_grad[start : start + CHUNK] = error @ low
         weight_grad += error.T @ part
-    return total / len(hidden), hidden_grad / len(hidden), weight_grad / len(hidden)
+    return total.item() / len(hidden), hidden_grad / len(hidden), weight_grad / len(hidden)
 
 
 @torch.inference_mode()
@@ -228,7 +230,7 @@ def measure_nats(model: PreTrainedModel, blocks: np.ndarray) -> float:
     model.eval()
     losses = []
     for start in range(0, len(blocks), 4):
-        ids = torch.from_numpy(blocks[start : start + 4]).long()
+        ids = torch.from_numpy(blocks[start : start + 4]).long().to(model.device)
         logits = model(ids).logits[:, :-1].flatten(0, 1)
         losses.append(torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="none"))
     return torch.cat(losses).mean().item()
