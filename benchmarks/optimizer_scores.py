@@ -3,10 +3,10 @@
     python -m benchmarks.optimizer_scores --data examples/data/banking77 --output runs/optimizers-banking77
     python -m benchmarks.optimizer_scores --data sentence_polarity/ --names adamw muon --output runs/optimizers-polarity
 
-The students are layers of MiniLM, trained on labels. The rates are multiples of the optimizer's usual one; the first
-seed's validation score chooses, and the other seeds train at the chosen rate. Printed are the mean and the standard
-deviation of the test score over the seeds, the chosen rate, and the seconds of a training. Finished trainings are kept
-in the output's results.jsonl, so that names and seeds can be passed in several calls.
+The students are layers of MiniLM, trained on labels with frozen embeddings. The rates are multiples of the optimizer's
+usual one; the first seed's validation score chooses, and the other seeds train at the chosen rate. Printed are the mean
+and the standard deviation of the test score over the seeds, the chosen rate, and the seconds of a training. Finished
+trainings are kept in the output's results.jsonl, so that names and seeds can be passed in several calls.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
     """Trains the students that are missing, and prints the table of all."""
     parser = build_parser(__doc__, rows=4000, epochs=3, threads=1)
     parser.add_argument("--names", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 3.0, 10.0], help="of the usual rate")
+    parser.add_argument("--factors", nargs="+", type=float, default=[3.0, 10.0, 30.0], help="of the usual rate")
     options = parser.parse_args()
     check_settings(options.output, options, free=("names", "seeds"))
     torch.set_num_threads(options.threads)
@@ -127,7 +127,10 @@ class Experiment:
 
     def _train(self, name: str, factor: float, seed: int) -> Result:
         rate = factor * TrainConfig(optimizer=name).choose_rate()
-        train = TrainConfig(optimizer=name, learning_rate=rate, epochs=self.options.epochs, checkpoint_every=10**6)
+        train = TrainConfig(
+            optimizer=name, learning_rate=rate, epochs=self.options.epochs, freeze_embeddings=True,
+            checkpoint_every=10**6,
+        )  # fmt: skip
         with TemporaryDirectory() as place:
             fitted = self.fit(train, seed, Path(place))
         return Result(optimizer=name, factor=factor, seed=seed, rate=rate, **fitted._asdict())
