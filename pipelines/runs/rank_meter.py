@@ -9,10 +9,8 @@ from lightning.pytorch.callbacks import Callback
 
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
-from distill.data.batches.rank_speeds import RankSpeeds
-from distill.errors import InputError
+from distill.data.batches.rank_speeds import MEASURED, RankSpeeds, parse_speeds
 from distill.parallel.layout import Layout
-from distill.train.config import AUTO
 from pipelines.runs.training_logs import RankTimes, TrainingLogs
 
 MEASURED_EVERY = 20  # batches between two measurements; each synchronizes the processes
@@ -103,31 +101,9 @@ def summarise_times(measured: list[list[float]], speeds: RankSpeeds | None) -> l
     ]
 
 
-def parse_speeds(text: str, replicas: int) -> RankSpeeds | None:
-    """Returns the speeds that `data.rank_speeds` names; None if it names none.
-
-    Raises:
-        InputError: They are no numbers above 0, or not one for each replica.
-    """
-    if not text:
-        return None
-    if text == AUTO:
-        return RankSpeeds([1.0] * replicas)
-    try:
-        speeds = [float(each) for each in text.split(",")]
-    except ValueError:
-        speeds = []
-    if len(speeds) != replicas or min(speeds) <= 0:
-        raise InputError(
-            f"data.rank_speeds: expected auto, or {replicas} numbers above 0 separated by commas, one for each "
-            f"replica, found {text!r}"
-        )
-    return RankSpeeds(speeds)
-
-
 def build_meter(text: str, data: RowsDataModule, layout: Layout, logs: TrainingLogs) -> list[Callback]:
     """Returns the meter of a training with replicas, and sets the speeds of its data; nothing for other layouts."""
     if layout.dp == 1 or layout.sharded or layout.zero == 2:
         return []
     data.speeds = parse_speeds(text, layout.dp)
-    return [RankMeter(data.speeds if text == AUTO else None, data, logs)]
+    return [RankMeter(data.speeds if text == MEASURED else None, data, logs)]

@@ -17,6 +17,7 @@ from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.data.augment.config import DRAWN
 from distill.data.augment.lexicon import read_lexicon
 from distill.data.augment.templates import read_slot_templates
+from distill.data.batches.rank_speeds import parse_speeds
 from distill.data.clean.config import check_clean_packages
 from distill.errors import InputError
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS, LayerSizes, LossConfig, check_sparse_signals, match_layers
@@ -339,6 +340,12 @@ def check_deepspeed(f: Facts) -> None:
     """Checks that DeepSpeed is installed."""
     if f.settings.machine.strategy:
         check_strategy(f.settings.machine.strategy)
+
+
+def check_rank_speeds(f: Facts) -> None:
+    """Checks that there is a speed for each replica."""
+    assert f.student_layout is not None
+    parse_speeds(f.settings.machine.rank_speeds, f.student_layout.dp)
 
 
 def check_general_text(f: Facts) -> None:
@@ -888,6 +895,7 @@ RULES: tuple[Rule | Check, ...] = (
         "{f.student_layout}: processes that share weights compute together, the fastest no earlier than the slowest",
         ("student_layout",),
     ),
+    Check(check_rank_speeds, ("student_layout",)),
     Rule(
         lambda s, f: (
             s.machine.compress != "none"

@@ -4,6 +4,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distill.errors import InputError
+
+MEASURED = "auto"
+
 
 class RankSpeeds:
     """The speeds of all processes, from one batch to the next; every process has the same.
@@ -37,3 +41,25 @@ class RankSpeeds:
         """Restores what `state_dict` returned; with another number of processes it is of no use."""
         if len(state["speeds"][-1]) == len(self.newest):
             self.starts, self.speeds = list(state["starts"]), [tuple(each) for each in state["speeds"]]
+
+
+def parse_speeds(text: str, replicas: int) -> RankSpeeds | None:
+    """Returns the speeds that `data.rank_speeds` names; None if it names none.
+
+    Raises:
+        InputError: They are no numbers above 0, or not one for each replica.
+    """
+    if not text:
+        return None
+    if text == MEASURED:
+        return RankSpeeds([1.0] * replicas)
+    try:
+        speeds = [float(each) for each in text.split(",")]
+    except ValueError:
+        speeds = []
+    if len(speeds) != replicas or min(speeds) <= 0:
+        raise InputError(
+            f"data.rank_speeds: expected auto, or {replicas} numbers above 0 separated by commas, one for each "
+            f"replica, found {text!r}"
+        )
+    return RankSpeeds(speeds)

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from distill.data.batches.rank_speeds import RankSpeeds
+from distill.data.batches.rank_speeds import RankSpeeds, parse_speeds
 from distill.errors import InputError
-from pipelines.runs.rank_meter import RankMeter, parse_speeds, summarise_times
+from pipelines.runs.rank_meter import RankMeter, summarise_times
 from pipelines.runs.training_logs import TrainingLogs
 
 
