@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.optimizer_scores import Experiment, build_parser, describe_device
 from benchmarks.results_folder import Results, check_settings
+from benchmarks.spread import format_percent
 from distill.train.config import TrainConfig
 from distill.train.optimizer_kinds import ADAMW_RATE
 from pipelines.runs.console import Console
@@ -116,12 +117,11 @@ def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace)
     fixed = chosen.get(FIXED)
     goal = statistics.mean(result["curve"][-1][1] for result in fixed) if fixed else 1.0
     for case, results in chosen.items():
-        tests = [100 * result["test"] for result in results]
-        spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
+        score = format_percent([result["test"] for result in results])
         reached = [seconds for result in results if (seconds := find_seconds(result, goal)) is not None]
         whole = statistics.median(result["curve"][-1][0] for result in results)
         rows.append(
-            (case, f"{results[0]['factor'] * ADAMW_RATE:.2g}", f"{statistics.mean(tests):.2f} ± {spread:.2f}",
+            (case, f"{results[0]['factor'] * ADAMW_RATE:.2g}", score,
              f"{whole:.1f}", f"{statistics.median(reached):.1f}" if reached else "-", f"{len(reached)}/{len(results)}")
         )  # fmt: skip
     header = (

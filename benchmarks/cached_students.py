@@ -14,7 +14,6 @@ repeated, so ways, seeds and steps can be passed in several calls.
 
 import argparse
 import math
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.results_folder import Results, check_settings
 from benchmarks.small_lm import measure_nats
+from benchmarks.spread import format_spread
 from benchmarks.timing import synchronize
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import build_samples
@@ -246,15 +246,9 @@ def print_table(console: Console, results: list[Result], steps: int) -> None:
                 [line["dev_kl"] for line in found],
                 [line["seconds"] for line in found],
             )
-            rows.append((way, str(len(found)), *map(format_spread, columns)))
+            rows.append((way, str(len(found)), *(format_spread(values, ".4f") for values in columns)))
     header = ("targets", "seeds", "nats per token", "KL from the teacher", "seconds")
     console.table(f"Students after {steps} steps, on unseen text", header, rows)
-
-
-def format_spread(values: list[float]) -> str:
-    """Returns mean ± standard deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.4f} ± {deviation:.4f}"
 
 
 if __name__ == "__main__":

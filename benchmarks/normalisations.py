@@ -14,7 +14,6 @@ Finished trainings are kept in the output folder, which is that of one teacher a
 
 import argparse
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from transformers import PreTrainedModel
 from benchmarks.logit_training import collate_arrays, compute_all_logits, load_targets, take_steps
 from benchmarks.results_folder import check_settings
 from benchmarks.sparse_runtimes import compute_logits
+from benchmarks.spread import format_percent
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
@@ -198,7 +198,7 @@ def describe_kind(
     kind: str, trainings: Sequence[Training], model: PreTrainedModel, size: int, latency: Latency, stock: Latency
 ) -> tuple[str, ...]:
     """Returns the row of a kind."""
-    scores = [f"{mean_and_spread([getattr(each, split) for each in trainings])}" for split in ("validation", "test")]
+    scores = [format_percent([getattr(each, split) for each in trainings]) for split in ("validation", "test")]
     counts = f"{model.num_parameters():,}", f"{size:,}"
     return (kind, *counts, *format_latency(latency, stock), f"{trainings[0].rate:g}", *scores)
 
@@ -206,12 +206,6 @@ def describe_kind(
 def format_latency(latency: Latency, stock: Latency) -> tuple[str, str]:
     """Returns the median over the texts of the fastest calls in ms, and its ratio to the stock student's."""
     return f"{latency.best_ms:.2f}", f"{latency.best_ms / stock.best_ms:.2f}"
-
-
-def mean_and_spread(scores: Sequence[float]) -> str:
-    """Returns the mean and the standard deviation in percent."""
-    spread = f" ± {100 * statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    return f"{100 * statistics.mean(scores):.2f}{spread}"
 
 
 if __name__ == "__main__":

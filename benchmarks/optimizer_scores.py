@@ -24,6 +24,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks.results_folder import Results, check_settings
+from benchmarks.spread import format_percent
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
@@ -171,10 +172,9 @@ def print_table(results: list[Result], options: argparse.Namespace) -> None:
         own = [result for result in results if result["optimizer"] == name and result["seed"] in options.seeds]
         first = [result for result in own if result["seed"] == options.seeds[0]]
         best = max(first, key=lambda result: result["validation"])
-        tests = [100 * result["test"] for result in own if result["factor"] == best["factor"]]
-        spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
+        score = format_percent([result["test"] for result in own if result["factor"] == best["factor"]])
         seconds = statistics.median(result["seconds"] for result in own)
-        rows.append((name, f"{best['rate']:.2g}", f"{statistics.mean(tests):.2f} ± {spread:.2f}", f"{seconds:.0f}"))
+        rows.append((name, f"{best['rate']:.2g}", score, f"{seconds:.0f}"))
     title = f"Test score on {options.data}, {len(options.seeds)} seeds, {len(options.factors)} rates"
     console.table(title, ("optimizer", "rate", "test score, %", "seconds"), rows)
 

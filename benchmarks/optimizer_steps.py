@@ -16,8 +16,9 @@ from typing import TypedDict
 
 import torch
 
-from benchmarks.cached_students import BATCH, Experiment, format_spread, measure_kl, query_in_float32, train_with
+from benchmarks.cached_students import BATCH, Experiment, measure_kl, query_in_float32, train_with
 from benchmarks.results_folder import Results, check_settings
+from benchmarks.spread import format_spread
 from distill.data.batches.batches import TrainBatches
 from distill.losses.config import LossConfig
 from distill.teacher.online import OnlineTeacher
@@ -118,7 +119,7 @@ class Comparison:
             best = min(first, key=lambda result: result["kl"])
             chosen = [result for result in own if result["factor"] == best["factor"]]
             seconds = statistics.median(result["seconds"] for result in chosen)
-            spread = format_spread([result["kl"] for result in chosen])
+            spread = format_spread([result["kl"] for result in chosen], ".4f")
             rows.append((name, str(steps), f"{best['rate']:.2g}", spread, f"{seconds:.0f}"))
         self.console.say(
             f"{describe_machine()}, {self.options.device}, torch {torch.__version__}, {self.options.threads} threads"

@@ -12,7 +12,6 @@ trainings are kept in the output's results.json.
 
 import csv
 import json
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.optimizer_scores import Experiment, build_parser
 from benchmarks.results_folder import check_settings
+from benchmarks.spread import format_percent
 from distill.data.batches.share import loss_counts
 from distill.errors import InputError
 from distill.train.config import TrainConfig
@@ -82,9 +82,8 @@ def main() -> None:
                 results[key] = run_case(experiment, CASES[name], seed)
                 (options.output / "results.json").write_text(json.dumps(results, indent=1))
         own = [results[f"{name}, {seed}"] for seed in options.seeds]
-        scores = [100 * result["test"] for result in own if result["test"] is not None]
-        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        shown = f"{statistics.mean(scores):.2f} ± {spread:.2f}" if scores else "ended with an error"
+        scores = [result["test"] for result in own if result["test"] is not None]
+        shown = format_percent(scores) if scores else "ended with an error"
         rows.append((name, shown, own[0]["what"]))
     Console().table(f"Test score on {options.data}", ("training", "test score, %", "the first seed"), rows)
 

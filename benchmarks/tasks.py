@@ -23,7 +23,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
@@ -37,6 +37,7 @@ from benchmarks.results_folder import (
     read_report,
     require_entry,
 )
+from benchmarks.spread import format_spread
 from compress.export.common.huggingface import export_huggingface
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -89,7 +90,11 @@ def main() -> None:
         console.say(f"seed {seed}: " + ", ".join(f"{name} {runs[-1]['score']:.4f}" for name, runs in found.items()))
     metrics = list(found["student"][0]["scores"])
     rows = [
-        (name, *(format_spread([run["scores"][metric] for run in runs]) for metric in metrics), *format_sizes(runs))
+        (
+            name,
+            *(format_spread([run["scores"][metric] for run in runs], ".4f") for metric in metrics),
+            *format_sizes(runs),
+        )
         for name, runs in found.items()
     ]
     console.table(f"{options.task}, seeds {options.seeds}", ("", *metrics, "parameters", "speedup"), rows)
@@ -190,11 +195,6 @@ def run_report(output: Path, starts: Starts, task: str) -> Report:
         arguments = ["--model", str(starts.student), "--data", starts.data, "--task", task]
         run_command("report", *arguments, "--output", str(output))
     return read_report(output)
-
-
-def format_spread(values: Sequence[float]) -> str:
-    """Returns the mean ± the standard deviation."""
-    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def format_sizes(entries: Sequence[ModelEntry]) -> tuple[str, str]:
