@@ -119,7 +119,13 @@ def test_files_that_do_not_fit_the_data_are_refused_before_any_stage(inputs, tmp
 
 @pytest.mark.parametrize(
     "sampling",
-    [("balanced",), ("length",), ("difficulty", "--sampling.start", "0.5"), ("distance", "--sampling.unbiased")],
+    [
+        ("distance", "--sampling.unbiased"),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (("balanced",), ("length",), ("difficulty", "--sampling.start", "0.5"))
+        ),
+    ],
 )
 def test_a_student_trains_on_the_rows_that_sampling_draws(sampling, inputs, tmp_path):
     by, *more = sampling

@@ -126,10 +126,10 @@ def learned(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Closin
     return close_once(tokenizer, tmp_path_factory.mktemp("learned"), "learned")
 
 
-@pytest.fixture(params=["movement", "learned"])
-def closed(request: pytest.FixtureRequest, moved, learned):
+@pytest.fixture(params=[pytest.param("movement", marks=pytest.mark.slow), "learned"])
+def closed(request: pytest.FixtureRequest):
     """(masks, module, closing, watch)"""
-    return request.param, *(moved if request.param == "movement" else learned)
+    return request.param, *request.getfixturevalue("moved" if request.param == "movement" else "learned")
 
 
 def test_the_final_gates_keep_the_number_of_units_of_the_shape(closed):
@@ -360,7 +360,7 @@ def follow(config: DistillConfig) -> dict[str, Any]:
     return made
 
 
-@pytest.fixture(scope="module", params=["movement", "learned"])
+@pytest.fixture(scope="module", params=[pytest.param("movement", marks=pytest.mark.slow), "learned"])
 def gradually(request: pytest.FixtureRequest, place: Path) -> tuple[DistillConfig, dict[str, Any]]:
     config = settings(place, "run", schedule="gradual", masks=request.param)
     return config, follow(config)

@@ -187,6 +187,7 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
 # --- refusals
 
 
+@pytest.mark.slow
 def test_an_unreachable_speed_up_is_refused_with_the_best_point(place, model, data, monkeypatch, capsys):
     output = place / "unreachable"
     message = refusal_of(prune, words(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys)
@@ -247,6 +248,7 @@ def test_invalid_budgets_and_settings_are_refused_before_the_run(
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
     output = place / "dry"
     message = run_to_success("prune", words(model, data, output, "--speedup", "1.3,5000", "--dry-run", *SEARCH))

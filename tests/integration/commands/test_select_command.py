@@ -38,7 +38,7 @@ def newest_selection(output: Path) -> Path:
     "more",
     [
         ("balanced",),
-        ("margin", "--select.take", "easy"),
+        pytest.param(("margin", "--select.take", "easy"), marks=pytest.mark.slow),
         pytest.param(("random",), marks=pytest.mark.slow),
         pytest.param(("entropy",), marks=pytest.mark.slow),
         pytest.param(("loss",), marks=pytest.mark.slow),
@@ -62,6 +62,7 @@ def test_a_share_of_the_rows_is_kept_with_every_class(more, inputs, output):
     assert f"select: {len(chosen)} of {len(rows)} rows of train by {more[0]}" in message
 
 
+@pytest.mark.slow
 def test_the_students_loss_follows_the_share_and_the_cache_has_the_chosen_rows(inputs, tmp_path):
     more = ("--data.select", "balanced", "--select.rows", "27", "--loss.ce", "0.5", "--loss.kl", "0.5", "--epochs", "1")
     message = run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))

@@ -137,7 +137,12 @@ FORMS: dict[str, tuple[str, Callable[[], str | bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+QUICK_FORMS = ("csv.gz", "a list in json", "an object a line in json", "semicolons", "blanks in keys")
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(name, marks=() if name in QUICK_FORMS else pytest.mark.slow) for name in FORMS]
+)
 def test_every_file_format_gives_the_same_rows(form, body, tmp_path, monkeypatch, capsys):
     name, content, separator = FORMS[form]
     data = write_files(tmp_path / "data", {name: content()})

@@ -134,6 +134,7 @@ def test_texts_of_punctuation_alone_are_distinguished(data, reads):
     assert reads(data)[1]["test_texts_also_in_train"] == 1
 
 
+@pytest.mark.slow
 def test_unlabelled_rows_that_occur_in_test_are_dropped_in_every_task(reads, tmp_path):
     def first_rows(folder: Path, count: int, *columns: str) -> Path:
         table = pq.read_table(folder / "test.parquet").slice(0, count).select(columns)
@@ -364,6 +365,7 @@ def test_an_absent_validation_split_cannot_replace_the_test_split(data, refuses)
     assert "found test, train" in printed
 
 
+@pytest.mark.slow
 def test_splits_without_labels_are_dropped_in_every_task(reads, tmp_path):
     def without(folder: Path, column: str, kind: pa.DataType, value: object) -> Path:
         table = pq.read_table(folder / "test.parquet")

@@ -94,7 +94,12 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("case", DAMAGE)
+QUICK = ("empty", "a list", "gone", "a link", "another digest")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DAMAGE]
+)
 def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, capsys):
     output, arguments = copied
     folder = stage_folder(output, "data")
@@ -136,7 +141,13 @@ def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
     assert contents(output) == before
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "model/more.txt", "logs/mine.csv", "model/linked"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("model/more.txt", "logs/mine.csv", "model/linked")),
+    ],
+)
 def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, capsys):
     output, arguments = copied
     folder = stage_folder(output, "teacher")

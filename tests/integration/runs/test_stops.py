@@ -47,6 +47,7 @@ def checkpoints(output: Path, stage: str) -> list[str]:
     return [file.name for file in output.glob(f"{stage}/*.partial/scratch/checkpoints/*.ckpt")]
 
 
+@pytest.mark.slow
 def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(inputs, undisturbed, tmp_path):
     output = tmp_path / "run"
     arguments = small_run(*inputs, output, *EPOCHS, *SELDOM)

@@ -134,7 +134,12 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+QUICK_TASKS = ("causal-lm", "multi-label")
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(name, marks=() if name in QUICK_TASKS else pytest.mark.slow) for name in TASKS]
+)
 def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
     head, make_data = TASKS[task]
     model = decoder() if head == "decoder" else build_model("bert", head)

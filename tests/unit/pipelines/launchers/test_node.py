@@ -73,6 +73,7 @@ time.sleep(60)
     assert "stopped by SIGTERM" in errors
 
 
+@pytest.mark.slow
 def test_a_node_that_nobody_answers_names_the_address_and_ends(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

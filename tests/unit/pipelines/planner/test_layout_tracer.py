@@ -71,11 +71,11 @@ def test_a_lone_process_has_one_layout():
     assert list_layouts(replace(FOUR, nodes=1, devices=1), BERT, trained=True) == [Layout()]
 
 
-OTHER_TASKS = ("multi-label", "regression", "token-classification", "question-answering")
+OTHER_TASKS = ("masked-lm", "multi-label", "regression", "token-classification", "question-answering")
 
 
 @pytest.mark.parametrize(
-    "task", ["text-classification", "masked-lm", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_TASKS)]
+    "task", ["text-classification", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_TASKS)]
 )
 def test_students_of_every_task_are_planned(task):
     found = list_students(describe(task, BERT), replace(FOUR, nodes=1))
@@ -137,6 +137,7 @@ def test_a_batch_that_can_not_be_divided_is_refused():
     assert "a batch of 6 rows" in found["fsdp=4"].refusal
 
 
+@pytest.mark.slow
 def test_a_teacher_beside_the_student_takes_more_memory_and_time_than_a_cache():
     workload, hardware = describe("text-classification", BERT), replace(FOUR, nodes=1)
     tracer = LayoutTracer(workload, hardware)
