@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
@@ -80,8 +80,16 @@ def open_output(output: Path) -> tuple[TextIO, bool]:
         output.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(output)
         older = (output / MARKER).is_file() and read_format(output / MARKER) != _FORMAT
-        write_json(output / MARKER, {"stillroom": version("stillroom"), "format": _FORMAT})
+        write_json(output / MARKER, {"stillroom": find_version(), "format": _FORMAT})
     return lock, older
+
+
+def find_version() -> str:
+    """Returns the installed version; `checkout` if the commands run in a checkout that isn't installed."""
+    try:
+        return version("stillroom")
+    except PackageNotFoundError:
+        return "checkout"
 
 
 def read_format(marker: Path) -> object:

@@ -1,6 +1,8 @@
 """The output folder of a run: impossible paths, folders that are removed, and names that look like markup."""
 
 import gc
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from pipelines import distill
 from pipelines.runs.console import Console
+from pipelines.runs.output import open_output
 from support.commands import refusal_of, small_run, start
 from support.run_inputs import write_csv
 from support.tiny_models import make_rows
@@ -167,3 +170,11 @@ def test_a_bar_on_a_terminal_prints_names_verbatim():
     assert done.returncode == 0, done.stderr
     for name in ("[/x] :smile:", "[bold]/s", "[/y]"):
         assert name in expected
+
+
+def test_a_checkout_that_is_not_installed_can_write_an_output(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.metadata.Distribution, "discover", classmethod(lambda cls, **about: iter(())))
+    lock, older = open_output(tmp_path / "run")
+    lock.close()
+    assert not older
+    assert json.loads((tmp_path / "run" / "stillroom.json").read_text())["stillroom"] == "checkout"
