@@ -13,6 +13,7 @@ from pipelines.planner.depth import trace_deep
 from pipelines.planner.fake_world import simulate_world
 from pipelines.planner.hardware import Hardware, StepTime, estimate_step
 from pipelines.planner.layouts import list_layouts
+from pipelines.planner.parallel_traces import map_in_processes
 from pipelines.planner.stage_trace import count_micro_batches, trace_stages
 from pipelines.planner.trace import StepTrace, trace_query, trace_step
 from pipelines.planner.workload import Workload
@@ -69,16 +70,24 @@ class LayoutTracer:
         workload: What is to be trained.
         hardware: The machines.
         on_layout: Called with the name of every layout when it is done, to show progress.
+        workers: Number of processes that trace; they are forked from this one.
     """
 
-    def __init__(self, workload: Workload, hardware: Hardware, on_layout: Callable[[str], None] = lambda name: None):
-        self.workload, self.hardware, self.on_layout = workload, hardware, on_layout
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: Hardware,
+        on_layout: Callable[[str], None] = lambda name: None,
+        *,
+        workers: int = 1,
+    ):
+        self.workload, self.hardware, self.on_layout, self.workers = workload, hardware, on_layout, workers
         self._traced: set[tuple[object, ...]] = set()
 
     def list_teachers(self, layouts: Sequence[Layout] = ()) -> list[Choice]:
         """Returns the layouts of the teacher, these or all, with its queries while a cache is written."""
         layouts = layouts or list_layouts(self.hardware, self.workload.teacher, trained=False)
-        return [self._ask(layout) for layout in layouts]
+        return self._trace_all(self._ask, layouts)
 
     def list_students(self, layouts: Sequence[Layout] = (), *, online: bool = False) -> list[Choice]:
         """Returns the layouts of the student, these or all, each with the least checkpointing with which it fits.
@@ -87,30 +96,32 @@ class LayoutTracer:
         """
         layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True)
         train = self.workload.settings.train
-        found = [self._train(layout, train, online=online) for layout in layouts]
+        found = self._trace_all(partial(self._train, train=train, online=online), layouts)
         if train.optimizer in SMALLER and all(choice.refusal for choice in found):
             smaller = replace(train, optimizer=SMALLER[train.optimizer])
-            found += [self._train(layout, smaller, online=online) for layout in layouts]
+            found += self._trace_all(partial(self._train, train=smaller, online=online), layouts)
         return found
 
-    def list_online(self, cached: Sequence[Choice]) -> list[Choice]:
+    def list_online(self, cached: Sequence[Choice], teachers: Sequence[Choice]) -> list[Choice]:
         """Returns the layouts of the student whose teacher computes in every step.
 
-        Its signals take no less memory than those of a cache, so that only layouts are tried that fit with these.
+        Its signals take no less memory than those of a cache, so that only layouts are tried that fit with these and
+        beside the teacher's weights.
         """
         if self.workload.choose_signals(online=True) == self.workload.choose_signals(online=False):
             return list(cached)
-        return [
-            self._train(choice.layout, choice.train, online=True)
-            for choice in cached
-            if choice.train is not None and not choice.refusal
-        ]
+        held = min((teacher.trace.held for teacher in teachers if teacher.trace is not None), default=0)
+        room = self.hardware.memory - held
+        tried = {each.layout: each.train for each in cached if each.train and not each.refusal and each.peak <= room}
+        return self._trace_all(lambda layout: self._train(layout, tried[layout], online=True), list(tried))
+
+    def _trace_all(self, trace: Callable[[Layout], Choice], layouts: Sequence[Layout]) -> list[Choice]:
+        """Returns what `trace` returns for each layout."""
+        return list(map_in_processes(trace, layouts, self.workers, lambda layout: self.on_layout(str(layout))))
 
     def _ask(self, layout: Layout) -> Choice:
         rows = max(1, QUERY_TOKENS // self.workload.length)
-        choice = self._plan(layout, lambda layout: self._query(layout, rows), rows)
-        self.on_layout(str(layout))
-        return choice
+        return self._plan(layout, lambda layout: self._query(layout, rows), rows)
 
     def _train(self, layout: Layout, train: TrainConfig, *, online: bool) -> Choice:
         """Returns a layout with the first kind of checkpointing that fits, from the given one on."""
@@ -125,7 +136,6 @@ class LayoutTracer:
             choice = self._plan(layout, partial(self._step, train=tried, rows=rows, online=online), rows, tried)
             if choice.trace is None or not choice.refusal or choice.trace.held > self.hardware.memory:
                 break
-        self.on_layout(str(layout))
         return choice
 
     def _plan(

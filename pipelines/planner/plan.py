@@ -28,9 +28,11 @@ from pipelines.runs.console import Console
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.planner_config import CPU, PlannerConfig
+from pipelines.settings.this_machine import count_cores
 from pipelines.stages.dry_run import count_training_rows
 
 Precision: TypeAlias = Literal["32", "bf16-mixed"]
+MOST_WORKERS = 8  # processes that trace; each holds some hundred MB
 CPU_PRECISION: Precision = "32"  # where none is requested
 GPU_PRECISION: Precision = "bf16-mixed"
 
@@ -84,9 +86,9 @@ def make_plan(config: PlannerConfig, console: Console) -> ClusterPlan:
     of_teacher = list_layouts(hardware, workload.teacher, trained=False)
     of_student = list_layouts(hardware, workload.student, trained=True)
     with console.track("planning", len(of_teacher) + 2 * len(of_student), "layouts") as advance:
-        tracer = LayoutTracer(workload, hardware, partial(advance, 1))
+        tracer = LayoutTracer(workload, hardware, partial(advance, 1), workers=min(MOST_WORKERS, count_cores()))
         teachers, cached = tracer.list_teachers(of_teacher), tracer.list_students(of_student)
-        online = tracer.list_online(cached)
+        online = tracer.list_online(cached, teachers)
     pairs = list_pairs(teachers, cached, online, workload, hardware)
     if not pairs:
         raise describe_lack(teachers, [*cached, *online], hardware)

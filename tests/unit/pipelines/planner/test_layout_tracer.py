@@ -142,7 +142,8 @@ def test_a_teacher_beside_the_student_takes_more_memory_and_time_than_a_cache():
     workload, hardware = describe("text-classification", BERT), replace(FOUR, nodes=1)
     tracer = LayoutTracer(workload, hardware)
     students = tracer.list_students()
-    pairs = list_pairs(tracer.list_teachers(), students, tracer.list_online(students), workload, hardware)
+    teachers = tracer.list_teachers()
+    pairs = list_pairs(teachers, students, tracer.list_online(students, teachers), workload, hardware)
     assert [pair.hours for pair in pairs] == sorted(pair.hours for pair in pairs)
     same = {pair.signals: pair for pair in pairs if str(pair.teacher.layout) == str(pair.student.layout) == "fsdp=2"}
     assert same["online"].peak > same["cached"].peak
