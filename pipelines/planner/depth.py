@@ -1,40 +1,64 @@
 """The trace of a deep model from those of two shallow ones: layers are alike, so that everything grows by the layer."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pipelines.planner.trace import StepTrace
 
-SHALLOW = (3, 4)  # layers, of each pipeline stage half as many: FSDP's prefetch needs some before they look alike
+SHALLOW = (3, 4)  # layers: FSDP's prefetch needs some before they look alike
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-def trace_deep(trace: Callable[[int], StepTrace], layers: int, stages: int = 1) -> StepTrace:
+@dataclass(frozen=True)
+class DeepTrace:
+    """The trace of a model, and the one of a shallower model that it was extended from.
+
+    Args:
+        whole: Of the model.
+        shallow: Of the model with few layers.
+        layers: Number of these.
+    """
+
+    whole: StepTrace
+    shallow: StepTrace
+    layers: int
+
+
+def trace_deep(trace: Callable[[int], StepTrace], layers: int) -> DeepTrace:
     """Returns the trace of a model with this number of layers.
 
     Args:
         trace: Traces the model with fewer layers.
         layers: Number of layers; of a few, the model itself is traced.
-        stages: Number of pipeline stages.
     """
-    few, more = (count * max(1, stages // 2) for count in SHALLOW)
+    few, more = SHALLOW
     if layers <= more:
-        return trace(layers)
+        return trace_exactly(trace, layers)
     low, high = trace(few), trace(more)
-    steps = (layers - few) / (more - few)
+    return DeepTrace(add_change(low, low, high, (layers - few) / (more - few)), low, few)
 
-    def extrapolate(before: Mapping[_Key, int], after: Mapping[_Key, int]) -> dict[_Key, int]:
-        names = dict.fromkeys([*before, *after])
-        return {name: round(before.get(name, 0) + steps * (after.get(name, 0) - before.get(name, 0))) for name in names}
 
-    numbers = extrapolate({"held": low.held, "flops": low.flops}, {"held": high.held, "flops": high.flops})
+def trace_exactly(trace: Callable[[int], StepTrace], layers: int) -> DeepTrace:
+    """Returns the trace of a model that isn't extended from a shallower one."""
+    whole = trace(layers)
+    return DeepTrace(whole, whole, layers)
+
+
+def add_change(trace: StepTrace, before: StepTrace, after: StepTrace, times: float = 1.0) -> StepTrace:
+    """Returns a trace changed by what differs between two others, that many times."""
+
+    def add(own: Mapping[_Key, int], old: Mapping[_Key, int], new: Mapping[_Key, int]) -> dict[_Key, int]:
+        names = dict.fromkeys([*own, *old, *new])
+        return {name: round(own.get(name, 0) + times * (new.get(name, 0) - old.get(name, 0))) for name in names}
+
     return StepTrace(
-        settle_debts(extrapolate(low.memory, high.memory)),
-        numbers["held"],
-        numbers["flops"],
-        extrapolate(low.sent, high.sent),
-        extrapolate(low.calls, high.calls),
-        high.stretch,
+        settle_debts(add(trace.memory, before.memory, after.memory)),
+        round(trace.held + times * (after.held - before.held)),
+        round(trace.flops + times * (after.flops - before.flops)),
+        add(trace.sent, before.sent, after.sent),
+        add(trace.calls, before.calls, after.calls),
+        after.stretch,
     )
 
 

@@ -9,7 +9,7 @@ from distill.errors import InputError
 from distill.parallel.layout import Layout
 from distill.tasks.logit_rows import OutputRows
 from distill.train.config import AUTO, TrainConfig
-from pipelines.planner.depth import trace_deep
+from pipelines.planner.depth import DeepTrace, add_change, trace_deep, trace_exactly
 from pipelines.planner.fake_world import simulate_world
 from pipelines.planner.hardware import Hardware, StepTime, estimate_step
 from pipelines.planner.layouts import list_layouts
@@ -36,7 +36,7 @@ class Choice:
         layout: The layout.
         train: Settings of the student's training; None for a teacher.
         rows: Rows of a process's batch.
-        trace: What a step takes; None if it isn't possible.
+        deep: What a step takes, and what it takes with fewer layers; None if it isn't possible.
         time: Seconds of a step; None likewise.
         refusal: Why it isn't possible, or doesn't fit; empty if it is and does.
         failed: Whether tracing failed, so that it is unknown what the layout takes.
@@ -45,10 +45,15 @@ class Choice:
     layout: Layout
     train: TrainConfig | None = None
     rows: int = 0
-    trace: StepTrace | None = None
+    deep: DeepTrace | None = None
     time: StepTime | None = None
     refusal: str = ""
     failed: bool = False
+
+    @property
+    def trace(self) -> StepTrace | None:
+        """What a step takes; None if it isn't possible."""
+        return None if self.deep is None else self.deep.whole
 
     @property
     def peak(self) -> int:
@@ -106,14 +111,14 @@ class LayoutTracer:
         """Returns the layouts of the student whose teacher computes in every step.
 
         Its signals take no less memory than those of a cache, so that only layouts are tried that fit with these and
-        beside the teacher's weights.
+        beside the teacher's weights. What differs doesn't depend on the number of layers, so a shallow model is traced.
         """
         if self.workload.choose_signals(online=True) == self.workload.choose_signals(online=False):
             return list(cached)
         held = min((teacher.trace.held for teacher in teachers if teacher.trace is not None), default=0)
         room = self.hardware.memory - held
-        tried = {each.layout: each.train for each in cached if each.train and not each.refusal and each.peak <= room}
-        return self._trace_all(lambda layout: self._train(layout, tried[layout], online=True), list(tried))
+        tried = {each.layout: each for each in cached if each.train and not each.refusal and each.peak <= room}
+        return self._trace_all(lambda layout: self._exchange_signals(tried[layout]), list(tried))
 
     def _trace_all(self, trace: Callable[[Layout], Choice], layouts: Sequence[Layout]) -> list[Choice]:
         """Returns what `trace` returns for each layout."""
@@ -138,8 +143,21 @@ class LayoutTracer:
                 break
         return choice
 
+    def _exchange_signals(self, cached: Choice) -> Choice:
+        """Returns a student's layout whose teacher computes in every step, from the one that reads a cache."""
+        train, deep = cached.train, cached.deep
+        assert train is not None
+        assert deep is not None
+
+        def trace(layout: Layout) -> DeepTrace:
+            before = deep.shallow
+            after = self._trace_training(layout, train, cached.rows, deep.layers, online=True)
+            return DeepTrace(add_change(deep.whole, before, after), after, deep.layers)
+
+        return self._plan(cached.layout, trace, cached.rows, train)
+
     def _plan(
-        self, layout: Layout, trace: Callable[[Layout], StepTrace], rows: int, train: TrainConfig | None = None
+        self, layout: Layout, trace: Callable[[Layout], DeepTrace], rows: int, train: TrainConfig | None = None
     ) -> Choice:
         """Returns a layout with its trace, or with the reason why it isn't possible."""
         facts = Facts(self.workload.settings, layout.processes, self.workload.task.name)
@@ -158,8 +176,8 @@ class LayoutTracer:
         except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
             reason = f"a step without data failed: {type(error).__name__}: {in_one_line(error)}"
             return Choice(layout, train, rows, refusal=reason, failed=True)
-        time = estimate_step(found, self.hardware)
-        refusal = "" if found.peak <= self.hardware.memory else "doesn't fit"
+        time = estimate_step(found.whole, self.hardware)
+        refusal = "" if found.whole.peak <= self.hardware.memory else "doesn't fit"
         return Choice(layout, train, rows, found, time, refusal)
 
     def _count_least(self, layout: Layout, train: TrainConfig | None) -> int:
@@ -176,7 +194,7 @@ class LayoutTracer:
         self._traced.add(shapes)
         return is_new
 
-    def _query(self, layout: Layout, rows: int) -> StepTrace:
+    def _query(self, layout: Layout, rows: int) -> DeepTrace:
         micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
 
         def trace(layers: int) -> StepTrace:
@@ -185,22 +203,26 @@ class LayoutTracer:
                 return trace_stages(query, layout, micro_batches)
             return trace_query(query, layout, is_new=self._is_new("query", layout, size))
 
-        return trace_deep(trace, self.workload.teacher.get_text_config().num_hidden_layers, layout.pp)
+        layers = self.workload.teacher.get_text_config().num_hidden_layers
+        return trace_exactly(trace, layers) if layout.pp > 1 else trace_deep(trace, layers)
 
-    def _step(self, layout: Layout, train: TrainConfig, rows: int, *, online: bool) -> StepTrace:
-        micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
-
-        traced = replace(train, optimizer="adamw") if train.optimizer in STATES else train
-
+    def _step(self, layout: Layout, train: TrainConfig, rows: int, *, online: bool) -> DeepTrace:
         def trace(layers: int) -> StepTrace:
-            training = self.workload.describe_training(size, layers, traced, online=online)
-            training = replace(training, backend=self.hardware.backend)
-            if layout.pp > 1:
-                return trace_stages(training, layout, micro_batches)
-            return trace_step(training, layout, is_new=self._is_new("step", layout, size, train, online))
+            return self._trace_training(layout, train, rows, layers, online=online)
 
-        layers = self.workload.student.get_text_config().num_hidden_layers
-        found = trace(layers) if self.workload.is_traced_whole else trace_deep(trace, layers, layout.pp)
+        layers, is_whole = self.workload.student.get_text_config().num_hidden_layers, self.workload.is_traced_whole
+        return trace_exactly(trace, layers) if layout.pp > 1 or is_whole else trace_deep(trace, layers)
+
+    def _trace_training(self, layout: Layout, train: TrainConfig, rows: int, layers: int, *, online: bool) -> StepTrace:
+        """Returns what a step of the student with this number of layers takes."""
+        micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
+        traced = replace(train, optimizer="adamw") if train.optimizer in STATES else train
+        training = self.workload.describe_training(size, layers, traced, online=online)
+        training = replace(training, backend=self.hardware.backend)
+        if layout.pp > 1:
+            found = trace_stages(training, layout, micro_batches)
+        else:
+            found = trace_step(training, layout, is_new=self._is_new("step", layout, size, train, online))
         return scale_states(found, STATES.get(train.optimizer, 1.0))
 
 

@@ -25,6 +25,7 @@ from distill.tasks.logit_rows import OutputRows
 from distill.train.activations import checkpoint_layers
 from distill.train.optimizer import build_optimizer, take_empty_step
 from distill.train.steps.batch_entries import find_signals
+from pipelines.planner.depth import add_change
 from pipelines.planner.fake_world import SelectShare
 from pipelines.planner.trace import (
     Query,
@@ -59,17 +60,29 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
         layout: Layout with pipeline stages.
         micro_batches: Number of micro-batches.
     """
-    first, last = (trace_stage(work, layout, micro_batches, index) for index in (0, layout.pp - 1))
+    first, last = (trace_deep_stage(work, layout, micro_batches, index) for index in (0, layout.pp - 1))
     larger = max(first, last, key=lambda stage: stage.peak)
     busier = max(first, last, key=lambda stage: stage.flops)
     stretch = (micro_batches + layout.pp - 1) / micro_batches
     return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
 
 
-def trace_stage(work: Training | Query, layout: Layout, micro_batches: int, index: int) -> StepTrace:
-    """Returns what one of the stages takes for a batch."""
+def trace_deep_stage(work: Training | Query, layout: Layout, micro_batches: int, index: int) -> StepTrace:
+    """Returns what one of the stages takes for a batch, from its traces with one and with two layers."""
+    layers = len(split_layers(build_on_meta(work.build), layout.pp)[index])
+    if layers <= 2:  # noqa: PLR2004 - as many as are traced
+        return trace_stage(work, layout, micro_batches, index, layers)
+    low, high = (trace_stage(work, layout, micro_batches, index, few) for few in (1, 2))
+    return add_change(low, low, high, layers - 1)
+
+
+def trace_stage(work: Training | Query, layout: Layout, micro_batches: int, index: int, layers: int) -> StepTrace:
+    """Returns what the first or the last stage takes for a batch if it has this number of layers."""
     stage = build_on_meta(work.build)
-    reduce_to_stage(stage, split_layers(stage, layout.pp), index)
+    parts = split_layers(stage, layout.pp)
+    own = parts[index]
+    parts[index] = own[:layers] if index == 0 else own[-layers:]
+    reduce_to_stage(stage, parts, index)
     is_trained = isinstance(work, Training)
     stage.requires_grad_(is_trained)
     with trace_fake_tensors(), SelectShare(work.share):

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Batch
-from distill.data.batches.rank_speeds import MEASURED, RankSpeeds, parse_speeds
+from distill.data.batches.rank_speeds import MEASURED_SPEEDS, RankSpeeds, parse_speeds
 from distill.parallel.layout import Layout
 from pipelines.runs.training_logs import RankTimes, TrainingLogs
 
@@ -106,4 +106,4 @@ def build_meter(text: str, data: RowsDataModule, layout: Layout, logs: TrainingL
     if layout.dp == 1 or layout.sharded or layout.zero == 2:
         return []
     data.speeds = parse_speeds(text, layout.dp)
-    return [RankMeter(data.speeds if text == MEASURED else None, data, logs)]
+    return [RankMeter(data.speeds if text == MEASURED_SPEEDS else None, data, logs)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from distill.errors import InputError
 
-MEASURED = "auto"
+MEASURED_SPEEDS = "auto"
 
 
 class RankSpeeds:
@@ -51,7 +51,7 @@ def parse_speeds(text: str, replicas: int) -> RankSpeeds | None:
     """
     if not text:
         return None
-    if text == MEASURED:
+    if text == MEASURED_SPEEDS:
         return RankSpeeds([1.0] * replicas)
     try:
         speeds = [float(each) for each in text.split(",")]

@@ -158,3 +158,21 @@ def test_a_teacher_beside_the_student_takes_more_memory_and_time_than_a_cache():
 )  # fmt: skip
 def test_processes_that_share_a_product_take_turns(teacher, student, turns):
     assert count_turns(teacher, student) == turns
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fsdp=4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "fsdp=2,tp=2", "pp=2,dp=2"))],
+)
+def test_a_teacher_in_every_step_is_planned_from_the_student_that_reads_a_cache(name):
+    workload = replace(describe("causal-lm", LLAMA), student=set_depth(LLAMA, 12))
+    settings = workload.settings
+    workload = replace(workload, settings=replace(settings, keep=replace(settings.keep, signals="sampled")))
+    tracer, layout = LayoutTracer(workload, replace(FOUR, nodes=1, devices=4)), parse_layout(name, 4)
+    (cached,), (whole,) = tracer.list_students([layout]), tracer.list_students([layout], online=True)
+    (found,) = tracer.list_online([cached], ())
+    assert found.trace is not None
+    assert whole.trace is not None
+    assert found.trace.flops == pytest.approx(whole.trace.flops, rel=1e-6)
+    assert found.peak == pytest.approx(whole.peak, rel=0.01)
+    assert found.peak > cached.peak

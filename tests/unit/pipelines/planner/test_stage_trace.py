@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from distill.parallel.layout import Layout
 from distill.train.config import TrainConfig
 from pipelines.planner.fake_world import simulate_world
-from pipelines.planner.stage_trace import count_micro_batches, trace_stage, trace_stages
+from pipelines.planner.stage_trace import count_micro_batches, trace_deep_stage, trace_stage, trace_stages
 from pipelines.planner.trace import Query, Training, trace_step
 
 CONFIG = LlamaConfig(
@@ -35,7 +35,7 @@ def test_two_stages_share_the_work_and_the_states():
     with simulate_world(1):
         whole = trace_step(whole_batch, Layout())
     with simulate_world(2):
-        first, last = (trace_stage(Training(build, draw_batch), Layout(pp=2), 4, index) for index in (0, 1))
+        first, last = (trace_deep_stage(Training(build, draw_batch), Layout(pp=2), 4, index) for index in (0, 1))
     assert first.flops + last.flops == pytest.approx(whole.flops, rel=0.01)
     assert first.held + last.held == pytest.approx(whole.held, rel=0.02)
 
@@ -43,7 +43,8 @@ def test_two_stages_share_the_work_and_the_states():
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
     with simulate_world(4):
         one, all_of_them = (
-            trace_stage(Training(build, draw_batch), Layout(pp=4), count, 0).memory["activations"] for count in (1, 8)
+            trace_deep_stage(Training(build, draw_batch), Layout(pp=4), count, 0).memory["activations"]
+            for count in (1, 8)
         )
     assert all_of_them == pytest.approx(4 * one, rel=0.2)  # one of them is in its backward pass
 
@@ -69,3 +70,15 @@ def test_checkpointing_and_frozen_models():
     assert full.flops > 1.2 * plain.flops
     assert frozen.held == pytest.approx(plain.held / 3, rel=0.05)
     assert frozen.flops == pytest.approx(plain.flops / 3, rel=0.1)
+
+
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checkpointing", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_a_stage_of_four_layers_is_that_of_its_own_trace(index, checkpointing):
+    training = Training(build, draw_batch, train=TrainConfig(checkpointing=checkpointing))
+    with simulate_world(2):
+        found = trace_deep_stage(training, Layout(pp=2), 4, index)
+        own = trace_stage(training, Layout(pp=2), 4, index, 4)
+    assert found.held == own.held
+    assert found.flops == pytest.approx(own.flops, rel=1e-6)
+    assert found.peak == pytest.approx(own.peak, rel=0.03)
