@@ -52,7 +52,8 @@ class TrainConfig:
         rate_scaling: How the learning rate follows the effective batch, `batch_size` times `accumulate`: `none`, or
             multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the root of it (`sqrt`, as for Adam).
         reference_batch: Rows of the effective batch that the learning rate was chosen for.
-        weight_decay: Weight decay, applied to matrices only.
+        weight_decay: Weight decay, applied to matrices only; if omitted, 0.01, or 0 for `adam`, `adagrad`, `adadelta`,
+            `rmsprop` and `adamax`, which add it to the gradient and so divide it by the gradient's size.
         max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
         head_rate: Factor on the learning rate of the output head.
         dropout: Replaces the model's own dropout rates during training; if omitted, they are kept. Each process
@@ -96,7 +97,7 @@ class TrainConfig:
     largest_batch: int = 256
     rate_scaling: Literal["none", "sqrt", "linear"] = "none"
     reference_batch: int = 32
-    weight_decay: float = 0.01
+    weight_decay: float | None = None
     max_grad_norm: float = 1.0
     head_rate: float = 1.0
     dropout: float | None = None
@@ -115,6 +116,7 @@ class TrainConfig:
         check_setting(self, "train.batch_size", self.rows >= 1, "at least 1, or auto")
         check_optimizer_name(self.optimizer, "train.optimizer")
         check_setting(self, "train.learning_rate", self.learning_rate is None or self.learning_rate > 0, "more than 0")
+        check_setting(self, "train.weight_decay", self.weight_decay is None or self.weight_decay >= 0, "at least 0")
         check_setting(self, "train.spike", self.spike > 1, "more than 1")
         check_setting(self, "train.power", self.power > 0, "more than 0")
         check_setting(self, "train.decay_share", 0 < self.decay_share <= 1, "a share above 0, at most 1")
@@ -122,7 +124,6 @@ class TrainConfig:
         check_setting(self, "train.floor", 0 <= self.floor < 1, "a share from 0 to below 1")
         check_setting(self, "train.head_rate", self.head_rate > 0, "more than 0")
         for name in (
-            "weight_decay",
             "max_grad_norm",
             "patience",
             "plateau_patience",
@@ -162,11 +163,16 @@ class TrainConfig:
         schedule = self.schedule
         if schedule == "auto":
             schedule = "constant" if self.optimizer == "schedule-free" else "linear"
-        return replace(self, learning_rate=self.choose_rate(adamw_rate), schedule=schedule)
+        rate = self.choose_rate(adamw_rate)
+        return replace(self, learning_rate=rate, schedule=schedule, weight_decay=self.choose_decay())
 
     def choose_rate(self, adamw_rate: float = ADAMW_RATE) -> float:
         """Returns the learning rate, or the optimizer's usual multiple of AdamW's if it is omitted."""
         return adamw_rate * OPTIMIZERS[self.optimizer].rate if self.learning_rate is None else self.learning_rate
+
+    def choose_decay(self) -> float:
+        """Returns the weight decay, or the optimizer's usual one if it is omitted."""
+        return OPTIMIZERS[self.optimizer].decay if self.weight_decay is None else self.weight_decay
 
     @property
     def rows(self) -> int:

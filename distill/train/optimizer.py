@@ -117,7 +117,7 @@ def group_parameters(
             rate = body_rate if id(p) in body else body_rate * config.head_rate
             mesh = p.device_mesh if isinstance(p, DTensor) else None
             is_matrix = separates and id(p) in in_layers and p.dim() == 2
-            key = _GroupKey(rate, config.weight_decay if p.dim() > 1 else 0.0, is_matrix, mesh)
+            key = _GroupKey(rate, config.choose_decay() if p.dim() > 1 else 0.0, is_matrix, mesh)
             groups.setdefault(key, []).append(p)
     return [
         {"params": params, "lr": key.rate, "weight_decay": key.decay}

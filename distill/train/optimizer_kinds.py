@@ -15,6 +15,7 @@ class OptimizerKind:
 
     Args:
         rate: Its usual peak learning rate as a multiple of AdamW's.
+        decay: Its usual weight decay; 0 if it adds the decay to a gradient that it then divides by its own size.
         package: Name of the package that has it; empty is torch or Stillroom itself.
         whole: Whether it needs whole parameters, not shards of them: it can't train a sharded student.
         zero1: Whether its states can be divided among replicas (ZeRO-1).
@@ -22,6 +23,7 @@ class OptimizerKind:
     """
 
     rate: float = 1.0
+    decay: float = 0.01
     package: str = ""
     whole: bool = False
     zero1: bool = True
@@ -30,12 +32,12 @@ class OptimizerKind:
 
 OPTIMIZERS = {
     "adamw": OptimizerKind(stochastic=True),
-    "adam": OptimizerKind(),
+    "adam": OptimizerKind(decay=0),
     "sgd": OptimizerKind(rate=100),
-    "adagrad": OptimizerKind(rate=10),
-    "adadelta": OptimizerKind(rate=5000),
-    "rmsprop": OptimizerKind(rate=0.5),
-    "adamax": OptimizerKind(rate=2),
+    "adagrad": OptimizerKind(rate=10, decay=0),
+    "adadelta": OptimizerKind(rate=5000, decay=0),
+    "rmsprop": OptimizerKind(rate=0.5, decay=0),
+    "adamax": OptimizerKind(rate=2, decay=0),
     "nadam": OptimizerKind(),
     "radam": OptimizerKind(rate=2),
     "adafactor": OptimizerKind(rate=30, whole=True),

@@ -204,3 +204,12 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.setattr("distill.train.optimizer_kinds.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"expected the package pytorch-optimizer.*'\.\[optimizers\]'"):
         Job("lion")
+
+
+@pytest.mark.parametrize(("name", "usual"), [("adamw", 0.01), ("sgd", 0.01), ("adam", 0.0), ("rmsprop", 0.0)])
+def test_a_weight_decay_that_gradients_would_divide_is_used_on_request_only(name, usual):
+    model = build_model("bert", num_hidden_layers=1)
+    for config, wanted in ((TrainConfig(optimizer=name), usual), (TrainConfig(optimizer=name, weight_decay=0.1), 0.1)):
+        decays = {group["weight_decay"] for group in build_optimizer(model, [], config).param_groups}
+        assert decays == {wanted, 0.0}
+        assert config.resolve().weight_decay == wanted
