@@ -35,6 +35,7 @@ from distill.train.activations import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
+from pipelines.runs.memory.step_cost import measure_call
 from pipelines.settings.this_machine import describe_machine
 
 MODES = ("none", "selective", "every=2", "full")
@@ -73,13 +74,12 @@ def main() -> None:
     for mode, step in steps.items():
         differences[mode], resident[mode] = measure_resident(step, expected)
     del expected, gradients
-    measure = partial(measure_device_peak, device) if device.type == "cuda" else measure_peak
-    peaks = {mode: measure(step) for mode, step in steps.items()}
+    on_gpu = device.type == "cuda"
+    peaks = {mode: measure_call(step, device).peak if on_gpu else measure_peak(step) for mode, step in steps.items()}
     keep_freed_memory()
     wait = partial(synchronize, device)
     times = time_in_turns(steps, options.rounds, warmup=0, before=wait, after=wait)
     floor = 4 * options.rows * options.length * options.width * options.layers
-    on_gpu = device.type == "cuda"
     rows = [
         (mode, f"{peaks[mode] / 1e6:.0f}", f"{peaks[mode] / peaks['none']:.2f}",
          *(f"{each / 1e6:.0f}" for each in resident[mode] if not on_gpu),
@@ -168,16 +168,6 @@ def measure_peak(step: Callable[[], object]) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
-
-
-def measure_device_peak(device: torch.device, step: Callable[[], object]) -> int:
-    """Returns the most bytes of a GPU that torch's allocator held above those at the start of a step."""
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def measure_resident(

@@ -26,7 +26,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.timing import median_ratio, time_in_turns
+from benchmarks.timing import median_ratio, synchronize, time_in_turns
 from compress.measure.memory import read_peak_memory, reset_peak_memory
 from compress.measure.precision_speed import measure_peak_flops
 from distill.losses.fused import fused_sampled_cross_entropy
@@ -90,7 +90,8 @@ def time_losses(options: argparse.Namespace) -> dict[str, list[float]]:
     problem = Problem(options)
     problem.check_fused()
     steps = {name: partial(problem.compute_gradients, loss) for name, loss in problem.losses.items()}
-    return time_in_turns(steps, options.rounds, warmup=1, before=problem.synchronize, after=problem.synchronize)
+    wait = partial(synchronize, torch.device(options.device))
+    return time_in_turns(steps, options.rounds, warmup=1, before=wait, after=wait)
 
 
 class Problem:
@@ -103,7 +104,6 @@ class Problem:
         self.weight = (torch.randn(size, options.width, device=device) / options.width**0.5).requires_grad_()
         self.ids = torch.randint(0, size, (count, options.ids), device=device)
         self.weights = torch.full((count, options.ids), 1 / options.ids, device=device)
-        self.device = device
         self.losses: dict[str, Loss] = {"dense": self.dense, "sparse": self.sparse, "fused": self.fused}
         if device != "cpu":
             self.losses |= self.liger()
@@ -143,11 +143,6 @@ class Problem:
         pairs = zip(self.compute_gradients(self.fused), self.compute_gradients(self.sparse), strict=True)
         for fused, reference in pairs:
             torch.testing.assert_close(fused, reference, rtol=1e-3, atol=1e-3 * float(reference.abs().max()))
-
-    def synchronize(self) -> None:
-        """Waits for a GPU."""
-        if self.device != "cpu":
-            torch.cuda.synchronize()
 
 
 def measure_alone(options: argparse.Namespace, name: str) -> int:

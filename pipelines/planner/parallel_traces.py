@@ -25,7 +25,7 @@ def map_in_processes(
         processes: Number of processes.
         on_item: Called with an item when its result is there.
     """
-    if processes == 1 or len(items) < 2:  # noqa: PLR2004 - one item needs no second process
+    if processes == 1 or len(items) < 2:
         results: Iterator[Any] = map(work, items)
         yield from report_each(results, items, on_item)
         return
@@ -49,7 +49,7 @@ _work: Callable[[Any], Any] | None = None
 
 def set_work(work: Callable[[Any], Any]) -> None:
     """Keeps the function that this process calls."""
-    global _work  # noqa: PLW0603 - a forked process inherits the function, which can't be sent to it
+    global _work  # a forked process inherits the function, which can't be sent to it
     _work = work
     torch.set_num_threads(1)  # OpenMP's threads don't exist in a forked process, which would wait for them
 

@@ -6,7 +6,7 @@ send. A batch of m micro-batches through p stages takes as long as m + p - 1 of 
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,29 +60,37 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
         layout: Layout with pipeline stages.
         micro_batches: Number of micro-batches.
     """
-    first, last = (trace_deep_stage(work, layout, micro_batches, index) for index in (0, layout.pp - 1))
+    parts = split_layers(build_on_meta(work.build), layout.pp)
+    first, last = (trace_deep_stage(work, parts, micro_batches, index) for index in (0, layout.pp - 1))
     larger = max(first, last, key=lambda stage: stage.peak)
     busier = max(first, last, key=lambda stage: stage.flops)
     stretch = (micro_batches + layout.pp - 1) / micro_batches
     return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
 
 
-def trace_deep_stage(work: Training | Query, layout: Layout, micro_batches: int, index: int) -> StepTrace:
-    """Returns what one of the stages takes for a batch, from its traces with one and with two layers."""
-    layers = len(split_layers(build_on_meta(work.build), layout.pp)[index])
-    if layers <= 2:  # noqa: PLR2004 - as many as are traced
-        return trace_stage(work, layout, micro_batches, index, layers)
-    low, high = (trace_stage(work, layout, micro_batches, index, few) for few in (1, 2))
+def trace_deep_stage(work: Training | Query, parts: Sequence[range], micro_batches: int, index: int) -> StepTrace:
+    """Returns what the first or the last stage takes for a batch, from its traces with one and with two layers.
+
+    Args:
+        work: As in `trace_stages`.
+        parts: Layers of all stages, from `split_layers`.
+        micro_batches: As in `trace_stages`.
+        index: Index of the stage.
+    """
+    layers = len(parts[index])
+    if layers <= 2:  # as many as are traced
+        return trace_stage(work, parts, micro_batches, index, layers)
+    low, high = (trace_stage(work, parts, micro_batches, index, few) for few in (1, 2))
     return add_change(low, low, high, layers - 1)
 
 
-def trace_stage(work: Training | Query, layout: Layout, micro_batches: int, index: int, layers: int) -> StepTrace:
-    """Returns what the first or the last stage takes for a batch if it has this number of layers."""
-    stage = build_on_meta(work.build)
-    parts = split_layers(stage, layout.pp)
-    own = parts[index]
-    parts[index] = own[:layers] if index == 0 else own[-layers:]
-    reduce_to_stage(stage, parts, index)
+def trace_stage(
+    work: Training | Query, parts: Sequence[range], micro_batches: int, index: int, layers: int
+) -> StepTrace:
+    """Returns what the first or the last stage takes for a batch with only this number of its layers."""
+    stage, stages = build_on_meta(work.build), list(parts)
+    stages[index] = parts[index][:layers] if index == 0 else parts[index][-layers:]
+    reduce_to_stage(stage, stages, index)
     is_trained = isinstance(work, Training)
     stage.requires_grad_(is_trained)
     with trace_fake_tensors(), SelectShare(work.share):

@@ -53,7 +53,7 @@ def test_a_failed_piece_is_reported_and_the_others_are_kept_on_the_page(
     pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     page = tmp_path / "gpu.md"
-    page.write_text("# Old\n\n## What it says\n\nBy hand.\n")
+    page.write_text("# Old\n\n## Conclusions\n\nBy hand.\n")
     assert call(monkeypatch, "--output", str(tmp_path / "out"), "--page", str(page)) == 1
     printed = capsys.readouterr().out
     assert "fails: ended with exit code 1; see" in printed
@@ -64,7 +64,7 @@ def test_a_failed_piece_is_reported_and_the_others_are_kept_on_the_page(
     assert "January 2026" in written
     assert "## B" not in written
     assert "# Old" not in written
-    assert written.endswith("\n## What it says\n\nBy hand.\n")
+    assert written.endswith("\n## Conclusions\n\nBy hand.\n")
 
 
 def test_a_finished_piece_is_not_run_again(

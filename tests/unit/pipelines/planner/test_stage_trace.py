@@ -5,10 +5,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distill.parallel.layout import Layout
+from distill.parallel.pipeline_stage import split_layers
 from distill.train.config import TrainConfig
 from pipelines.planner.fake_world import simulate_world
 from pipelines.planner.stage_trace import count_micro_batches, trace_deep_stage, trace_stage, trace_stages
-from pipelines.planner.trace import Query, Training, trace_step
+from pipelines.planner.trace import Query, Training, build_on_meta, trace_step
 
 CONFIG = LlamaConfig(
     vocab_size=128, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, intermediate_size=256, use_cache=False
@@ -18,6 +19,10 @@ ROWS, LENGTH = 2, 64
 
 def build() -> LlamaForCausalLM:
     return LlamaForCausalLM(CONFIG)
+
+
+def divide(stages: int) -> list[range]:
+    return split_layers(build_on_meta(build), stages)
 
 
 def draw_batch() -> dict[str, torch.Tensor]:
@@ -35,7 +40,7 @@ def test_two_stages_share_the_work_and_the_states():
     with simulate_world(1):
         whole = trace_step(whole_batch, Layout())
     with simulate_world(2):
-        first, last = (trace_deep_stage(Training(build, draw_batch), Layout(pp=2), 4, index) for index in (0, 1))
+        first, last = (trace_deep_stage(Training(build, draw_batch), divide(2), 4, index) for index in (0, 1))
     assert first.flops + last.flops == pytest.approx(whole.flops, rel=0.01)
     assert first.held + last.held == pytest.approx(whole.held, rel=0.02)
 
@@ -43,8 +48,7 @@ def test_two_stages_share_the_work_and_the_states():
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
     with simulate_world(4):
         one, all_of_them = (
-            trace_deep_stage(Training(build, draw_batch), Layout(pp=4), count, 0).memory["activations"]
-            for count in (1, 8)
+            trace_deep_stage(Training(build, draw_batch), divide(4), count, 0).memory["activations"] for count in (1, 8)
         )
     assert all_of_them == pytest.approx(4 * one, rel=0.2)  # one of them is in its backward pass
 
@@ -77,8 +81,8 @@ def test_checkpointing_and_frozen_models():
 def test_a_stage_of_four_layers_is_that_of_its_own_trace(index, checkpointing):
     training = Training(build, draw_batch, train=TrainConfig(checkpointing=checkpointing))
     with simulate_world(2):
-        found = trace_deep_stage(training, Layout(pp=2), 4, index)
-        own = trace_stage(training, Layout(pp=2), 4, index, 4)
+        found = trace_deep_stage(training, divide(2), 4, index)
+        own = trace_stage(training, divide(2), 4, index, 4)
     assert found.held == own.held
     assert found.flops == pytest.approx(own.flops, rel=1e-6)
     assert found.peak == pytest.approx(own.peak, rel=0.03)
