@@ -138,15 +138,7 @@ class Experiment:
 
     def fit(self, train: TrainConfig, seed: int, folder: Path, callbacks: Sequence[Callback] = ()) -> Fitted:
         """Trains a student, with its logs in `folder`."""
-        lightning.seed_everything(seed, verbose=False)
-        source = locate_checkpoint(self.options.model, "teacher")
-        tokenizer = load_tokenizer(source)
-        student = build_student(self.task.load(str(source), seed), self.options.student, seed)
-        module = DistillationModule(
-            student, loss=LossConfig(kl=0, ce=1), train=train, metric=self.task.scorer(),
-            output_rows=self.task.output_rows,
-        )  # fmt: skip
-        data = TextDataModule(self.splits, tokenizer, encode=self.task.encode, seed=seed, max_length=128)
+        module, data = self.build(train, seed)
         machine = MachineConfig(accelerator=self.options.accelerator, precision="32", threads=self.options.threads)
         (folder / SCRATCH).mkdir()
         start = time.perf_counter()
@@ -155,8 +147,26 @@ class Experiment:
             precision="32", seed=seed, console=Console(quiet=True), wandb_folder=folder, callbacks=callbacks,
         )  # fmt: skip
         seconds = time.perf_counter() - start
-        test = compute_outputs(student, data.test, data.pad_id, self.task).score
-        return Fitted(metrics["val/score"], test, seconds)
+        return Fitted(metrics["val/score"], self.score(module, data), seconds)
+
+    def build(self, train: TrainConfig, seed: int) -> tuple[DistillationModule, TextDataModule]:
+        """Returns a new student and its data."""
+        lightning.seed_everything(seed, verbose=False)
+        source = locate_checkpoint(self.options.model, "teacher")
+        student = build_student(self.task.load(str(source), seed), self.options.student, seed)
+        module = DistillationModule(
+            student, loss=LossConfig(kl=0, ce=1), train=train, metric=self.task.scorer(),
+            output_rows=self.task.output_rows,
+        )  # fmt: skip
+        data = TextDataModule(
+            self.splits, load_tokenizer(source), encode=self.task.encode, batch_size=train.rows, seed=seed,
+            max_length=128,
+        )  # fmt: skip
+        return module, data
+
+    def score(self, module: DistillationModule, data: TextDataModule) -> float:
+        """Returns a student's score on the test split."""
+        return compute_outputs(module.student, data.test, data.pad_id, self.task).score
 
 
 def describe_device(options: argparse.Namespace) -> str:

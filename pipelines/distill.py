@@ -51,8 +51,9 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
 
     if not is_distributed():  # otherwise the first process may already be writing there
         check_output(Path(settings.output))
-    starts = settings.machine.devices > 1 and not is_distributed()  # starts processes, or plans for them
-    count = max(count_processes(), settings.machine.devices if starts or settings.dry_run else 1)
+    devices = 1 if settings.machine.asynchronous else settings.machine.devices  # else a stage starts the replicas
+    starts = devices > 1 and not is_distributed()  # starts processes, or plans for them
+    count = max(count_processes(), devices if starts or settings.dry_run else 1)
     if leaves_layout_open(settings, count):
         examine_settings(settings, count)
         from pipelines.planner.auto import fill_layouts
@@ -68,7 +69,7 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
 
     settings = plan.settings
     if starts and not settings.dry_run:
-        launch_processes(command, argv, settings.machine.devices, settings.machine.restarts)
+        launch_processes(command, argv, devices, settings.machine.restarts)
         return
     world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.ranks)
     shared = reported_settings(settings) | {"until": settings.until}

@@ -45,9 +45,9 @@ from distill.train.logged_values import (
     is_logging_step,
 )
 from distill.train.offload import ActivationOffload
-from distill.train.optimizer import build_optimizer, set_dropout, set_rate
+from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
-from distill.train.schedule import build_schedule
+from distill.train.schedule import build_schedule, set_schedule_step
 from distill.train.spikes import LossSpikeError, Spike, SpikeDetector
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.backward_window import yield_windows
@@ -154,10 +154,7 @@ class DistillationModule(lightning.LightningModule):
         self._accumulate_batches()
         if self.recovery_factor != 1:
             for scheduler in (cast(LambdaLR, each.scheduler) for each in self.trainer.lr_scheduler_configs):
-                for group, base, factor in zip(
-                    scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-                ):
-                    set_rate(group, float(base) * factor(scheduler.last_epoch))
+                set_schedule_step(scheduler, scheduler.last_epoch)
 
     def on_fit_end(self) -> None:
         """Ends activation checkpointing and offload."""

@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from distill.train.config import TrainConfig
+from distill.train.optimizer import set_rate
 
 # Schedule -> share of the peak rate, from the share of the training after the warm-up that remains.
 _SHAPES: dict[str, Callable[[float, TrainConfig], float]] = {
@@ -46,6 +47,15 @@ def build_schedule(
         return find_factor() * (config.floor + (1 - config.floor) * shape(remaining, config))
 
     return LambdaLR(optimizer, compute_factor)
+
+
+def set_schedule_step(schedule: LambdaLR, step: int) -> None:
+    """Moves a schedule to a step, and gives the optimizer the rates of that step."""
+    schedule.last_epoch = step
+    for group, base, factor in zip(
+        schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+    ):
+        set_rate(group, float(base) * factor(step))
 
 
 def _rise_cosine(share: float) -> float:

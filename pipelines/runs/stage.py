@@ -103,6 +103,10 @@ class Run:
         self.world.check_folder(output)
         self.digests = DigestIndex(output / DIGESTS, writes=self.world.is_rank_zero and not dry)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Returns the state of a copy that another process reads finished stages with; the lock stays here."""
+        return self.__dict__ | {"_lock": None}
+
     def stage(
         self,
         name: str,

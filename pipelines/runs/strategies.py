@@ -187,8 +187,8 @@ def build_strategy(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | No
         RuntimeError: The machine has no device of the requested kind.
         ValueError: The layout is sharded and there is no mesh.
     """
-    if machine.strategy:
-        return ZeroStrategy(build_settings(machine.strategy))
+    if machine.deepspeed:
+        return ZeroStrategy(build_settings(machine.deepspeed))
     if layout.processes == 1:
         return SingleProcessStrategy(device=choose_device(machine.accelerator))
     if layout.sharded or layout.zero == 2:

@@ -180,7 +180,7 @@ def build_trainer(
 
 def choose_precision(precision: str, machine: MachineConfig) -> dict[str, Any]:
     """Returns the arguments of Lightning's trainer for a mode; DeepSpeed scales the loss itself."""
-    if precision == "16-mixed" and not machine.strategy:
+    if precision == "16-mixed" and not machine.deepspeed:
         return {"plugins": [LossScaling(choose_device(machine.accelerator).type)]}
     return {"precision": MODES[precision].trainer_precision}
 

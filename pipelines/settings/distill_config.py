@@ -23,6 +23,7 @@ from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.cache_config import LONGEST, KeepConfig
+from pipelines.settings.outer_config import ASYNCHRONOUS, OuterConfig
 
 TaskName = Literal[
     "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
@@ -69,8 +70,11 @@ class MachineConfig:
             devices.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails; above 0, at
             most 31536000 (one year).
-        strategy: Train with DeepSpeed: deepspeed_stage_1, deepspeed_stage_2 or deepspeed_stage_3, each with or without
-            _offload, or a JSON file with DeepSpeed's settings. Empty: use the layout that student.layout requests.
+        strategy: How the student's processes work together, if not in the layout that student.layout requests.
+            local-sgd and diloco train replicas on their own and average them from time to time, see `outer`; hogwild
+            updates the same weights from all processes without waiting; deepspeed_stage_1, deepspeed_stage_2 or
+            deepspeed_stage_3, each with or without _offload, or a JSON file with DeepSpeed's settings, train with
+            DeepSpeed.
         compress: Format in which replicas of the student send gradients: none (uncompressed), fp16, bf16, or powersgd
             (rank 4).
         bucket_mb: Size in MiB, at least 1, of the gradient buckets that replicas send together during the backward
@@ -122,6 +126,16 @@ class MachineConfig:
             parse_bytes(self.memory, "machine.memory")
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"machine.timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
+
+    @property
+    def asynchronous(self) -> str:
+        """The strategy, if its replicas of the student don't train in step; otherwise empty."""
+        return self.strategy if self.strategy in ASYNCHRONOUS else ""
+
+    @property
+    def deepspeed(self) -> str:
+        """The strategy, if it is DeepSpeed's; otherwise empty."""
+        return "" if self.asynchronous else self.strategy
 
 
 @dataclass(frozen=True)
@@ -217,6 +231,7 @@ class DistillConfig:
         train: Optimizer, schedule and training loop of the student.
         sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
+        outer: How replicas that train on their own are averaged; for strategies local-sgd and diloco.
         measure: How speed is measured.
         seed: Seed of splits, initial weights, data order and dropout, from 0 to 4294967295.
         until: Last stage to run: general, teacher, cache, distill, or report for all stages. The same command without
@@ -251,6 +266,7 @@ class DistillConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
     until: Literal["general", "teacher", "cache", "distill", "report"] = "report"

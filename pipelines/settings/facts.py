@@ -50,7 +50,7 @@ class Facts:
     def student_processes(self) -> str:
         """Number of processes that train the student, with DeepSpeed if it is used, for messages."""
         count = "" if self.student_layout is None else str(self.student_layout.processes)
-        return f"{count} with DeepSpeed" if self.settings.machine.strategy else count
+        return f"{count} with DeepSpeed" if self.settings.machine.deepspeed else count
 
     @property
     def teacher_sizes(self) -> Sizes | None:

@@ -57,7 +57,7 @@ def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSettin
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training."""
     ranks, teacher, student = config.teacher.ranks, config.teacher.layout, config.student.layout
     tuned = AUTO if ranks else teacher
-    if config.machine.strategy:
+    if config.machine.deepspeed:
         student = tuned = "replicated"  # DeepSpeed shards the model itself
     return (
         LayoutSetting("teacher", "teacher.layout", teacher, ranks or processes),
@@ -72,7 +72,7 @@ def leaves_layout_open(config: DistillConfig, processes: int) -> bool:
     DeepSpeed shards models itself, and processes for the teacher only aren't planned.
     """
     is_open = AUTO in (config.teacher.layout, config.student.layout)
-    return processes > 1 and is_open and not config.machine.strategy and not config.teacher.ranks
+    return processes > 1 and is_open and not config.machine.deepspeed and not config.teacher.ranks
 
 
 def resolve_layout(wanted: LayoutSetting, model: "PretrainedConfig") -> Layout:

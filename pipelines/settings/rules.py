@@ -28,6 +28,7 @@ from distill.student.spec import check_spec, parse_spec, read_norm
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
 from distill.train.config import AUTO, TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
+from pipelines.settings.asynchronous import check_asynchronous, check_replica_precision
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.deepspeed_json import check_strategy
 from pipelines.settings.defaults import default_loss
@@ -108,13 +109,13 @@ def lacks_cached_logits(s: DistillConfig) -> bool:
 def is_sharded(f: Facts) -> bool:
     """Returns whether no process has all of the student's weights."""
     layout = f.student_layout
-    return layout is not None and (layout.sharded or layout.pp > 1 or bool(f.settings.machine.strategy))
+    return layout is not None and (layout.sharded or layout.pp > 1 or bool(f.settings.machine.deepspeed))
 
 
 def is_on_several(f: Facts) -> bool:
     """Returns whether several processes, or DeepSpeed, train the student."""
     layout = f.student_layout
-    return layout is not None and (layout.processes > 1 or bool(f.settings.machine.strategy))
+    return layout is not None and (layout.processes > 1 or bool(f.settings.machine.deepspeed))
 
 
 def has_step(settings: DistillConfig, name: str) -> bool:
@@ -191,9 +192,9 @@ def check_training_layout(setting: str, facts: Facts) -> None:
     name = train.optimizer
     layout = layout_of(setting, facts)
     kind = OPTIMIZERS[name]
-    if name != "adamw" and machine.strategy:
+    if name != "adamw" and machine.deepspeed:
         raise InputError(
-            f"{setting}.optimizer {name}: expected adamw with {machine.strategy}, which has an AdamW of its own"
+            f"{setting}.optimizer {name}: expected adamw with {machine.deepspeed}, which has an AdamW of its own"
         )
     if machine.precision == "bf16-stochastic" and not kind.stochastic:
         known = ", ".join(each for each, other in OPTIMIZERS.items() if other.stochastic)
@@ -201,27 +202,27 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.optimizer {name}: expected {known} with precision bf16-stochastic, found one that would round "
             "small updates away"
         )
-    if train.schedule == "find" and (layout.processes > 1 or machine.strategy):
+    if train.schedule == "find" and (layout.processes > 1 or machine.deepspeed):
         raise InputError(
             f"{setting}.schedule find: expected one process, found {layout.processes}"
-            f"{' with DeepSpeed' if machine.strategy else ''}: the range test trains on one"
+            f"{' with DeepSpeed' if machine.deepspeed else ''}: the range test trains on one"
         )
-    if train.batch_growth != "none" and (machine.strategy or (train.batch_growth == "noise" and layout.processes > 1)):
-        found = "DeepSpeed" if machine.strategy else f"{layout.processes} processes"
+    if train.batch_growth != "none" and (machine.deepspeed or (train.batch_growth == "noise" and layout.processes > 1)):
+        found = "DeepSpeed" if machine.deepspeed else f"{layout.processes} processes"
         raise InputError(
             f"{setting}.batch_growth {train.batch_growth}: expected one process, or schedule without DeepSpeed, found "
             f"{found}"
         )
     check_memory_layout(setting, facts)
-    if train.offload != "none" and (layout.pp > 1 or machine.strategy):
+    if train.offload != "none" and (layout.pp > 1 or machine.deepspeed):
         raise InputError(
             f"{setting}.offload activations: expected a layout without pipeline stages and no machine.strategy, found "
-            f"{machine.strategy or layout}: they run forward and backward passes themselves; use checkpointing"
+            f"{machine.deepspeed or layout}: they run forward and backward passes themselves; use checkpointing"
         )
-    if train.backward_window and (layout.processes > 1 or machine.strategy):
+    if train.backward_window and (layout.processes > 1 or machine.deepspeed):
         raise InputError(
             f"{setting}.backward_window {train.backward_window}: expected one process, found "
-            f"{machine.strategy or layout}: processes would have to agree on the number of backward passes"
+            f"{machine.deepspeed or layout}: processes would have to agree on the number of backward passes"
         )
     if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
         raise InputError(
@@ -246,7 +247,7 @@ def check_memory_layout(setting: str, facts: Facts) -> None:
     name, value = next(((name, value) for name, value in wanted.items() if value), ("", ""))
     if not name:
         return
-    found = "DeepSpeed" if s.machine.strategy else f"{layout.pp} pipeline stages" if layout.pp > 1 else ""
+    found = "DeepSpeed" if s.machine.deepspeed else f"{layout.pp} pipeline stages" if layout.pp > 1 else ""
     found = found or ("sequences that the student generates" if setting == "train" and s.on_policy.share else "")
     if found:
         raise InputError(f"{name} {value}: expected a training whose steps can be measured alone, found {found}")
@@ -338,8 +339,8 @@ def check_formats(f: Facts) -> None:
 
 def check_deepspeed(f: Facts) -> None:
     """Checks that DeepSpeed is installed."""
-    if f.settings.machine.strategy:
-        check_strategy(f.settings.machine.strategy)
+    if f.settings.machine.deepspeed:
+        check_strategy(f.settings.machine.deepspeed)
 
 
 def check_rank_speeds(f: Facts) -> None:
@@ -526,8 +527,10 @@ RULES: tuple[Rule | Check, ...] = (
         "some; start more (--devices, or torchrun)",
     ),
     Check(check_deepspeed),
+    Check(check_asynchronous),
+    Check(check_replica_precision, ("precision",)),
     Rule(
-        lambda s, f: s.machine.strategy and s.student.layout not in ("auto", "replicated"),
+        lambda s, f: s.machine.deepspeed and s.student.layout not in ("auto", "replicated"),
         "machine.strategy {s.machine.strategy!r}: expected student.layout auto, found {s.student.layout!r}: DeepSpeed "
         "shards the student itself; leave one of the two out",
     ),
@@ -960,7 +963,7 @@ RULES: tuple[Rule | Check, ...] = (
     Rule(
         lambda s, f: s.general.data and is_sharded(f),
         "general.data: expected a student whose weights are whole on each process, found {f.student_layout} "
-        "{s.machine.strategy}; use replicated or zero1",
+        "{s.machine.deepspeed}; use replicated or zero1",
         ("student_layout",),
     ),
     Rule(
@@ -972,7 +975,7 @@ RULES: tuple[Rule | Check, ...] = (
     Rule(
         lambda s, f: s.loss.balance and is_sharded(f),
         "loss.balance: expected a student whose weights are whole on each process, found {f.student_layout} "
-        "{s.machine.strategy}: the gradient of a single term isn't available",
+        "{s.machine.deepspeed}: the gradient of a single term isn't available",
         ("student_layout",),
     ),
     *(
@@ -1001,8 +1004,8 @@ RULES: tuple[Rule | Check, ...] = (
     ),
     Rule(
         lambda s, f: f.precision == "16-mixed" and s.machine.strategy,
-        "machine.precision 16-mixed: expected 32 or bf16-mixed with machine.strategy {s.machine.strategy}: DeepSpeed's "
-        "own loss scaling is untested; use bf16-mixed, or student.layout zero1, zero2 or fsdp=N",
+        "machine.precision 16-mixed: expected 32 or bf16-mixed with machine.strategy {s.machine.deepspeed}: "
+        "DeepSpeed's own loss scaling is untested; use bf16-mixed, or student.layout zero1, zero2 or fsdp=N",
         ("precision",),
     ),
     Rule(

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EncodedRows, EvalBatches, Signals, TrainBatches
+from distill.data.batches.claimed import ClaimedBatches, Claims
 from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.batches.packing import find_padding_id
 from distill.data.batches.rank_speeds import RankSpeeds
@@ -46,7 +47,10 @@ class RowsDataModule(lightning.LightningDataModule):
         self.signals, self.threads = signals, threads
         self.sampler: RowSampler | None = None  # chooses the training rows of each epoch; None: every row once
         self.speeds: RankSpeeds | None = None  # of the processes, by which batches are divided; None: equal
-        self.batches: TrainBatches | None = None
+        self.replica: tuple[int, int] | None = None  # (rank, number) of processes that aren't one for Lightning
+        self.claims: Claims | None = None  # by which processes claim batches, instead of sharing each
+        self.claimed_epochs, self.claimed_batches = 1, 1  # of the training; of a claim
+        self.batches: TrainBatches | ClaimedBatches | None = None
         self.position = 0
         self.parts = 1  # micro-batches of a training batch; batches for evaluation are smaller by that factor
         self.wait_share = 0.0  # of the last fit's time, in which training waited for data
@@ -56,10 +60,14 @@ class RowsDataModule(lightning.LightningDataModule):
         """Number of rows of an epoch."""
         return len(self.train) if self.sampler is None else self.sampler.count
 
-    def train_dataloader(self) -> TrainBatches:
+    def train_dataloader(self) -> TrainBatches | ClaimedBatches:
         """Returns this process's training batches, from the saved position on."""
-        self.batches = self.build_train_batches()
-        self.batches.position = self.position
+        batches = self.build_train_batches()
+        if self.claims is None:
+            batches.position = self.position
+            self.batches = batches
+        else:
+            self.batches = ClaimedBatches(batches, self.claims, self.claimed_epochs, self.claimed_batches)
         return self.batches
 
     def build_train_batches(self) -> TrainBatches:
@@ -112,6 +120,8 @@ class RowsDataModule(lightning.LightningDataModule):
 
     def find_rank(self) -> tuple[int, int]:
         """Returns the rank of this process among those that read different data, and their number."""
+        if self.replica is not None:
+            return self.replica
         if self.trainer is None:
             return 0, 1
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)

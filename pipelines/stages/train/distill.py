@@ -35,8 +35,10 @@ from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, train
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.general import attach_head
+from pipelines.stages.train.prepared import STUDENT_TRAINING, PreparedTraining, Tokenizers
 from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
+from pipelines.stages.train.replicas import replica_settings, train_replicas
 from pipelines.stages.train.sampling import build_sampler
 from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share
 from pipelines.stages.train.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
@@ -63,21 +65,6 @@ def student_stage(
     training = StudentTraining(run, plan, data, teacher, cache, precision, pruned, general)
     name = "distill" if pruned is None else f"distill-{pruned.name}"
     return run.stage(name, training.settings(), training.inputs(), training.work, version=VERSION, together=True)
-
-
-@dataclass(frozen=True)
-class Tokenizers:
-    """The tokenizers of a student and of its teacher.
-
-    Args:
-        student: The student's tokenizer.
-        teacher: The teacher's tokenizer; the same object if the student has none of its own.
-        differ: Whether the student's differs from the teacher's, so that the same text has other tokens.
-    """
-
-    student: PreTrainedTokenizerBase
-    teacher: PreTrainedTokenizerBase
-    differ: bool
 
 
 @dataclass(frozen=True)
@@ -121,10 +108,29 @@ class StudentTraining:
         settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
         settings |= {"sampling": vars(config.sampling)} if config.sampling.by != "uniform" else {}
         settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
+        settings |= replica_settings(config)
         return settings | ({"rate": RULE} if self.pruned is not None else {})
 
     def work(self, folder: Path) -> JsonObject:
         """Trains the student, writes it to `folder`, and returns the metrics."""
+        run, config = self.run, self.plan.settings
+        prepared = self.prepare(folder)
+        student, texts, tokenizer = prepared.module.student, prepared.texts, prepared.tokenizers.student
+        if self.pruned is not None and self.pruned.is_unpruned(student):
+            run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
+            save_model(student, tokenizer, folder / MODEL)
+            metrics = validate_module(prepared.module, texts, machine=config.machine, precision=self.precision)
+            return metrics | {"params": student.num_parameters(), "epochs": 0}
+        metrics = train_replicas(self, prepared, folder) if config.machine.asynchronous else self.fit(prepared, folder)
+        if prepared.remote is not None:
+            prepared.remote.finish()
+        save_model(student, tokenizer, folder / MODEL)
+        notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
+        notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
+        return metrics | {"wait_share": texts.wait_share, "params": student.num_parameters()} | notes
+
+    def prepare(self, folder: Path) -> PreparedTraining:
+        """Returns the student and what it is trained on; `folder` is that of the stage."""
         run, config, plan = self.run, self.plan.settings, self.plan
         splits, task = read_data(self.data), read_task(self.data)
         tokenizers = self.load_tokenizers(task)
@@ -147,18 +153,7 @@ class StudentTraining:
             texts.sampler = build_sampler(
                 config, texts, splits.train.labels, module, task.output_rows, run.seed, train.epochs
             )
-        if self.pruned is not None and self.pruned.is_unpruned(student):
-            run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
-            save_model(student, tokenizers.student, folder / MODEL)
-            metrics = validate_module(module, texts, machine=config.machine, precision=self.precision)
-            return metrics | {"params": student.num_parameters(), "epochs": 0}
-        metrics = self.fit(module, texts, folder, train, mesh)
-        if remote is not None:
-            remote.finish()
-        save_model(student, tokenizers.student, folder / MODEL)
-        notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
-        notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
-        return metrics | {"wait_share": texts.wait_share, "params": student.num_parameters()} | notes
+        return PreparedTraining(module, texts, tokenizers, train, mesh, remote)
 
     @cached_property
     def teacher_config(self) -> PretrainedConfig:
@@ -258,25 +253,18 @@ class StudentTraining:
             self.run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
         return texts
 
-    def fit(
-        self,
-        module: DistillationModule,
-        texts: TextDataModule,
-        folder: Path,
-        train: TrainConfig,
-        mesh: DeviceMesh | None,
-    ) -> Metrics:
+    def fit(self, prepared: PreparedTraining, folder: Path) -> Metrics:
         """Trains the student and returns its validation metrics."""
         run, config = self.run, self.plan.settings
         return fit_module(
-            module,
-            texts,
+            prepared.module,
+            prepared.texts,
             folder,
-            label="student: distilling",
-            train=train,
+            label=STUDENT_TRAINING,
+            train=prepared.train,
             machine=config.machine,
             layout=self.plan.layouts.student,
-            mesh=mesh,
+            mesh=prepared.mesh,
             precision=self.precision,
             seed=run.seed,
             console=run.console,

@@ -1,0 +1,1 @@
+"""Replicas of a student that train in processes of their own, without waiting for each other in every step."""
