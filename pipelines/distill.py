@@ -14,6 +14,7 @@ from pipelines.runs.processes import (
     join_world,
     leave_world,
 )
+from pipelines.runs.ray_engine import launch_on_ray
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 
 _PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
@@ -52,7 +53,8 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     if not is_distributed():  # otherwise the first process may already be writing there
         check_output(Path(settings.output))
     devices = 1 if settings.machine.asynchronous else settings.machine.devices  # else a stage starts the replicas
-    starts = devices > 1 and not is_distributed()  # starts processes, or plans for them
+    on_ray = settings.machine.engine == "ray"
+    starts = (devices > 1 or on_ray) and not is_distributed()  # starts processes, or plans for them
     count = max(count_processes(), devices if starts or settings.dry_run else 1)
     if leaves_layout_open(settings, count):
         examine_settings(settings, count)
@@ -69,7 +71,10 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
 
     settings = plan.settings
     if starts and not settings.dry_run:
-        launch_processes(command, argv, devices, settings.machine.restarts)
+        if on_ray:
+            launch_on_ray(command, argv, settings.machine, Path(settings.output))
+        else:
+            launch_processes(command, argv, devices, settings.machine.restarts)
         return
     world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.ranks)
     shared = reported_settings(settings) | {"until": settings.until}

@@ -53,6 +53,7 @@ SHORT_OPTIONS = {
     "precision": "machine.precision",
     "devices": "machine.devices",
     "strategy": "machine.strategy",
+    "engine": "machine.engine",
     "accelerator": "machine.accelerator",
     "threads": "machine.threads",
 }
@@ -66,8 +67,10 @@ class MachineConfig:
         accelerator: Device that trains: cpu, gpu (or cuda), mps, or auto, which uses what the machine has.
         devices: Number of processes on this machine, at least 1, each with its own GPU if there are GPUs; with
             torchrun, its own options determine the number.
+        engine: What starts the processes: `torchrun`, on this machine; or `ray`, as workers of Ray Train on the cluster
+            of RAY_ADDRESS, or else on this machine.
         restarts: Number of times that all processes are restarted after one has died; above 0 only with 2 or more
-            devices.
+            devices, or with engine ray.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails; above 0, at
             most 31536000 (one year).
         strategy: How the student's processes work together, if not in the layout that student.layout requests.
@@ -98,6 +101,7 @@ class MachineConfig:
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: int = 1
+    engine: Literal["torchrun", "ray"] = "torchrun"
     restarts: int = 0
     timeout: float = 1800.0
     strategy: str = ""

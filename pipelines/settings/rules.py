@@ -5,6 +5,7 @@ Ranges of single settings, and combinations inside the settings of one component
 A rule is applied as soon as the facts that it needs are known: most before torch is imported.
 """
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -343,6 +344,22 @@ def check_deepspeed(f: Facts) -> None:
         check_strategy(f.settings.machine.deepspeed)
 
 
+def check_engine(f: Facts) -> None:
+    """Checks that Ray is installed where it is to start the processes, and that nothing else does.
+
+    Raises:
+        InputError: It isn't, or the strategy starts processes itself.
+    """
+    machine = f.settings.machine
+    if machine.engine == "ray" and machine.asynchronous:
+        raise InputError(
+            f"machine.engine ray: expected a layout, DeepSpeed or no strategy, found machine.strategy "
+            f"{machine.strategy}, which starts its replicas itself on this machine"
+        )
+    if machine.engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise InputError("machine.engine ray: Ray isn't installed: pip install -e '.[ray]', or use torchrun")
+
+
 def check_rank_speeds(f: Facts) -> None:
     """Checks that there is a speed for each replica."""
     assert f.student_layout is not None
@@ -517,10 +534,11 @@ RULES: tuple[Rule | Check, ...] = (
     ),
     # Processes
     Rule(
-        lambda s, f: s.machine.restarts and s.machine.devices == 1,
+        lambda s, f: s.machine.restarts and s.machine.devices == 1 and s.machine.engine == "torchrun",
         "machine.restarts {s.machine.restarts}: expected machine.devices of 2 or more, found 1: a single process has "
         "no parent process that could restart it",
     ),
+    Check(check_engine),
     Rule(
         lambda s, f: s.teacher.ranks and s.teacher.ranks >= f.processes,
         "teacher.ranks {s.teacher.ranks}: expected fewer than the {f.processes} processes, because the student needs "

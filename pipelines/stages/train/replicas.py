@@ -95,8 +95,7 @@ def run_replicas(
 def train_replica(training: ReplicatedTraining, replica: Replica) -> None:
     """Trains one replica; runs in its process."""
     run, config = training.run, training.plan.settings
-    run.console = Console(quiet=replica.index > 0)
-    run.digests.writes = False
+    run.console, run.digests.writes = Console(quiet=True), False  # the command said it already, and writes the index
     prepared = training.prepare(replica.folder)
     job = ReplicaJob(replica, config.machine, config.outer, prepared.train)
     job.fit(
