@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--steps", type=int, default=50, help="timed training steps")
-    parser.add_argument("--rounds", type=int, default=1, help="tokenizations with 1 and with 2 processes")
+    parser.add_argument("--rounds", type=int, default=1, help="tokenizations with 1 and with 2 processes; 0: none")
     parser.add_argument("--width", type=int, default=128, help="of the decoder")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--vocabulary", type=int, default=16_000)
@@ -72,7 +72,8 @@ def main() -> None:
         options.folder = Path(place)
         text = StoredTexts.write(options.folder / "text.parquet", made_texts(options.rows))
         train_tokenizer(islice(text, SAMPLE), options.vocabulary).save_pretrained(options.folder / "tokenizer")
-        report_tokenization(console, options, text)
+        if options.rounds:
+            report_tokenization(console, options, text)
         report_starts(console, options)
 
 

@@ -1,0 +1,119 @@
+"""A run across two machines with addresses of their own: the student of one machine, also after the cable was cut."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pipelines.runs.manifest import SCRATCH
+from support.commands import ROOT, run_to_success, small_run
+from support.namespaces import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
+from support.run_inputs import make_inputs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+NEAR = 1e-5
+SETTINGS = (
+    *("--train.dropout", "0", "--teacher_train.dropout", "0", "--until", "distill", "--epochs", "40"),
+    *("--train.checkpoint_every", "20", "--accelerator", "cpu", "--data.max_length", "32"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+    if not can_make_namespaces():
+        pytest.skip("network namespaces can't be made here: no root, no `ip`, or a container without the right")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def expected(inputs, tmp_path_factory) -> dict[str, np.ndarray]:
+    """The weights of the student that two processes of one machine train."""
+    output = tmp_path_factory.mktemp("one") / "run"
+    run_to_success("distill", small_run(*inputs, output, *SETTINGS, "--devices", "2"))
+    return read_weights(output)
+
+
+def read_weights(output: Path) -> dict[str, np.ndarray]:
+    (file,) = output.glob("distill/*/model/model.safetensors")
+    return load_file(file)
+
+
+def start_run(machines: TwoMachines, inputs, output: Path, *, nodes: str, timeout: float) -> None:
+    arguments = small_run(*inputs, output, *SETTINGS, "--machine.timeout", str(timeout))
+    for rank in range(2):
+        node = ("--nodes", nodes, "--rank", str(rank), "--address", f"{ADDRESSES[0]}:29400", "--timeout", "60")
+        words = [sys.executable, "-m", "pipelines.launchers.node", *node, "--", "pipelines.distill", *arguments]
+        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        machines.start(rank, words, variables)
+
+
+def wait_for_training(output: Path) -> None:
+    """Returns when the student's training has written a checkpoint."""
+    for _ in range(6000):
+        if any(output.glob(f"distill/*/{SCRATCH}/checkpoints/*.ckpt")):
+            return
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint was written in two minutes")
+
+
+def finish(machines: TwoMachines) -> list[str]:
+    printed = [process.communicate(timeout=240)[0] for process in machines.processes]
+    assert [process.returncode for process in machines.processes] == [0, 0], "\n".join(printed)
+    return printed
+
+
+def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    assert found.keys() == expected.keys()
+    return max(float(np.abs(found[name] - expected[name]).max()) for name in found)
+
+
+def test_two_machines_train_the_student_of_one(inputs, expected, tmp_path):
+    with two_machines() as machines:
+        start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=60)
+        printed = finish(machines)
+    assert differences(read_weights(tmp_path / "run"), expected) < NEAR
+    assert all(f"meeting at {ADDRESSES[0]}:29400" in text for text in printed)
+
+
+def test_a_short_cut_is_waited_out(inputs, expected, tmp_path):
+    with two_machines() as machines:
+        start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=60)
+        wait_for_training(tmp_path / "run")
+        machines.cut()
+        time.sleep(4)
+        machines.join()
+        printed = finish(machines)
+    assert differences(read_weights(tmp_path / "run"), expected) < NEAR
+    assert not any("resuming" in text for text in printed)
+
+
+def test_after_a_long_cut_both_resume_from_the_checkpoint(inputs, expected, tmp_path):
+    with two_machines() as machines:
+        start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=8)
+        wait_for_training(tmp_path / "run")
+        machines.cut()
+        time.sleep(14)
+        machines.join()
+        printed = finish(machines)
+    assert differences(read_weights(tmp_path / "run"), expected) < NEAR
+    assert any("distill: resuming" in text for text in printed)
+    assert any("waited too long for the others" in text or "lost the others" in text for text in printed)
+
+
+def test_one_machine_goes_on_alone_and_takes_the_other_in_again(inputs, expected, tmp_path):
+    with two_machines() as machines:
+        start_run(machines, inputs, tmp_path / "run", nodes="1:2", timeout=8)
+        wait_for_training(tmp_path / "run")
+        machines.cut()
+        time.sleep(30)
+        machines.join()
+        printed = finish(machines)
+    assert differences(read_weights(tmp_path / "run"), expected) < 100 * NEAR  # another number of processes
+    assert any("distill: resuming" in text for text in printed)
