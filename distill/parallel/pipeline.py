@@ -22,6 +22,7 @@ from distill.models.inputs import select_inputs
 from distill.parallel.pipeline_stage import Relay, find_relay
 
 Targets = TypeVar("Targets")  # tensors and lists with one entry per row, in mappings and tuples
+MICRO_BATCHES = 4  # of a batch, unless said otherwise
 _ScheduleLoss = Callable[[Tensor, Tensor], Tensor]  # (hidden states, row indices) -> the loss of a micro-batch
 
 
@@ -83,7 +84,7 @@ class PipelineForward:
         stage: PreTrainedModel,
         group: dist.ProcessGroup | None = None,
         *,
-        micro_batches: int = 4,
+        micro_batches: int = MICRO_BATCHES,
         hidden: Sequence[int] = (),
     ):
         relay = find_relay(stage)
@@ -149,7 +150,7 @@ class PipelineTrainer:
         group: dist.ProcessGroup | None = None,
         *,
         replicas: dist.ProcessGroup | None = None,
-        micro_batches: int = 4,
+        micro_batches: int = MICRO_BATCHES,
     ):
         self.stage, self.group, self.micro_batches, self.relay = stage, group, micro_batches, find_relay(stage)
         self.replicas = replicas

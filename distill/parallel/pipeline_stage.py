@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,12 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.checkpoint.auto_class import AutoClass
 from distill.errors import InputError
 
+_NANOSECONDS = 10**9
 _BEFORE, _INSIDE, _AFTER = "before its layers", "in its layers", "after its layers"
 
 
 @dataclass(frozen=True)
-class _ModelParts:
+class ModelParts:
     """Names of a model's list of layers and of the modules with weights that run before and after the layers."""
 
     layers: str
@@ -119,7 +120,7 @@ class _AbsentModule(nn.Module):
         return self.relay.hidden
 
 
-def _find_parts(model: PreTrainedModel) -> _ModelParts:
+def find_parts(model: PreTrainedModel) -> ModelParts:
     """Returns the names of a model's parts.
 
     Raises:
@@ -140,7 +141,7 @@ def _find_parts(model: PreTrainedModel) -> _ModelParts:
     at = children.index(f"{prefix}{found[0].split('.')[0]}")
     heads = [] if body is model else [name for name, each in model.named_children() if each is not body]
     before, after = children[:at], children[at + 1 :] + heads
-    parts = _ModelParts(prefix + found[0], _select_weighted(model, before), _select_weighted(model, after))
+    parts = ModelParts(prefix + found[0], _select_weighted(model, before), _select_weighted(model, after))
     known = (parts.layers, *parts.before, *parts.after)
     others = [name for name, _ in model.named_parameters() if not any(_is_inside(name, part) for part in known)]
     if others:
@@ -177,23 +178,39 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
             weight.requires_grad_(False)
 
 
-def split_layers(model: PreTrainedModel, count: int) -> list[range]:
+class PartTimes(NamedTuple):
+    """Seconds of a forward and backward pass, by which stages are balanced."""
+
+    before: float  # what runs before the layers, such as embeddings
+    layer: float  # one layer
+    after: float  # what runs after them, such as an output head
+
+
+def split_layers(model: PreTrainedModel, count: int, times: PartTimes | None = None) -> list[range]:
     """Returns the layers of each of `count` stages.
 
-    They are chosen to minimize the parameters of the largest stage, including embeddings and head. The model may be on
-    the meta device.
+    They are chosen to minimize the time of the slowest stage, or without `times` the parameters of the largest one,
+    including embeddings and head. The model may be on the meta device.
 
     Raises:
         InputError: There are more stages than layers, or the family can't be split into stages.
     """
-    parts = _find_parts(model)
-    sizes = [_count_parameters(layer) for layer in model.get_submodule(parts.layers).children()]
+    parts = find_parts(model)
+    layers = list(model.get_submodule(parts.layers).children())
+    if times is None:
+        sizes = [_count_parameters(layer) for layer in layers]
+        ends = [
+            sum(_count_parameters(model.get_submodule(name)) for name in part) for part in (parts.before, parts.after)
+        ]
+    else:
+        sizes = [round(_NANOSECONDS * times.layer)] * len(layers)
+        ends = [round(_NANOSECONDS * each) for each in (times.before, times.after)]
     if not 1 <= count <= len(sizes):
         raise InputError(
             f"pp={count}: expected from 1 to {len(sizes)} stages, the model's number of layers: a stage needs a layer"
         )
-    sizes[0] += sum(_count_parameters(model.get_submodule(name)) for name in parts.before)
-    sizes[-1] += sum(_count_parameters(model.get_submodule(name)) for name in parts.after)
+    sizes[0] += ends[0]
+    sizes[-1] += ends[1]
     starts = [*balance_shares(tuple(sizes), count), len(sizes)]
     return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
 
@@ -217,7 +234,13 @@ def balance_shares(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def load_stage(
-    folder: Path | str, auto_class: AutoClass, index: int, count: int, *, dtype: torch.dtype = torch.float32
+    folder: Path | str,
+    auto_class: AutoClass,
+    index: int,
+    count: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    times: PartTimes | None = None,
 ) -> PreTrainedModel:
     """Loads stage `index` of `count` of a checkpoint, in eval mode: the stock class without the other stages' modules.
 
@@ -231,6 +254,7 @@ def load_stage(
         index: Index of the stage.
         count: Number of stages.
         dtype: Dtype of all weights.
+        times: By which layers are divided, see `split_layers`; the same on every process.
 
     Raises:
         InputError: The files lack a weight of this stage, the family can't be split into stages, or there are more
@@ -239,7 +263,7 @@ def load_stage(
     with torch.device("meta"):
         full_model = auto_class.from_config(AutoConfig.from_pretrained(folder))
     stock_class: Any = type(full_model)  # its constructor's arguments are those of from_pretrained
-    stages = split_layers(full_model, count)
+    stages = split_layers(full_model, count, times)
 
     def build(self: PreTrainedModel, *args: object, **kwargs: object) -> None:
         stock_class.__init__(self, *args, **kwargs)
@@ -277,7 +301,7 @@ def reduce_to_stage(model: PreTrainedModel, stages: list[range], index: int) -> 
     Raises:
         InputError: The family can't be split into stages.
     """
-    parts = _find_parts(model)
+    parts = find_parts(model)
     ties = [source for target, source in model.all_tied_weights_keys.items() if _ties_ends(parts, target, source)]
     table = model.get_input_embeddings()
     embeddings = next(f"{name}.weight" for name, each in model.named_modules() if each is table)
@@ -298,7 +322,7 @@ def reduce_to_stage(model: PreTrainedModel, stages: list[range], index: int) -> 
     model.relay = relay  # type: ignore[assignment]
 
 
-def _ties_ends(parts: _ModelParts, target: str, source: str) -> bool:
+def _ties_ends(parts: ModelParts, target: str, source: str) -> bool:
     """Returns whether a tied weight connects a module after the layers with one before them."""
     is_after = any(_is_inside(target, part) for part in parts.after)
     return is_after and any(_is_inside(source, part) for part in parts.before)

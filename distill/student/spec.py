@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 from distill.errors import InputError
 from distill.slicing.spacing import space_layers_evenly
@@ -68,12 +69,15 @@ class StudentConfig:
             replicated if training fits into each process's memory, else fsdp.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: FSDP keeps weights, gradients and optimizer state in CPU memory.
+        stages: By what layers are divided among pipeline stages: size, so that the largest stage has as few parameters
+            as possible, or time, so that the slowest one is as quick as possible, from a measurement of the parts.
     """
 
     spec: str = ""
     layout: str = "auto"
     given: bool = False
     offload: bool = False
+    stages: Literal["size", "time"] = "size"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """What is to be trained, whatever the machines: two models, their task, and the sizes of the data."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.checkpoint.auto_class import AutoClass
 from distill.data.batches.encode import Batch
 from distill.losses.config import LAYER_TERMS, LayerSizes
+from distill.models.depth import set_depth
 from distill.models.layer_sizes import read_layer_sizes
 from distill.tasks.language import MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
@@ -132,14 +132,3 @@ class Workload:
 def set_labels(config: PretrainedConfig, task: type[Task], labels: int) -> None:
     """Sets the number of labels in a model's config; for question answering they are two, start and end."""
     config.num_labels = 2 if issubclass(task, QuestionAnswering) else labels
-
-
-def set_depth(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """Returns a copy of a config with this number of layers, the first ones where they differ."""
-    changed = copy.deepcopy(config)
-    text = changed.get_text_config()
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
-    text.num_hidden_layers = layers
-    text.use_cache = False
-    return changed

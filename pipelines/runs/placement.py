@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import WEIGHTS, export_huggingface
 from distill.checkpoint.auto_class import AutoClass
@@ -22,8 +22,9 @@ from distill.parallel.apply import reshard
 from distill.parallel.layout import Layout
 from distill.parallel.load import load_sharded
 from distill.parallel.mesh import build_mesh
+from distill.parallel.part_times import measure_part_times
 from distill.parallel.pipeline import PipelineTrainer
-from distill.parallel.pipeline_stage import load_stage
+from distill.parallel.pipeline_stage import PartTimes, find_relay, load_stage
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
@@ -42,6 +43,7 @@ def build_placed_model(
     precision: str,
     offload: bool = False,
     prefetch: int = 1,
+    timed: tuple[int, int] | None = None,
 ) -> tuple[PreTrainedModel, DeviceMesh | None]:
     """Returns the model built by `build()` in the given layout, and its mesh; every process of the run calls it.
 
@@ -55,6 +57,8 @@ def build_placed_model(
         auto_class: A transformers auto class that fits the model.
         precision: Precision of training, see `find_gather_policy`.
         offload, prefetch: See `apply_layout`.
+        timed: Rows and tokens of a micro-batch with which the time of the model's parts is measured; layers are divided
+            among pipeline stages by it. None: by their parameters.
     """
     if layout.processes == 1:
         return build(), None
@@ -64,8 +68,29 @@ def build_placed_model(
             build().save_pretrained(fresh)
     run.world.barrier()
     mesh = build_mesh(layout, detect_device_type())
-    model = load_in_layout(initial, auto_class, layout, mesh, precision=precision, offload=offload, prefetch=prefetch)
+    times = measure_times(run, initial, auto_class, timed) if timed is not None and layout.pp > 1 else None
+    model = load_in_layout(
+        initial, auto_class, layout, mesh, precision=precision, offload=offload, prefetch=prefetch, times=times
+    )
+    if times is not None:
+        layers = ", ".join(str(len(stage)) for stage in find_relay(model).stages)
+        run.console.say(f"  pipeline stages of {layers} layers, by the time of {describe_times(times)}")
     return model, mesh
+
+
+def measure_times(run: Run, folder: Path, auto_class: AutoClass, timed: tuple[int, int]) -> PartTimes:
+    """Returns the time of a model's parts as the first process measures it; every process calls it."""
+    found: list[float] | None = None
+    if run.world.is_rank_zero:
+        device = torch.device(detect_device_type())
+        found = list(measure_part_times(AutoConfig.from_pretrained(folder), auto_class, *timed, device))
+    return PartTimes(*run.world.broadcast(found))
+
+
+def describe_times(times: PartTimes) -> str:
+    """Returns the measured times as text."""
+    before, layer, after = (f"{1000 * each:.1f} ms" for each in times)
+    return f"a layer, {layer}, of what runs before them, {before}, and after them, {after}"
 
 
 def detect_device_type() -> str:
@@ -95,6 +120,7 @@ def load_in_layout(
     frozen: bool = False,
     offload: bool = False,
     prefetch: int = 1,
+    times: PartTimes | None = None,
 ) -> PreTrainedModel:
     """Returns this process's shards of a checkpoint, in eval mode.
 
@@ -102,7 +128,7 @@ def load_in_layout(
     """
     register_pruned(folder)
     if layout.pp > 1:
-        stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp)
+        stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp, times=times)
         stage.requires_grad_(not frozen)
         stage.to(detect_device_type())  # type: ignore[arg-type]  # transformers' stub lacks names of devices
         return stage

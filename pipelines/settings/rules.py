@@ -928,7 +928,13 @@ RULES: tuple[Rule | Check, ...] = (
         ("student_layout",),
     ),
     Rule(
-        lambda s, f: s.machine.compress != "none" and s.machine.strategy,
+        lambda s, f: s.student.stages == "time" and f.student_layout is not None and f.student_layout.pp == 1,
+        "student.stages time: expected a student.layout with pipeline stages, such as pp=2, found {f.student_layout}: "
+        "there is nothing to divide; leave it out",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.machine.compress != "none" and s.machine.deepspeed,
         "machine.compress {s.machine.compress}: expected no machine.strategy, found {s.machine.strategy}, which "
         "exchanges gradients itself; leave one of the two out",
     ),
@@ -1021,7 +1027,7 @@ RULES: tuple[Rule | Check, ...] = (
         )
     ),
     Rule(
-        lambda s, f: f.precision == "16-mixed" and s.machine.strategy,
+        lambda s, f: f.precision == "16-mixed" and s.machine.deepspeed,
         "machine.precision 16-mixed: expected 32 or bf16-mixed with machine.strategy {s.machine.deepspeed}: "
         "DeepSpeed's own loss scaling is untested; use bf16-mixed, or student.layout zero1, zero2 or fsdp=N",
         ("precision",),

@@ -14,6 +14,7 @@ from distill.data.splits.examples import Splits
 from distill.losses.teacher_signals import SignalSource
 from distill.models.generation import find_end_tokens
 from distill.models.layer_sizes import read_layer_sizes
+from distill.parallel.pipeline import MICRO_BATCHES
 from distill.student.build import build_student
 from distill.tasks.task import Task
 from distill.teacher.fingerprint import check_same_tokenizer
@@ -143,6 +144,7 @@ class StudentTraining:
             precision=self.precision,
             offload=config.student.offload,
             prefetch=config.machine.prefetch,
+            timed=self.choose_timed_batch(),
         )
         remote, online = self.connect_teacher()
         train = config.train if self.pruned is None else self.pruned.adapt_training(config.train, student)
@@ -154,6 +156,12 @@ class StudentTraining:
                 config, texts, splits.train.labels, module, task.output_rows, run.seed, train.epochs
             )
         return PreparedTraining(module, texts, tokenizers, train, mesh, remote)
+
+    def choose_timed_batch(self) -> tuple[int, int] | None:
+        """Returns the rows and tokens of a micro-batch, if pipeline stages are cut by measured time."""
+        config, layout = self.plan.settings, self.plan.layouts.student
+        rows = max(1, config.train.rows // (layout.dp * MICRO_BATCHES))
+        return (rows, config.data.max_length) if config.student.stages == "time" else None
 
     @cached_property
     def teacher_config(self) -> PretrainedConfig:

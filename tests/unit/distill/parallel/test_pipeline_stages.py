@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distill.errors import InputError
+from distill.parallel.part_times import measure_part_times
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer, StageForward
-from distill.parallel.pipeline_stage import balance_shares, load_stage, reduce_to_stage, split_layers
+from distill.parallel.pipeline_stage import PartTimes, balance_shares, load_stage, reduce_to_stage, split_layers
 from support.ranks import run_ranks
 from support.tiny_models import build_model
 
@@ -398,3 +399,31 @@ def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
         InputError, match="expected a removed module to run before its layers, found a call after its layers"
     ):
         StageForward(model)(torch.zeros(2, 3, 32), input_ids=torch.ones(2, 3, dtype=torch.int64))
+
+
+def test_stages_are_as_quick_as_each_other_by_measured_times():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
+    with torch.device("meta"):
+        large = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=1000))
+    times = PartTimes(before=0.0, layer=1.0, after=3.0)
+    assert [len(each) for each in split_layers(large, 2, times)] == [5, 3]
+    assert [len(each) for each in split_layers(large, 4, times)] == [3, 3, 1, 1]
+    assert [len(each) for each in split_layers(large, 2, PartTimes(0.0, 1.0, 0.0))] == [4, 4]
+
+
+def test_the_head_of_a_large_vocabulary_takes_longer_than_its_embeddings():
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, vocab_size=8000)
+    times = measure_part_times(config, CAUSAL, 4, 64, torch.device("cpu"))
+    assert times.after > 2 * times.before
+    assert times.after > times.layer
+    assert min(times) >= 0
+
+
+def test_stages_cut_by_time_compute_what_the_model_does(tmp_path):
+    model = model_of("llama")
+    model.save_pretrained(tmp_path)
+    stages = [load_stage(tmp_path, CAUSAL, index, 2, times=PartTimes(0.0, 1.0, 2.0)) for index in range(2)]
+    assert [list(stage.relay.layers) for stage in stages] == [[0, 1, 2], [3]]
+    names = [set(stage.state_dict()) for stage in stages]
+    assert names[0] | names[1] == set(model.state_dict())

@@ -8,6 +8,7 @@ from transformers import BertConfig, LlamaConfig, PretrainedConfig
 
 from distill.data.config import DataConfig
 from distill.losses.config import LossConfig
+from distill.models.depth import set_depth
 from distill.parallel.layout import Layout, parse_layout
 from distill.tasks.choose import TASKS
 from distill.teacher.config import TeacherConfig
@@ -18,7 +19,7 @@ from pipelines.planner.layout_tracer import Choice, LayoutTracer
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.pairs import count_turns, list_pairs
 from pipelines.planner.trace import trace_step
-from pipelines.planner.workload import Workload, set_depth, set_labels
+from pipelines.planner.workload import Workload, set_labels
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 
