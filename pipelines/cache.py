@@ -10,6 +10,7 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.launch import launch_processes
 from pipelines.runs.processes import count_processes, is_distributed, join_world, leave_world
+from pipelines.runs.ray_engine import Workers, launch_on_ray
 from pipelines.settings.cache_config import CACHE_SHORT_OPTIONS, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
 from pipelines.settings.places import check_data, open_local
 
@@ -81,9 +82,14 @@ def write(argv: Sequence[str]) -> None:
     from pipelines.stages.cache.run import check_layout, fill_here, fill_together, print_forecast
 
     opened = open_teacher(config)
-    if config.devices > 1 and not is_distributed() and not config.dry_run:
+    starts = (config.devices > 1 or config.engine == "ray") and not is_distributed()
+    if starts and not config.dry_run:
         check_layout(config, opened.checkpoint, config.devices)
-        launch_processes("pipelines.cache", ["write", *argv], config.devices)
+        if config.engine == "ray":
+            workers = Workers(config.devices, 0, config.threads, config.timeout, config.device)
+            launch_on_ray("pipelines.cache", ["write", *argv], workers, Path(config.cache))
+        else:
+            launch_processes("pipelines.cache", ["write", *argv], config.devices)
         return
     world, console = join_world(config.timeout), Console()
     layout = check_layout(config, opened.checkpoint, world.size)

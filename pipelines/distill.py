@@ -14,7 +14,7 @@ from pipelines.runs.processes import (
     join_world,
     leave_world,
 )
-from pipelines.runs.ray_engine import launch_on_ray
+from pipelines.runs.ray_engine import Workers, launch_on_ray
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 
 _PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
@@ -72,7 +72,9 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     settings = plan.settings
     if starts and not settings.dry_run:
         if on_ray:
-            launch_on_ray(command, argv, settings.machine, Path(settings.output))
+            machine = settings.machine
+            workers = Workers(devices, machine.restarts, machine.threads, machine.timeout, machine.accelerator)
+            launch_on_ray(command, argv, workers, Path(settings.output))
         else:
             launch_processes(command, argv, devices, settings.machine.restarts)
         return

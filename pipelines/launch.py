@@ -10,6 +10,7 @@ from distill.errors import InputError
 from pipelines.launchers.job import ClusterJob, EngineFiles, read_command
 from pipelines.launchers.kubernetes import write_kubernetes
 from pipelines.launchers.marathon import write_marathon
+from pipelines.launchers.ray import write_ray
 from pipelines.launchers.skypilot import write_skypilot
 from pipelines.launchers.slurm import write_slurm
 from pipelines.launchers.torchrun import write_torchrun
@@ -19,6 +20,7 @@ from pipelines.settings.launch_config import LaunchConfig, check_engine
 
 ENGINES: dict[str, Callable[[ClusterJob], EngineFiles]] = {
     "torchrun": write_torchrun,
+    "ray": write_ray,
     "kubernetes": write_kubernetes,
     "slurm": write_slurm,
     "skypilot": write_skypilot,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from pipelines.runs.cli import describe_error
 from pipelines.runs.console import print_error
 from pipelines.runs.files import write_json
 from pipelines.runs.processes import is_first_process
-from pipelines.settings.distill_config import MachineConfig
 
 FAILURE = "failure.json"  # the message of an error that the user can fix
 OUTPUT = "output.txt"  # what the first worker prints
@@ -29,14 +29,33 @@ FOLLOW_SECONDS = 0.2
 HEALTH_SECONDS = "1"  # between two looks of Ray at the workers
 
 
-def launch_on_ray(module: str, argv: Sequence[str], machine: MachineConfig, output: Path) -> None:
-    """Runs `python -m module argv` as `machine.devices` workers, on the cluster of RAY_ADDRESS or one on this machine.
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a job.
+
+    Args:
+        count: Their number.
+        restarts: How often all are started again after one died.
+        threads: CPU threads of each, which Ray reserves; 0: one.
+        timeout: Seconds that one waits for the others in a collective operation.
+        accelerator: Device that they use: cpu, gpu (or cuda), or auto.
+    """
+
+    count: int
+    restarts: int = 0
+    threads: int = 0
+    timeout: float = 1800.0
+    accelerator: str = "auto"
+
+
+def launch_on_ray(module: str, argv: Sequence[str], workers: Workers, output: Path) -> None:
+    """Runs `python -m module argv` as workers, on the cluster of RAY_ADDRESS or else on one of this machine.
 
     Args:
         module: Name of the command's module, with a `main(argv)`.
         argv: Its arguments.
-        machine: Number of workers and of restarts, threads, timeout and accelerator.
-        output: Folder of the run.
+        workers: How many, and what each has.
+        output: Folder that the command writes to.
     """
     # Read by Ray when it is imported. A cluster of this machine listens there alone, and needs no token in the home.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,7 +81,7 @@ def launch_on_ray(module: str, argv: Sequence[str], machine: MachineConfig, outp
             logging_level="WARNING",
         )
     try:
-        wants_gpu = uses_gpus(machine.accelerator)
+        wants_gpu = uses_gpus(workers.accelerator)
         trainer = TorchTrainer(
             run_worker,
             train_loop_config={
@@ -70,21 +89,21 @@ def launch_on_ray(module: str, argv: Sequence[str], machine: MachineConfig, outp
                 "path": [each for each in sys.path if each],
             },
             scaling_config=ScalingConfig(
-                num_workers=machine.devices, use_gpu=wants_gpu, resources_per_worker={"CPU": max(1, machine.threads)}
+                num_workers=workers.count, use_gpu=wants_gpu, resources_per_worker={"CPU": max(1, workers.threads)}
             ),
             torch_config=TorchConfig(
-                backend="cpu:gloo,cuda:nccl" if wants_gpu else "gloo", timeout_s=max(1, round(machine.timeout))
+                backend="cpu:gloo,cuda:nccl" if wants_gpu else "gloo", timeout_s=max(1, round(workers.timeout))
             ),
             run_config=RunConfig(
                 name="stillroom", storage_path=str(storage),
-                failure_config=FailureConfig(max_failures=machine.restarts),
+                failure_config=FailureConfig(max_failures=workers.restarts),
             ),
         )  # fmt: skip
         with print_file(storage / OUTPUT):
             trainer.fit()
         shutil.rmtree(storage, ignore_errors=True)
     except TrainingFailedError as error:
-        exit_with_message(failure, error, machine.restarts)
+        exit_with_message(failure, error, workers.restarts)
     finally:
         ray.shutdown()
 

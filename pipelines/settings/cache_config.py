@@ -83,6 +83,8 @@ class WriteConfig:
         ranks: Number of writers that are started by hand.
         devices: Number of processes to start on this machine, which share the work; with torchrun, its own options
             determine the number.
+        engine: What starts the processes: `torchrun`, on this machine; or `ray`, as workers of Ray Train on the cluster
+            of RAY_ADDRESS, or else on this machine.
         layout: Layout of the teacher on the processes: replicated, fsdp=N, hsdp=RxS, tp=N or fsdp=N,tp=M.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails.
         seed: Seed of the draws.
@@ -104,6 +106,7 @@ class WriteConfig:
     rank: int = 0
     ranks: int = 1
     devices: int = 1
+    engine: Engine = "torchrun"
     layout: str = "replicated"
     timeout: float = 1800.0
     seed: int = 0
@@ -121,6 +124,7 @@ class WriteConfig:
             )
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
+        check_engine_package(self.engine, "engine")
 
 
 @dataclass(frozen=True)

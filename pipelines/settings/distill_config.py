@@ -23,6 +23,7 @@ from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.cache_config import LONGEST, KeepConfig
+from pipelines.settings.engines import Engine
 from pipelines.settings.outer_config import ASYNCHRONOUS, OuterConfig
 
 TaskName = Literal[
@@ -101,7 +102,7 @@ class MachineConfig:
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: int = 1
-    engine: Literal["torchrun", "ray"] = "torchrun"
+    engine: Engine = "torchrun"
     restarts: int = 0
     timeout: float = 1800.0
     strategy: str = ""

@@ -11,11 +11,11 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a DNS label, with room
 _NODES = re.compile(r"([1-9]\d*)(?::([1-9]\d*))?")
 # Settings that only some engines have.
 _OWN = {
-    "image": ("kubernetes", "marathon"),
+    "image": ("ray", "kubernetes", "marathon"),
     "address": ("torchrun", "marathon"),
     "form": ("kubernetes",),
-    "namespace": ("kubernetes",),
-    "queue": ("kubernetes", "slurm"),
+    "namespace": ("ray", "kubernetes"),
+    "queue": ("ray", "kubernetes", "slurm"),
     "account": ("slurm",),
     "accelerator": ("skypilot",),
     "spot": ("skypilot",),
@@ -34,8 +34,9 @@ class LaunchConfig:
         cpus: Processor cores of each node.
         memory: Memory of each node, such as 64GB.
         name: Name of the job.
-        image: Container image with Stillroom, for kubernetes and marathon; the Dockerfile builds one.
-        volume: What all nodes share: a persistent volume claim for kubernetes, a folder of the host for
+        image: Container image with Stillroom, for kubernetes, marathon, and ray on Kubernetes; the Dockerfile builds
+            one.
+        volume: What all nodes share: a persistent volume claim for kubernetes and ray, a folder of the host for
             marathon, a bucket's URL for skypilot.
         mount: Folder in which it is found on each node.
         restarts: How many times the processes are restarted after a failure, and jobs by their engine.
@@ -46,8 +47,8 @@ class LaunchConfig:
         timeout: Seconds for which a node waits for an answer of that node, also when the network fails later on.
         form: What is written for kubernetes: a `job` (indexed, with a headless service), a `jobset`, or a `trainjob`
             for Kubeflow's Trainer.
-        namespace: Namespace of kubernetes.
-        queue: Queue: Kueue's for kubernetes, the partition for slurm.
+        namespace: Namespace of kubernetes, also for ray.
+        queue: Queue: Kueue's for kubernetes and ray, the partition for slurm.
         account: Account that slurm charges.
         accelerator: Kind of GPU, which skypilot looks for, such as H100.
         spot: Whether skypilot takes machines that may be taken away.

@@ -5,7 +5,6 @@ Ranges of single settings, and combinations inside the settings of one component
 A rule is applied as soon as the facts that it needs are known: most before torch is imported.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.deepspeed_json import check_strategy
 from pipelines.settings.defaults import default_loss
 from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.engines import check_engine_package
 from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
 from pipelines.settings.places import check_data, path_exists
@@ -344,7 +344,7 @@ def check_deepspeed(f: Facts) -> None:
         check_strategy(f.settings.machine.deepspeed)
 
 
-def check_engine(f: Facts) -> None:
+def check_run_engine(f: Facts) -> None:
     """Checks that Ray is installed where it is to start the processes, and that nothing else does.
 
     Raises:
@@ -356,8 +356,7 @@ def check_engine(f: Facts) -> None:
             f"machine.engine ray: expected a layout, DeepSpeed or no strategy, found machine.strategy "
             f"{machine.strategy}, which starts its replicas itself on this machine"
         )
-    if machine.engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise InputError("machine.engine ray: Ray isn't installed: pip install -e '.[ray]', or use torchrun")
+    check_engine_package(machine.engine, "machine.engine")
 
 
 def check_rank_speeds(f: Facts) -> None:
@@ -538,7 +537,7 @@ RULES: tuple[Rule | Check, ...] = (
         "machine.restarts {s.machine.restarts}: expected machine.devices of 2 or more, found 1: a single process has "
         "no parent process that could restart it",
     ),
-    Check(check_engine),
+    Check(check_run_engine),
     Rule(
         lambda s, f: s.teacher.ranks and s.teacher.ranks >= f.processes,
         "teacher.ranks {s.teacher.ranks}: expected fewer than the {f.processes} processes, because the student needs "

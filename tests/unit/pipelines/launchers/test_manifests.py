@@ -243,3 +243,44 @@ def test_submission_needs_the_engines_command(tmp_path, monkeypatch):
     (tmp_path / "sbatch").write_text('#!/bin/sh\nread first < "$1"\necho "$first" > submitted\n')
     main(["slurm", f"--output={tmp_path / 'job'}", "--submit", "--", *WORDS])
     assert Path(tmp_path / "job" / "submitted").read_text() == "#!/bin/bash\n"
+
+
+# Fields of ray.io/v1 in KubeRay's Go types (Apache-2.0), as far as they may occur here.
+RAY_JOB = {
+    "entrypoint", "backoffLimit", "activeDeadlineSeconds", "shutdownAfterJobFinishes", "rayClusterSpec",
+    "submissionMode", "ttlSecondsAfterFinished", "runtimeEnvYAML", "suspend", "jobId", "metadata",
+}  # fmt: skip
+RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling"}
+RAY_GROUP = {"rayStartParams", "template"}
+RAY_WORKERS = RAY_GROUP | {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts"}
+
+
+def test_a_rayjob_has_the_fields_of_kuberay_and_pods_of_kubernetes():
+    validate = pytest.importorskip("kubernetes_validate").validate
+    job = yaml.safe_load(ENGINES["ray"](make_job(queue="team")).files["rayjob.yaml"])
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert job["spec"].keys() <= RAY_JOB
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster.keys() <= RAY_CLUSTER
+    (group,) = cluster["workerGroupSpecs"]
+    assert cluster["headGroupSpec"].keys() == RAY_GROUP
+    assert group.keys() <= RAY_WORKERS
+    assert group["replicas"] == 2
+    for each in (cluster["headGroupSpec"], group):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": each["template"]["spec"]}
+        validate(pod, "1.34", strict=True)
+        assert all(isinstance(value, str) for value in each["rayStartParams"].values())
+    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert "nvidia.com/gpu" not in cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_ray_runs_the_command_with_as_many_workers_as_processes():
+    text = ENGINES["ray"](make_job(image="")).files["submit.sh"]
+    assert "ray job submit --submission-id=stillroom --working-dir=. -- python -m pipelines.distill" in text
+    assert "--engine=ray --devices=16 --machine.restarts=10" in text
+    assert "'/shared/runs/it'\"'\"'s here'" in text
+
+
+def test_ray_starts_a_fixed_number_of_workers():
+    with pytest.raises(InputError, match="nodes: expected one number with engine ray, found 1:4"):
+        ENGINES["ray"](make_job(nodes="1:4"))
