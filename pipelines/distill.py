@@ -46,6 +46,14 @@ def main(argv: Sequence[str]) -> None:
 
 def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> None:
     """Runs all stages of a command with these arguments, on the number of processes that it requests."""
+    from pipelines.runs.storage.localise import localise
+
+    with localise(settings) as local:
+        run_locally(command, argv, local)
+
+
+def run_locally(command: str, argv: Sequence[str], settings: DistillConfig) -> None:
+    """Runs all stages of a command whose settings name folders of this machine."""
     from pipelines.runs.output import check_output
     from pipelines.settings.layouts import leaves_layout_open
     from pipelines.settings.resolve import examine_settings, resolve

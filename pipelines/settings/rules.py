@@ -356,6 +356,11 @@ def check_run_engine(f: Facts) -> None:
             f"machine.engine ray: expected a layout, DeepSpeed or no strategy, found machine.strategy "
             f"{machine.strategy}, which starts its replicas itself on this machine"
         )
+    if machine.engine == "ray" and "://" in f.settings.output:
+        raise InputError(
+            f"output {f.settings.output!r}: expected a folder that all nodes share with engine ray, found a URL: its "
+            "workers may be on several machines"
+        )
     check_engine_package(machine.engine, "machine.engine")
 
 

@@ -1,0 +1,221 @@
+"""An output folder of this machine that is kept in an object store, so that another machine can go on with it.
+
+Finished stages and published files have their names in the store. Files of stages that aren't finished, checkpoints
+among them, are stored under their content hashes, because they change while they are uploaded. An index, written last,
+says which files the output has and what they contain: a machine that reads it gets them as they were at one moment.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from distill.checkpoint.digest import hash_file
+from distill.errors import InputError
+from pipelines.runs.console import Console, print_error
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import MANIFEST
+from pipelines.runs.storage.remote import RemoteFolder, check_inside, find_cache
+
+OUTPUTS = "outputs"  # folder in the cache
+OWN = ".stillroom"  # folder of index and objects
+INDEX, OBJECTS = f"{OWN}/index.json", f"{OWN}/objects"
+STATE = "mirror.json"  # beside the local folder: the index that it was last in step with
+LOOK_SECONDS = 2.0  # between two looks for new checkpoints and stages
+STAGE_DEPTH = 2  # of a stage's folder: its name and its key
+_UNKEPT = (".lock", ".partial")  # ends of names of files that are only of use here
+_UNFINISHED = ".partial"  # in the names of folders of stages that aren't finished
+
+
+class Entry(NamedTuple):
+    """A file of the output: its bytes, the hash of its content, and the object that has it."""
+
+    size: int
+    sha256: str
+    stored: str
+
+
+class Mirror:
+    """An output folder here and in the store.
+
+    Args:
+        url: URL of the output.
+        console: Where it says what it copies.
+    """
+
+    def __init__(self, url: str, console: Console):
+        self.remote, self.console = RemoteFolder(url, "output"), console
+        place = find_cache() / OUTPUTS / hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]
+        self.folder, self.state = place / self.remote.url.rpartition("/")[2], place / STATE
+        self.serial, self.entries = "", dict[str, Entry]()  # of the index that the folder is in step with
+        self.seen: dict[str, tuple[int, int]] = {}  # size and time of change of the files when they were hashed
+        self.hashes: dict[str, str] = {}
+
+    def pull(self) -> None:
+        """Makes the folder here that of the store, unless this machine was the last to write there.
+
+        Raises:
+            InputError: An object is missing or has another content than the index says.
+        """
+        found = self.remote.read(INDEX)
+        if found is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return
+        self.serial, self.entries = parse_index(found)
+        known = json.loads(self.state.read_text())["serial"] if self.state.exists() else ""
+        if known == self.serial and self.folder.is_dir():
+            return
+        wanted = {path: entry for path, entry in self.entries.items() if is_needed(path, self.entries)}
+        for path in list_files(self.folder).keys() - wanted.keys():
+            (self.folder / path).unlink()
+        missing = {path: entry for path, entry in wanted.items() if not self._has(path, entry)}
+        size = sum(entry.size for entry in missing.values())
+        with self.console.track(
+            f"output: reading {len(missing)} files from {self.remote.url}", size, "bytes"
+        ) as advance:
+            for path, entry in missing.items():
+                self._download(path, entry)
+                advance(entry.size)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.state, {"serial": self.serial})
+
+    def push(self) -> bool:
+        """Brings the store up to date; returns False if files vanished meanwhile, and nothing was changed there.
+
+        Raises:
+            InputError: Another machine has written to the output since.
+        """
+        found = self.remote.read(INDEX)
+        serial, _ = parse_index(found) if found is not None else ("", {})
+        if serial != self.serial:
+            raise InputError(
+                f"output {self.remote.url!r}: expected to be the only machine that writes there, found that another "
+                f"one has since; what was made here is in {str(self.folder)!r}"
+            )
+        try:
+            entries = self._read_entries()
+        except FileNotFoundError:
+            return False
+        if entries == self.entries:
+            return True
+        stored = {entry.stored: entry.sha256 for entry in self.entries.values()}
+        for path, entry in entries.items():
+            if stored.get(entry.stored) != entry.sha256:
+                try:
+                    self.remote.upload(self.folder / path, entry.stored)
+                except FileNotFoundError:
+                    return False
+        self._write_index(entries)
+        self.remote.remove(stored.keys() - {entry.stored for entry in entries.values()})
+        return True
+
+    @contextmanager
+    def keep_pushed(self) -> Iterator[None]:
+        """Pushes finished stages and new checkpoints during the block, and everything at its end, however it ends."""
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._push_until, args=(is_over,), name="output", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            while not self.push():
+                time.sleep(LOOK_SECONDS)
+            self.console.say(f"  output: {self.remote.url}, and here {self.folder}")
+
+    def _push_until(self, is_over: threading.Event) -> None:
+        pushed: set[str] = set()
+        while not is_over.wait(LOOK_SECONDS):
+            marks = list_marks(self.folder)
+            if marks - pushed:
+                try:
+                    if self.push():
+                        pushed = marks
+                except InputError as error:  # the run goes on; the last push at its end raises the error again
+                    print_error(str(error))
+
+    def _has(self, path: str, entry: Entry) -> bool:
+        file = self.folder / path
+        return file.is_file() and file.stat().st_size == entry.size and hash_file(file) == entry.sha256
+
+    def _download(self, path: str, entry: Entry) -> None:
+        file = self.folder / path
+        self.remote.download(entry.stored, file)
+        found = hash_file(file)
+        if found != entry.sha256:
+            file.unlink()
+            raise InputError(
+                f"output {self.remote.name(entry.stored)!r}: expected SHA-256 {entry.sha256[:12]}, found {found[:12]}: "
+                f"the object was changed or damaged; restore it, or remove {self.remote.name(INDEX)} to begin anew"
+            )
+
+    def _read_entries(self) -> dict[str, Entry]:
+        """Returns the files as they are here; those that are unchanged aren't read again."""
+        entries = {}
+        for path, (size, changed) in list_files(self.folder).items():
+            if self.seen.get(path) != (size, changed):
+                self.hashes[path], self.seen[path] = hash_file(self.folder / path), (size, changed)
+            sha256 = self.hashes[path]
+            entries[path] = Entry(size, sha256, f"{OBJECTS}/{sha256}" if is_unfinished(path) else path)
+        return entries
+
+    def _write_index(self, entries: Mapping[str, Entry]) -> None:
+        serial = uuid4().hex
+        content = {"serial": serial, "files": {path: list(entry) for path, entry in entries.items()}}
+        self.remote.write(INDEX, json.dumps(content, indent=1).encode())
+        self.serial, self.entries = serial, dict(entries)
+        write_json(self.state, {"serial": serial})
+
+
+def parse_index(content: bytes) -> tuple[str, dict[str, Entry]]:
+    """Returns the number and the files of an index."""
+    index = json.loads(content)
+    check_inside(index["files"])
+    return index["serial"], {path: Entry(*entry) for path, entry in index["files"].items()}
+
+
+def is_unfinished(path: str) -> bool:
+    """Returns whether a file belongs to a stage that isn't finished."""
+    return any(part.endswith(_UNFINISHED) for part in Path(path).parts[:-1])
+
+
+def is_needed(path: str, entries: Mapping[str, Entry]) -> bool:
+    """Returns whether a run on another machine needs a file: those of stages, and in the output's folder itself.
+
+    What was published is made again from the stages.
+    """
+    parts = Path(path).parts
+    return len(parts) < 2 or is_unfinished(path) or "/".join((*parts[:2], MANIFEST)) in entries
+
+
+def list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns path -> (size, time of the last change) of the files that are kept.
+
+    Raises:
+        FileNotFoundError: A file vanished meanwhile.
+    """
+    found = {}
+    for parent, folders, names in os.walk(folder):
+        if len(Path(parent).relative_to(folder).parts) >= STAGE_DEPTH:  # a checkpoint that is being written
+            folders[:] = [name for name in folders if not name.endswith(_UNFINISHED)]
+        for name in names:
+            file = Path(parent, name)
+            if not name.endswith(_UNKEPT):
+                status = file.stat()
+                found[file.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def list_marks(folder: Path) -> set[str]:
+    """Returns the names of finished stages and checkpoints: what is worth a push."""
+    found = set()
+    with suppress(FileNotFoundError):
+        found = {str(file) for pattern in (f"*/*/{MANIFEST}", "*/*/*/*/*.ckpt") for file in folder.glob(pattern)}
+    return found

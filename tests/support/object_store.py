@@ -1,0 +1,59 @@
+"""An S3 server as a process (moto), in an environment of its own, which is made once."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PACKAGES = ("moto[s3]==5.2.5", "flask", "flask-cors")
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+def make_environment(folder: Path) -> Path:
+    """Returns the Python of an environment with the server's packages."""
+    python = folder / "bin/python"
+    if not (folder / "ready").exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True, timeout=300)
+        (folder / "ready").touch()
+    return python
+
+
+@contextmanager
+def object_store(environment: Path, **variables: str) -> Iterator[dict[str, str]]:
+    """Yields the environment variables with which clients find the server."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    server = subprocess.Popen(
+        [make_environment(environment), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env=os.environ | KEYS | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for_port(port)
+        yield KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    finally:
+        server.kill()
+        server.wait()
+
+
+def wait_for_port(port: int) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError(f"nobody listens on port {port} after a minute, {sys.executable}")
