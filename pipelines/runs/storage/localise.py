@@ -37,7 +37,7 @@ def localise(settings: DistillConfig) -> Iterator[DistillConfig]:
     settings = replace(settings, output=str(mirror.folder))
     if stops.is_launched() or not is_first_process() or settings.dry_run:
         if settings.dry_run:
-            mirror.pull()
+            mirror.pull(writes=False)
         yield settings
         return
     mirror.pull()

@@ -57,15 +57,21 @@ class Mirror:
         self.seen: dict[str, tuple[int, int]] = {}  # size and time of change of the files when they were hashed
         self.hashes: dict[str, str] = {}
 
-    def pull(self) -> None:
+    def pull(self, *, writes: bool = True) -> None:
         """Makes the folder here that of the store, unless this machine was the last to write there.
 
+        Args:
+            writes: Whether the output will be written to: a new one begins with an empty index, so that a missing
+                permission shows before the run.
+
         Raises:
-            InputError: An object is missing or has another content than the index says.
+            InputError: An object is missing or has another content than the index says; or the store can't be written.
         """
         found = self.remote.read(INDEX)
         if found is None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if writes:
+                self._write_index({})
             return
         self.serial, self.entries = parse_index(found)
         known = json.loads(self.state.read_text())["serial"] if self.state.exists() else ""

@@ -146,10 +146,10 @@ def test_checkpoints_are_pushed_while_the_block_runs(url, tmp_path, monkeypatch)
     first.pull()
     with first.keep_pushed():
         write(first.folder, {f"{CHECKPOINT}/training.pt": "step 4"})
-        until = time.monotonic() + 10
-        while not (tmp_path / "store/run" / INDEX).exists() and time.monotonic() < until:
+        until, index = time.monotonic() + 10, {"files": {}}
+        while not index["files"] and time.monotonic() < until:
             time.sleep(0.05)
-        index = json.loads((tmp_path / "store/run" / INDEX).read_text())
+            index = json.loads((tmp_path / "store/run" / INDEX).read_text())
         write(first.folder, {"stillroom.json": "{}"})
     assert list(index["files"]) == [f"{CHECKPOINT}/training.pt"]
     assert (tmp_path / "store/run/stillroom.json").exists()
