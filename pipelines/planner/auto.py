@@ -66,7 +66,7 @@ def choose_pair(settings: DistillConfig, workload: Workload, hardware: Hardware)
     return replace(
         settings,
         teacher=replace(settings.teacher, layout=str(chosen.teacher.layout)),
-        student=replace(settings.student, layout=str(chosen.student.layout)),
+        student=replace(settings.student, layout=str(chosen.student.layout), offload=chosen.student.offloaded > 0),
         train=train,
     )
 

@@ -27,6 +27,8 @@ class Hardware:
         bandwidth: Bytes a second that a device sends to those of other nodes.
         latency: Seconds that a collective takes in addition.
         can_overlap: Whether sending leaves the device free to compute; a CPU does both itself.
+        host_link: Bytes a second between a device and the CPU's memory: what is usually reached of PCIe 4 with 16 lanes.
+        host_memory: Bytes a second that the CPU of a node reads and writes.
     """
 
     nodes: int
@@ -37,6 +39,8 @@ class Hardware:
     bandwidth: float
     latency: float = 20e-6
     can_overlap: bool = True
+    host_link: float = 20e9
+    host_memory: float = 100e9
 
     @property
     def processes(self) -> int:
@@ -91,6 +95,17 @@ def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     hidden = OVERLAP * compute if hardware.can_overlap else 0.0
     idle = (trace.stretch - 1) * (compute + waited)
     return StepTime(compute, waited, beside, max(0.0, beside - hidden), idle)
+
+
+def estimate_offload(trace: StepTrace, hardware: Hardware) -> float:
+    """Returns the seconds that a step takes longer with weights, gradients and states in the CPU's memory.
+
+    Weights go to the device for the forward and for the backward pass, gradients come back; AdamW then reads and writes
+    weights, gradients and both moments on the CPU, whose memory the devices of a node share.
+    """
+    weights = trace.held - trace.memory.get("optimizer", 0)
+    updates = (2 * trace.held + weights) * hardware.devices
+    return 3 * weights / hardware.host_link + updates / hardware.host_memory
 
 
 def count_sent(collective: Collective, size: int) -> float:

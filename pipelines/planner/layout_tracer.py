@@ -11,7 +11,7 @@ from distill.tasks.logit_rows import OutputRows
 from distill.train.config import AUTO, TrainConfig
 from pipelines.planner.depth import DeepTrace, add_change, trace_deep, trace_exactly
 from pipelines.planner.fake_world import simulate_world
-from pipelines.planner.hardware import Hardware, StepTime, estimate_step
+from pipelines.planner.hardware import Hardware, StepTime, estimate_offload, estimate_step
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.parallel_traces import map_in_processes
 from pipelines.planner.stage_trace import count_micro_batches, trace_stages
@@ -40,6 +40,7 @@ class Choice:
         time: Seconds of a step; None likewise.
         refusal: Why it isn't possible, or doesn't fit; empty if it is and does.
         failed: Whether tracing failed, so that it is unknown what the layout takes.
+        offloaded: Bytes of weights, gradients and states of a process that FSDP keeps in the CPU's memory.
     """
 
     layout: Layout
@@ -49,6 +50,7 @@ class Choice:
     time: StepTime | None = None
     refusal: str = ""
     failed: bool = False
+    offloaded: int = 0
 
     @property
     def trace(self) -> StepTrace | None:
@@ -97,7 +99,8 @@ class LayoutTracer:
     def list_students(self, layouts: Sequence[Layout] = (), *, online: bool = False) -> list[Choice]:
         """Returns the layouts of the student, these or all, each with the least checkpointing with which it fits.
 
-        Where none fits, they are tried again with smaller optimizer states.
+        Where none fits, they are tried again with smaller optimizer states, and then, on GPUs, with FSDP's shards in
+        the CPU's memory.
         """
         layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True)
         train = self.workload.settings.train
@@ -105,6 +108,9 @@ class LayoutTracer:
         if train.optimizer in SMALLER and all(choice.refusal for choice in found):
             smaller = replace(train, optimizer=SMALLER[train.optimizer])
             found += self._trace_all(partial(self._train, train=smaller, online=online), layouts)
+        if self.hardware.can_overlap and train.optimizer == "adamw" and all(choice.refusal for choice in found):
+            shards = [layout for layout in layouts if layout.fsdp > 1 and layout.tp == layout.pp == 1]
+            found += self._trace_all(partial(self._train, train=train, online=online, offloads=True), shards)
         return found
 
     def list_online(self, cached: Sequence[Choice], teachers: Sequence[Choice]) -> list[Choice]:
@@ -128,7 +134,7 @@ class LayoutTracer:
         rows = max(1, QUERY_TOKENS // self.workload.length)
         return self._plan(layout, lambda layout: self._query(layout, rows), rows)
 
-    def _train(self, layout: Layout, train: TrainConfig, *, online: bool) -> Choice:
+    def _train(self, layout: Layout, train: TrainConfig, *, online: bool, offloads: bool = False) -> Choice:
         """Returns a layout with the first kind of checkpointing that fits, from the given one on."""
         rows, rest = divmod(train.rows, layout.data_parallel)
         if rest:
@@ -138,7 +144,8 @@ class LayoutTracer:
         modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
         for mode in modes:
             tried = replace(train, checkpointing=mode)
-            choice = self._plan(layout, partial(self._step, train=tried, rows=rows, online=online), rows, tried)
+            step = partial(self._step, train=tried, rows=rows, online=online)
+            choice = self._plan(layout, step, rows, tried, offloads=offloads)
             if choice.trace is None or not choice.refusal or choice.trace.held > self.hardware.memory:
                 break
         return choice
@@ -157,7 +164,13 @@ class LayoutTracer:
         return self._plan(cached.layout, trace, cached.rows, train)
 
     def _plan(
-        self, layout: Layout, trace: Callable[[Layout], DeepTrace], rows: int, train: TrainConfig | None = None
+        self,
+        layout: Layout,
+        trace: Callable[[Layout], DeepTrace],
+        rows: int,
+        train: TrainConfig | None = None,
+        *,
+        offloads: bool = False,
     ) -> Choice:
         """Returns a layout with its trace, or with the reason why it isn't possible."""
         facts = Facts(self.workload.settings, layout.processes, self.workload.task.name)
@@ -165,7 +178,7 @@ class LayoutTracer:
         if layout.pp > 1 and train is not None and type(self.workload.task.output_rows) is not OutputRows:
             return Choice(layout, train, rows, refusal="rows of outputs that stages don't exchange")
         smallest = self._count_least(layout, train)
-        if smallest > self.hardware.memory:
+        if smallest > self.hardware.memory and not offloads:
             return Choice(layout, train, rows, refusal=f"weights and states alone take {smallest / 1e9:,.0f} GB")
         try:
             check_rules(named, about=("teacher_layout", "student_layout"))
@@ -176,9 +189,14 @@ class LayoutTracer:
         except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
             reason = f"a step without data failed: {type(error).__name__}: {in_one_line(error)}"
             return Choice(layout, train, rows, refusal=reason, failed=True)
-        time = estimate_step(found.whole, self.hardware)
+        time, offloaded = estimate_step(found.whole, self.hardware), 0
+        if offloads:
+            offloaded = found.whole.held
+            seconds = estimate_offload(found.whole, self.hardware)
+            found = DeepTrace(offload_states(found.whole), offload_states(found.shallow), found.layers)
+            time = replace(time, waited=time.waited + seconds)
         refusal = "" if found.whole.peak <= self.hardware.memory else "doesn't fit"
-        return Choice(layout, train, rows, found, time, refusal)
+        return Choice(layout, train, rows, found, time, refusal, offloaded=offloaded)
 
     def _count_least(self, layout: Layout, train: TrainConfig | None) -> int:
         """Returns the bytes of weights and states on a process, without a trace."""
@@ -231,3 +249,15 @@ def scale_states(trace: StepTrace, factor: float) -> StepTrace:
     states = trace.memory.get("optimizer", 0)
     smaller = round(factor * states)
     return replace(trace, memory={**trace.memory, "optimizer": smaller}, held=trace.held - states + smaller)
+
+
+def offload_states(trace: StepTrace) -> StepTrace:
+    """Returns the trace without the shards of weights, gradients and states, which FSDP keeps in the CPU's memory.
+
+    What is gathered for a layer stays.
+    """
+    states = trace.memory.get("optimizer", 0)
+    shards = trace.held - states
+    smaller = {"optimizer": 0}
+    smaller |= {name: max(0, trace.memory.get(name, 0) - shards) for name in ("weights", "gradients")}
+    return replace(trace, memory={**trace.memory, **smaller}, held=0)

@@ -81,6 +81,7 @@ def describe_layout(choice: Choice) -> str:
         return str(choice.layout)
     names = [choice.train.optimizer] if choice.train.optimizer != "adamw" else []
     names += [choice.train.checkpointing] if choice.train.checkpointing != "none" else []
+    names += [f"{choice.offloaded / 1e9:,.1f} GB in the CPU's memory"] if choice.offloaded else []
     return ", ".join([str(choice.layout), *names])
 
 
@@ -149,7 +150,7 @@ def list_chosen_settings(plan: ClusterPlan) -> dict[str, Any]:
     chosen = replace(
         run,
         teacher=replace(run.teacher, layout=str(pair.teacher.layout), signals=pair.signals),
-        student=replace(run.student, layout=str(pair.student.layout)),
+        student=replace(run.student, layout=str(pair.student.layout), offload=pair.student.offloaded > 0),
         train=replace(run.train, checkpointing=train.checkpointing, optimizer=train.optimizer),
         machine=replace(run.machine, precision=plan.workload.settings.machine.precision),
     )

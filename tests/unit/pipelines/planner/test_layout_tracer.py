@@ -128,6 +128,23 @@ def test_states_become_smaller_where_nothing_else_fits():
     assert found[-1].trace.memory["optimizer"] == pytest.approx(least.memory["optimizer"] * 2.07 / 8, rel=0.01)
 
 
+def test_shards_go_to_the_cpu_where_nothing_else_fits():
+    workload = describe("text-classification", BERT, train=TrainConfig(batch_size=4))
+    two = replace(FOUR, nodes=1)
+    layout = parse_layout("fsdp=2", 2)
+    (plain,) = LayoutTracer(workload, two).list_students([layout])
+    tight = replace(two, memory=plain.trace.held * 2 // 3)
+    found = LayoutTracer(workload, tight).list_students([layout])
+    last = found[-1]
+    assert all(choice.refusal for choice in found[:-1])
+    assert last.offloaded == plain.trace.held
+    assert last.trace.memory["optimizer"] == 0
+    assert 0 < last.peak <= plain.peak - plain.trace.memory["optimizer"]
+    assert last.seconds > plain.seconds
+    on_cpu = replace(tight, can_overlap=False)
+    assert not any(choice.offloaded for choice in LayoutTracer(workload, on_cpu).list_students([layout]))
+
+
 def test_weights_that_do_not_fit_are_refused_without_a_trace():
     found = list_students(describe("text-classification", BERT), replace(FOUR, memory=10**5))
     assert all("alone take" in choice.refusal and choice.trace is None for choice in found.values())
