@@ -27,7 +27,7 @@ class Hardware:
         bandwidth: Bytes a second that a device sends to those of other nodes.
         latency: Seconds that a collective takes in addition.
         can_overlap: Whether sending leaves the device free to compute; a CPU does both itself.
-        host_link: Bytes a second between a device and the CPU's memory: what is usually reached of PCIe 4 with 16 lanes.
+        host_link: Bytes a second between a device and the CPU's memory: what is usually reached of PCIe 4 x16.
         host_memory: Bytes a second that the CPU of a node reads and writes.
     """
 
