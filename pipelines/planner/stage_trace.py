@@ -19,7 +19,7 @@ from distill.losses.compose import compute_loss_terms, weighted_sum
 from distill.losses.config import LossConfig
 from distill.models.inputs import select_inputs
 from distill.parallel.layout import Layout
-from distill.parallel.pipeline import StageForward
+from distill.parallel.pipeline import MICRO_BATCHES, StageForward
 from distill.parallel.pipeline_stage import reduce_to_stage, split_layers
 from distill.tasks.logit_rows import OutputRows
 from distill.train.activations import checkpoint_layers
@@ -42,8 +42,6 @@ from pipelines.planner.trace import (
     trace_fake_tensors,
 )
 from pipelines.planner.work import Collective, WorkCounter
-
-MICRO_BATCHES = 4  # as in PipelineTrainer and PipelineForward
 
 
 def count_micro_batches(rows: int) -> tuple[int, int]:

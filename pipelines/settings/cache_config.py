@@ -7,6 +7,7 @@ from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
+from pipelines.settings.engines import Engine, check_engine_package
 
 CACHE_SHORT_OPTIONS = {
     "data": "data.path",

@@ -23,7 +23,7 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import MANIFEST
 from pipelines.runs.storage.remote import RemoteFolder, check_inside, find_cache
 
-OUTPUTS = "outputs"  # folder in the cache
+MIRRORS = "outputs"  # folder in the cache
 OWN = ".stillroom"  # folder of index and objects
 INDEX, OBJECTS = f"{OWN}/index.json", f"{OWN}/objects"
 STATE = "mirror.json"  # beside the local folder: the index that it was last in step with
@@ -51,7 +51,7 @@ class Mirror:
 
     def __init__(self, url: str, console: Console):
         self.remote, self.console = RemoteFolder(url, "output"), console
-        place = find_cache() / OUTPUTS / hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]
+        place = find_cache() / MIRRORS / hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]
         self.folder, self.state = place / self.remote.url.rpartition("/")[2], place / STATE
         self.serial, self.entries = "", dict[str, Entry]()  # of the index that the folder is in step with
         self.seen: dict[str, tuple[int, int]] = {}  # size and time of change of the files when they were hashed
@@ -78,7 +78,7 @@ class Mirror:
         if known == self.serial and self.folder.is_dir():
             return
         wanted = {path: entry for path, entry in self.entries.items() if is_needed(path, self.entries)}
-        for path in list_files(self.folder).keys() - wanted.keys():
+        for path in list_kept_files(self.folder).keys() - wanted.keys():
             (self.folder / path).unlink()
         missing = {path: entry for path, entry in wanted.items() if not self._has(path, entry)}
         size = sum(entry.size for entry in missing.values())
@@ -165,7 +165,7 @@ class Mirror:
     def _read_entries(self) -> dict[str, Entry]:
         """Returns the files as they are here; those that are unchanged aren't read again."""
         entries = {}
-        for path, (size, changed) in list_files(self.folder).items():
+        for path, (size, changed) in list_kept_files(self.folder).items():
             if self.seen.get(path) != (size, changed):
                 self.hashes[path], self.seen[path] = hash_file(self.folder / path), (size, changed)
             sha256 = self.hashes[path]
@@ -201,7 +201,7 @@ def is_needed(path: str, entries: Mapping[str, Entry]) -> bool:
     return len(parts) < 2 or is_unfinished(path) or "/".join((*parts[:2], MANIFEST)) in entries
 
 
-def list_files(folder: Path) -> dict[str, tuple[int, int]]:
+def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Returns path -> (size, time of the last change) of the files that are kept.
 
     Raises:

@@ -407,7 +407,7 @@ def test_stages_are_as_quick_as_each_other_by_measured_times():
         large = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=1000))
     times = PartTimes(before=0.0, layer=1.0, after=3.0)
     assert [len(each) for each in split_layers(large, 2, times)] == [5, 3]
-    assert [len(each) for each in split_layers(large, 4, times)] == [3, 3, 1, 1]
+    assert [len(each) for each in split_layers(large, 4, times)] == [2, 2, 3, 1]
     assert [len(each) for each in split_layers(large, 2, PartTimes(0.0, 1.0, 0.0))] == [4, 4]
 
 

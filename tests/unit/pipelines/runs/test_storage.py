@@ -10,7 +10,7 @@ from distill.errors import InputError
 from pipelines.runs.console import Console
 from pipelines.runs.storage import mirror as mirrors
 from pipelines.runs.storage.fetch import fetch
-from pipelines.runs.storage.mirror import INDEX, Mirror, is_needed, list_files
+from pipelines.runs.storage.mirror import INDEX, Mirror, is_needed, list_kept_files
 from pipelines.runs.storage.remote import CACHE_VARIABLE, RemoteFolder, check_inside, is_url
 
 STAGE, PARTIAL = "teacher/0123456789ab", "distill/ba9876543210.partial"
@@ -36,7 +36,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def read(folder: Path) -> dict[str, str]:
-    return {path: (folder / path).read_text() for path in list_files(folder)}
+    return {path: (folder / path).read_text() for path in list_kept_files(folder)}
 
 
 def other_machine(monkeypatch, tmp_path: Path, url: str) -> Mirror:
@@ -157,7 +157,7 @@ def test_checkpoints_are_pushed_while_the_block_runs(url, tmp_path, monkeypatch)
 
 def test_files_that_are_being_written_are_left_out(tmp_path):
     write(tmp_path, {f"{CHECKPOINT.replace('.ckpt', '.partial')}/a": "", "x.json.partial": "", ".lock": "", "b/c": ""})
-    assert list(list_files(tmp_path)) == ["b/c"]
+    assert list(list_kept_files(tmp_path)) == ["b/c"]
     assert not is_needed("student/onnx/model.onnx", {})
 
 
