@@ -47,6 +47,11 @@ def split_parameters(parameters: Sequence[nn.Parameter], count: int) -> list[Fra
     return [Fragment(part) for part in parts if part]
 
 
+def list_trained(module: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters that training changes."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 class Averaging(Callback):
     """Callback that averages this replica with the others.
 
@@ -174,8 +179,8 @@ class Averaging(Callback):
 
         optimizer, outer = trainer.optimizers[0], self.outer
         if self.strategy == "local-sgd":
-            return LocalSGD(manager, pl_module, optimizer, outer.every)
-        fragments = split_parameters([each for each in pl_module.parameters() if each.requires_grad], outer.fragments)
+            return LocalSGD(manager, Fragment(list_trained(pl_module)), optimizer, outer.every)
+        fragments = split_parameters(list_trained(pl_module), outer.fragments)
         optimizers = [
             torch.optim.SGD(
                 each.parameters(), lr=outer.learning_rate, momentum=outer.momentum, nesterov=outer.momentum > 0
@@ -192,7 +197,7 @@ class Averaging(Callback):
         assert self.manager is not None
         step = self.manager.current_step()
         if step > self.averaged:
-            whole = sum(each.nbytes for each in pl_module.parameters())
+            whole = sum(each.nbytes for each in list_trained(pl_module))
             self.sent += (step - self.averaged) * whole // self.outer.fragments
             self.averaged = step
 

@@ -23,7 +23,7 @@ def augmented(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
     """The output of a run, its arguments, and what it printed."""
     output = tmp_path_factory.mktemp("augmented") / "run"
     more = ("--data.augment", KINDS, "--augment.times", "3", "--augment.agreement", "0.5", "--augment.ratio", "1")
-    arguments = small_run(*inputs, output, *more, "--epochs", "2")
+    arguments = small_run(*inputs, output, *more, "--epochs", "2", "--export", "onnx")
     return output, arguments, run_to_success("distill", arguments)
 
 

@@ -161,7 +161,9 @@ def test_a_comma_separated_file_with_other_separators_in_its_texts_is_split_at_c
     assert "separated by" not in message
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize(
+    "ending", ["csv", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tsv", "jsonl", "json", "parquet"))]
+)
 def test_a_cell_of_three_megabytes_is_read_completely(ending, body, tmp_path, monkeypatch, capsys):
     rows = [*ROWS, ("baka deka " * 300_000 + "end", "login")]
     content: dict[str, str | bytes | pa.Table] = {

@@ -284,7 +284,7 @@ def test_labels_that_are_spelled_alike_are_kept_apart_with_a_remark(data, reads)
     assert "labels 'Spam' (12), 'spam' (12) are different labels, though they are spelled alike" in printed
 
 
-@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize("split", [pytest.param("test", marks=pytest.mark.slow), "validation"])
 def test_rows_with_labels_unknown_to_train_are_refused_or_dropped_on_request(split, data, reads, refuses):
     write(data / f"{split}.csv", [*make_rows(20, 2), ("bale", "new"), ("meka", "new"), ("so", "Login")])
     printed = refuses(data)
@@ -323,7 +323,7 @@ def test_a_test_split_of_only_unknown_labels_is_refused(data, refuses):
 # --- splits without labels
 
 
-@pytest.mark.parametrize("mark", ["-1", "", "NaN"])
+@pytest.mark.parametrize("mark", ["-1", *(pytest.param(each, marks=pytest.mark.slow) for each in ("", "NaN"))])
 def test_a_test_split_without_labels_is_replaced_by_rows_held_out_of_train(mark, data, reads):
     write(data / "test.csv", renamed(make_rows(20, 2), mark))
     printed, metrics = reads(data)

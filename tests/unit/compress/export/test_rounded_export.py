@@ -37,6 +37,7 @@ DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by tes
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino"), ("int8-weights", "openvino"), ("int4-weights", "onnx")]
 TAKES_LONG += [("int8-weights", "onnx"), ("int8-dynamic", "onnx"), ("int8-static", "onnx")]  # onnxruntime has them too
+TAKES_LONG += [("int4-dynamic", "onnx"), ("int4-dynamic", "litert"), ("int8-weights", "onnxruntime")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
 MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
 HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in SUPPORTED if pair not in DECODERS]

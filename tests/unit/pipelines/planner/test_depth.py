@@ -25,7 +25,7 @@ def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
     return trace_step(training, parse_layout(layout, 4))
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
 @pytest.mark.parametrize(
     "layout",
     ["fsdp=4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "tp=2,fsdp=2", "zero2"))],

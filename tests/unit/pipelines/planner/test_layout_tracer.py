@@ -141,8 +141,6 @@ def test_shards_go_to_the_cpu_where_nothing_else_fits():
     assert last.trace.memory["optimizer"] == 0
     assert 0 < last.peak <= plain.peak - plain.trace.memory["optimizer"]
     assert last.seconds > plain.seconds
-    on_cpu = replace(tight, can_overlap=False)
-    assert not any(choice.offloaded for choice in LayoutTracer(workload, on_cpu).list_students([layout]))
 
 
 def test_weights_that_do_not_fit_are_refused_without_a_trace():

@@ -33,8 +33,8 @@ def similarity(one: str, two: str) -> float:
     return len(shingles(one) & shingles(two)) / len(shingles(one) | shingles(two))
 
 
-@pytest.mark.parametrize("least", [0.6, 0.8, 1.0])
-@pytest.mark.parametrize("build", [list, TextColumn.build])
+@pytest.mark.parametrize("least", [0.6, pytest.param(0.8, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize("build", [pytest.param(list, marks=pytest.mark.slow), TextColumn.build])
 def test_a_text_stays_unless_it_nearly_equals_an_earlier_one_that_stays(least, build):
     texts = draw_texts(400, 1)
     kept: list[int] = []

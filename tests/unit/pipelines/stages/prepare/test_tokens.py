@@ -1,5 +1,6 @@
 """The tokens stage: text is tokenized once, whole or not at all, and training on it equals training from memory."""
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -66,9 +67,16 @@ def test_an_interrupted_tokenization_leaves_nothing_that_is_taken_for_complete(t
     assert json.loads((folder / "manifest.json").read_text())["metrics"]["texts"] == 9
 
 
-@pytest.mark.parametrize("blocks", [0, 20])
-@pytest.mark.parametrize("validation", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+QUICK = [(False, False, 0), (True, True, 20)]
+
+
+@pytest.mark.parametrize(
+    ("masked", "validation", "blocks"),
+    [
+        pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
+        for each in itertools.product([False, True], [False, True], [0, 20])
+    ],
+)
 def test_blocks_of_large_text_equal_those_read_at_once(
     tokenizer, run, tmp_path, monkeypatch, blocks, validation, masked
 ):
