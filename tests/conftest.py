@@ -10,6 +10,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MKL_CBWR"] = "AUTO,STRICT"  # the commands set the same value
 
 import csv
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,12 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
     `head="Model"` gives the plain body. The same arguments give the same weights. Its 5 labels are `LABELS`.
     """
     return build_model
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of garbage collections, of which every stage of a run makes one."""
+    gc.collect()
+    gc.freeze()
 
 
 SIMILAR = ("xlm-roberta", "electra")  # to RoBERTa and BERT

@@ -1,5 +1,6 @@
 """Preloaded by the fork server: modules loaded and code compiled here are available in every forked process."""
 
+import gc
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,3 +23,5 @@ for name in (
 samples = import_module("support.cache_samples")
 with TemporaryDirectory() as place:
     samples.write(Path(place) / "cache", samples.make_rows(8))
+
+gc.freeze()  # a collection in a forked process would write to each of the objects above
