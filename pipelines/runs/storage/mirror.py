@@ -8,6 +8,7 @@ says which files the output has and what they contain: a machine that reads it g
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,10 +28,13 @@ MIRRORS = "outputs"  # folder in the cache
 OWN = ".stillroom"  # folder of index and objects
 INDEX, OBJECTS = f"{OWN}/index.json", f"{OWN}/objects"
 STATE = "mirror.json"  # beside the local folder: the index that it was last in step with
+SNAPSHOT = "snapshot"  # folder beside the local one, during a push
+SNAPSHOT_TRIES, SNAPSHOT_SECONDS = 50, 0.02
+CHECKPOINT = ".ckpt"  # end of the names of checkpoints' folders
 LOOK_SECONDS = 2.0  # between two looks for new checkpoints and stages
 STAGE_DEPTH = 2  # of a stage's folder: its name and its key
-_UNKEPT = (".lock", ".partial")  # ends of names of files that are only of use here
-_UNFINISHED = ".partial"  # in the names of folders of stages that aren't finished
+LOCK = ".lock"  # of the output, which is of use here only
+_UNFINISHED = ".partial"  # in the names of folders of stages that aren't finished, and of files being written
 
 
 class Entry(NamedTuple):
@@ -91,8 +95,8 @@ class Mirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.state, {"serial": self.serial})
 
-    def push(self) -> bool:
-        """Brings the store up to date; returns False if files vanished meanwhile, and nothing was changed there.
+    def push(self) -> None:
+        """Brings the store up to date.
 
         Raises:
             InputError: Another machine has written to the output since.
@@ -104,22 +108,20 @@ class Mirror:
                 f"output {self.remote.url!r}: expected to be the only machine that writes there, found that another "
                 f"one has since; what was made here is in {str(self.folder)!r}"
             )
+        place = self.state.with_name(SNAPSHOT)
         try:
-            entries = self._read_entries()
-        except FileNotFoundError:
-            return False
-        if entries == self.entries:
-            return True
-        stored = {entry.stored: entry.sha256 for entry in self.entries.values()}
-        for path, entry in entries.items():
-            if stored.get(entry.stored) != entry.sha256:
-                try:
-                    self.remote.upload(self.folder / path, entry.stored)
-                except FileNotFoundError:
-                    return False
-        self._write_index(entries)
-        self.remote.remove(stored.keys() - {entry.stored for entry in entries.values()})
-        return True
+            files = take_snapshot(self.folder, place)
+            entries = self._read_entries(files)
+            if entries == self.entries:
+                return
+            stored = {entry.stored: entry.sha256 for entry in self.entries.values()}
+            for path, entry in entries.items():
+                if stored.get(entry.stored) != entry.sha256:
+                    self.remote.upload(files[path], entry.stored)
+            self._write_index(entries)
+            self.remote.remove(stored.keys() - {entry.stored for entry in entries.values()})
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
     @contextmanager
     def keep_pushed(self) -> Iterator[None]:
@@ -132,8 +134,7 @@ class Mirror:
         finally:
             is_over.set()
             thread.join()
-            while not self.push():
-                time.sleep(LOOK_SECONDS)
+            self.push()
             self.console.say(f"  output: {self.remote.url}, and here {self.folder}")
 
     def _push_until(self, is_over: threading.Event) -> None:
@@ -142,8 +143,8 @@ class Mirror:
             marks = list_marks(self.folder)
             if marks - pushed:
                 try:
-                    if self.push():
-                        pushed = marks
+                    self.push()
+                    pushed = marks
                 except InputError as error:  # the run goes on; the last push at its end raises the error again
                     print_error(str(error))
 
@@ -162,14 +163,15 @@ class Mirror:
                 f"the object was changed or damaged; restore it, or remove {self.remote.name(INDEX)} to begin anew"
             )
 
-    def _read_entries(self) -> dict[str, Entry]:
-        """Returns the files as they are here; those that are unchanged aren't read again."""
+    def _read_entries(self, files: Mapping[str, Path]) -> dict[str, Entry]:
+        """Returns the files of a snapshot; those that are unchanged since the last one aren't read again."""
         entries = {}
-        for path, (size, changed) in list_kept_files(self.folder).items():
-            if self.seen.get(path) != (size, changed):
-                self.hashes[path], self.seen[path] = hash_file(self.folder / path), (size, changed)
+        for path, file in files.items():
+            status = file.stat()
+            if self.seen.get(path) != (status.st_size, status.st_mtime_ns):
+                self.hashes[path], self.seen[path] = hash_file(file), (status.st_size, status.st_mtime_ns)
             sha256 = self.hashes[path]
-            entries[path] = Entry(size, sha256, f"{OBJECTS}/{sha256}" if is_unfinished(path) else path)
+            entries[path] = Entry(status.st_size, sha256, f"{OBJECTS}/{sha256}" if is_unfinished(path) else path)
         return entries
 
     def _write_index(self, entries: Mapping[str, Entry]) -> None:
@@ -201,6 +203,39 @@ def is_needed(path: str, entries: Mapping[str, Entry]) -> bool:
     return len(parts) < 2 or is_unfinished(path) or "/".join((*parts[:2], MANIFEST)) in entries
 
 
+def take_snapshot(folder: Path, place: Path) -> dict[str, Path]:
+    """Returns path -> file of an output at one moment: files that may change or be removed are linked or copied first.
+
+    Training replaces checkpoints faster than they can be uploaded.
+
+    Raises:
+        FileNotFoundError: Files vanished again and again.
+    """
+    for left in reversed(range(SNAPSHOT_TRIES)):
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            return {path: _hold_file(folder, path, place) for path in list_kept_files(folder)}
+        except FileNotFoundError:
+            if not left:
+                raise
+            time.sleep(SNAPSHOT_SECONDS)
+    raise AssertionError
+
+
+def _hold_file(folder: Path, path: str, place: Path) -> Path:
+    """Returns a file with this content that stays: the file itself in a finished stage, else a link or a copy of it."""
+    file, parts = folder / path, Path(path).parts
+    if len(parts) > STAGE_DEPTH and not is_unfinished(path) and (folder / parts[0] / parts[1] / MANIFEST).exists():
+        return file
+    held = place / path
+    held.parent.mkdir(parents=True, exist_ok=True)
+    if any(part.endswith(CHECKPOINT) for part in parts):  # written once
+        held.hardlink_to(file)
+    else:
+        shutil.copy2(file, held)
+    return held
+
+
 def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Returns path -> (size, time of the last change) of the files that are kept.
 
@@ -213,7 +248,7 @@ def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
             folders[:] = [name for name in folders if not name.endswith(_UNFINISHED)]
         for name in names:
             file = Path(parent, name)
-            if not name.endswith(_UNKEPT):
+            if name != LOCK and not name.endswith(_UNFINISHED):
                 status = file.stat()
                 found[file.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
     return found
@@ -221,7 +256,8 @@ def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
 
 def list_marks(folder: Path) -> set[str]:
     """Returns the names of finished stages and checkpoints: what is worth a push."""
-    found = set()
+    patterns = f"*/*/{MANIFEST}", f"*/*/*/*/*{CHECKPOINT}"
+    found: set[str] = set()
     with suppress(FileNotFoundError):
-        found = {str(file) for pattern in (f"*/*/{MANIFEST}", "*/*/*/*/*.ckpt") for file in folder.glob(pattern)}
+        found = {str(file) for pattern in patterns for file in folder.glob(pattern)}
     return found

@@ -68,7 +68,8 @@ class RemoteFolder:
         """Returns the objects in the folder by their path in it; empty if there is no such folder."""
         with self._explain(""):
             try:
-                found = self.files.find(self.root, detail=True)
+                own = self.files.info(self.root)
+                found = {self.root: own} if own["type"] == "file" else self._find_all()
             except FileNotFoundError:
                 return {}
         objects = {
@@ -87,8 +88,12 @@ class RemoteFolder:
                 return None
 
     def write(self, path: str, content: bytes) -> None:
-        """Writes an object."""
-        with self._explain(path):
+        """Writes an object.
+
+        Raises:
+            InputError: There is no such bucket.
+        """
+        with self._explain(path), self._explain_missing(path):
             self._make_parent(path)
             self.files.pipe_file(self._place(path), content)
 
@@ -108,8 +113,14 @@ class RemoteFolder:
         partial.replace(file)
 
     def upload(self, file: Path, path: str) -> None:
-        """Copies a file of this machine to an object."""
-        with self._explain(path):
+        """Copies a file of this machine to an object.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            InputError: There is no such bucket.
+        """
+        file.stat()
+        with self._explain(path), self._explain_missing(path):
             self._make_parent(path)
             self.files.put_file(str(file), self._place(path))
 
@@ -122,6 +133,12 @@ class RemoteFolder:
                 except FileNotFoundError:
                     continue
 
+    def _find_all(self) -> dict[str, Any]:
+        """Returns the objects in the folder; fsspec's own search would leave out those that it may not see."""
+        raises = type(self.files).find is AbstractFileSystem.find
+        found: dict[str, Any] = self.files.find(self.root, detail=True, **({"on_error": "raise"} if raises else {}))
+        return found
+
     def _place(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
@@ -129,6 +146,20 @@ class RemoteFolder:
         """Makes the folder of an object in a file system; a store has no folders, and would get a bucket."""
         if self.url.partition(URL_MARK)[0] not in STORES:
             self.files.makedirs(self._place(path).rpartition("/")[0], exist_ok=True)
+
+    @contextmanager
+    def _explain_missing(self, path: str) -> Iterator[None]:
+        """Turns the error that there is nowhere to write to into a message.
+
+        Raises:
+            InputError: There is no such bucket.
+        """
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{self.setting} {self.name(path)!r}: expected a bucket that exists, found none: {shorten(error)}"
+            ) from error
 
     @contextmanager
     def _explain(self, path: str) -> Iterator[None]:

@@ -544,6 +544,7 @@ def test_schedules_with_supported_settings_are_accepted(place):
     apply_rules(settings(place, "run", epochs=2, schedule="gradual"), "bf16-mixed", ONE)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_already_fast_enough_is_left_unchanged(place: Path):
     config = replace(settings(place, "uncut"), budget=Budget(latency_ms=1e4, runtime="pytorch", precision="fp32"))
     made = follow(config)

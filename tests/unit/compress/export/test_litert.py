@@ -54,6 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source,
     return write
 
 
+@pytest.mark.slow
 def test_padding_up_to_a_signature_keeps_the_logits(made):
     source, folder = made()
     model = LitertModel(folder / "litert-int8", threads=1)

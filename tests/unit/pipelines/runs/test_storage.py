@@ -57,7 +57,7 @@ def test_another_machine_gets_stages_and_checkpoints(url, tmp_path, monkeypatch)
     first = Mirror(url, Console(quiet=True))
     first.pull()
     write(first.folder, FILES)
-    assert first.push()
+    first.push()
     second = other_machine(monkeypatch, tmp_path, url)
     second.pull()
     assert read(second.folder) == {path: text for path, text in FILES.items() if not path.startswith("student")}
@@ -81,7 +81,7 @@ def test_an_unchanged_output_is_neither_read_nor_written_again(url, monkeypatch)
     first.push()
     for name in ("upload", "download", "write"):
         monkeypatch.setattr(RemoteFolder, name, None)
-    assert first.push()
+    first.push()
     again = Mirror(url, Console(quiet=True))
     again.pull()
     assert read(again.folder) == FILES
@@ -204,3 +204,22 @@ def test_paths_that_leave_their_folder_are_refused():
 def test_only_urls_are_urls():
     assert is_url("s3://bucket/x")
     assert not any(map(is_url, ["runs/x", "/runs/x", "org/model", "package:a/b", "C:/x"]))
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_is_pushed_as_it_was(url, tmp_path, monkeypatch):
+    first = Mirror(url, Console(quiet=True))
+    first.pull()
+    write(first.folder, FILES)
+    upload = RemoteFolder.upload
+
+    def replace_first(self, file, path):
+        (first.folder / CHECKPOINT / "training.pt").unlink(missing_ok=True)
+        (first.folder / "stillroom.json").write_text("{changed}")
+        upload(self, file, path)
+
+    monkeypatch.setattr(RemoteFolder, "upload", replace_first)
+    first.push()
+    second = other_machine(monkeypatch, tmp_path, url)
+    second.pull()
+    assert (second.folder / CHECKPOINT / "training.pt").read_text() == "step 4"
+    assert (second.folder / "stillroom.json").read_text() == "{}"
