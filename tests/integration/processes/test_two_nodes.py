@@ -115,5 +115,6 @@ def test_one_machine_goes_on_alone_and_takes_the_other_in_again(inputs, expected
         time.sleep(30)
         machines.join()
         printed = finish(machines)
-    assert differences(read_weights(tmp_path / "run"), expected) < 100 * NEAR  # another number of processes
+    # One process sums in another order, which hundreds of Adam's steps at a rate of 1e-3 make visible.
+    assert differences(read_weights(tmp_path / "run"), expected) < 0.02
     assert any("distill: resuming" in text for text in printed)
