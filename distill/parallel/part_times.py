@@ -58,7 +58,8 @@ def measure_part_times(
 def _build(config: PretrainedConfig, auto_class: AutoClass, device: torch.device) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]), device:
         model: PreTrainedModel = auto_class.from_config(config)
-    return model.train()
+    model.train()
+    return model
 
 
 def _time_step(model: PreTrainedModel, batch: dict[str, Tensor], device: torch.device) -> float:

@@ -7,6 +7,7 @@ Ray's own checkpoints aren't used: it counts a checkpoint only some seconds afte
 
 import importlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -78,7 +79,7 @@ def launch_on_ray(module: str, argv: Sequence[str], workers: Workers, output: Pa
             address=address or None,
             include_dashboard=None if address else False,
             log_to_driver=False,
-            logging_level="WARNING",
+            logging_level=logging.WARNING,
         )
     try:
         wants_gpu = uses_gpus(workers.accelerator)
