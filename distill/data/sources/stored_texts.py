@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import overload
 
@@ -65,8 +65,11 @@ class StoredTexts(Sequence[str]):
 
     def iterate_arrays(self) -> Iterator[pa.Array]:
         """Yields the texts as Arrow arrays of a few thousand."""
-        first = 0
-        for batch in open_parquet(self.file).iter_batches(TEXTS_IN_ARRAY, use_threads=False):
+        first, opened = 0, open_parquet(self.file)
+        groups = range(opened.num_row_groups)
+        # A row group at a time: Arrow holds what it has read of all of them until the last batch.
+        batches = (opened.iter_batches(TEXTS_IN_ARRAY, row_groups=[group], use_threads=False) for group in groups)
+        for batch in chain.from_iterable(batches):
             array = batch.column(0)
             if self.chosen is not None:
                 array = array.filter(pa.array(self.chosen[first : first + len(batch)]))

@@ -1,6 +1,7 @@
 """Texts in a file equal the same texts in memory: sequences, held-out rows, splits, and the bytes that are written."""
 
 import json
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -93,3 +94,14 @@ def test_splits_of_large_text_equal_those_read_at_once(tmp_path, monkeypatch, ow
 def test_a_file_with_other_row_groups_is_read_the_same(tmp_path):
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "texts.parquet", row_group_size=9)
     assert list(StoredTexts(tmp_path / "texts.parquet")) == TEXTS
+
+
+def test_row_groups_that_were_read_are_not_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_texts, "GROUP_ROWS", 500)
+    draw = random.Random(0)
+    texts = StoredTexts.write(tmp_path / "texts.parquet", (draw.randbytes(1000).hex() for _ in range(20_000)))
+    start, most = pa.total_allocated_bytes(), 0
+    for array in texts.iterate_arrays():
+        most = max(most, pa.total_allocated_bytes() - start)
+        del array
+    assert 0 < most < 10_000_000  # of 40 MB
