@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -143,11 +144,18 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     for name, text in KNOWN_WARNINGS.items():
         logging.getLogger(name).addFilter(_filter_records(text))
     try:
-        with stops.watch_signals():
+        with exit_on_invalid_input(), stops.watch_signals():
             main(sys.argv[1:])
     except KeyboardInterrupt:
         print_error("stopped; run the same command again to resume")
         sys.exit(130)
+
+
+@contextmanager
+def exit_on_invalid_input() -> Iterator[None]:
+    """Prints an error that the user can fix, without a traceback, and exits with code 2."""
+    try:
+        yield
     except Exception as error:
         message = describe_error(error)
         if message is None:

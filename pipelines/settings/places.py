@@ -6,6 +6,13 @@ from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.checkpoint.folder import PACKAGE
 from distill.errors import InputError
 
+URL_MARK = "://"
+
+
+def is_url(name: str) -> bool:
+    """Returns whether a name is a URL of an object store."""
+    return URL_MARK in name
+
 
 def open_local(name: str, role: str) -> Checkpoint | None:
     """Opens a checkpoint on this machine; returns None for a hub id, which is downloaded later.

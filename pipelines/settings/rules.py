@@ -36,7 +36,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.engines import check_engine_package
 from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
-from pipelines.settings.places import check_data, path_exists
+from pipelines.settings.places import check_data, is_url, path_exists
 from pipelines.settings.schemes import check_processor
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
@@ -356,7 +356,7 @@ def check_run_engine(f: Facts) -> None:
             f"machine.engine ray: expected a layout, DeepSpeed or no strategy, found machine.strategy "
             f"{machine.strategy}, which starts its replicas itself on this machine"
         )
-    if machine.engine == "ray" and "://" in f.settings.output:
+    if machine.engine == "ray" and is_url(f.settings.output):
         raise InputError(
             f"output {f.settings.output!r}: expected a folder that all nodes share with engine ray, found a URL: its "
             "workers may be on several machines"

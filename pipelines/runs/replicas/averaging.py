@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from distill.train.schedule import set_schedule_step
-from pipelines.runs.replicas.replica import Outcome, Replica
+from pipelines.runs.replicas.replica import Outcome, Replica, list_trained
 from pipelines.runs.training_checkpoint import collect_weights
 from pipelines.settings.outer_config import OuterConfig
 
@@ -45,11 +45,6 @@ def split_parameters(parameters: Sequence[nn.Parameter], count: int) -> list[Fra
         parts[min(count - 1, int(count * middle / whole))].append(parameter)
         taken += parameter.nbytes
     return [Fragment(part) for part in parts if part]
-
-
-def list_trained(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters that training changes."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 class Averaging(Callback):

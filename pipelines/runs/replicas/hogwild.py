@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from distill.train.schedule import set_schedule_step
-from pipelines.runs.replicas.replica import Outcome, Replica
+from pipelines.runs.replicas.replica import Outcome, Replica, list_trained
 
 WEIGHTS_FILE, CLAIMS_FILE = "weights.f32", "claims.i64"
 _BYTES = 8  # of a count
@@ -37,7 +37,7 @@ class SharedWeights:
 
     def __init__(self, folder: Path, module: nn.Module):
         self.file = folder / WEIGHTS_FILE
-        self.parameters = [each for each in module.parameters() if each.requires_grad]
+        self.parameters = list_trained(module)
 
     def create(self) -> None:
         """Writes the module's weights, unless an earlier start of the run did."""

@@ -69,6 +69,11 @@ class Replica:
         write_json(self.folder / OUTCOME, outcome)
 
 
+def list_trained(module: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters that training changes."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 def name_folder(shared: Path, index: int) -> Path:
     """Returns the folder of a replica."""
     return shared / f"replica-{index}"

@@ -14,8 +14,8 @@ from typing import Any
 from compress.subprocesses import signal_name
 from distill.errors import InputError
 from pipelines.runs import stops
-from pipelines.runs.cli import describe_error
-from pipelines.runs.console import Console, print_error
+from pipelines.runs.cli import exit_on_invalid_input
+from pipelines.runs.console import Console
 from pipelines.runs.launch import STOP_CODES
 from pipelines.runs.replicas.replica import Outcome, Replica, name_folder, read_outcomes
 from pipelines.settings.distill_config import MachineConfig
@@ -138,15 +138,8 @@ def run_replica(train: TrainReplica, replica: Replica) -> None:
     """Runs in a replica's process: trains it, and ends together with the process that started it."""
     os.environ[stops.LAUNCHED] = str(os.getppid())  # the server of processes, which ends with the command
     stops.watch_process()
-    try:
-        with stops.watch_signals():
-            train(replica)
-    except Exception as error:
-        message = describe_error(error)
-        if message is None:
-            raise
-        print_error(message)
-        sys.exit(2)
+    with exit_on_invalid_input(), stops.watch_signals():
+        train(replica)
 
 
 @contextmanager

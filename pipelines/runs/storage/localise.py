@@ -12,8 +12,8 @@ from pipelines.runs.console import Console
 from pipelines.runs.processes import is_distributed, is_first_process
 from pipelines.runs.storage.fetch import fetch
 from pipelines.runs.storage.mirror import Mirror
-from pipelines.runs.storage.remote import is_url
 from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.places import is_url
 
 INPUTS = ("data.path", "data.unlabelled", "teacher.model", "student.spec", "general.data")
 

@@ -11,18 +11,13 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from distill.errors import InputError
+from pipelines.settings.places import URL_MARK
 
-URL_MARK = "://"
 CACHE_VARIABLE = "STILLROOM_CACHE"
 ARROW = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")  # what Arrow reads without another package
 STORES = ("s3", "gs", "gcs", "abfs", "abfss")  # of these, which have no folders
 CONNECT_SECONDS, ANSWER_SECONDS, ATTEMPTS = 5, 60, 3  # until a server that doesn't answer is given up
 DENIED = re.compile(r"ACCESS_DENIED|Access ?Denied|Forbidden|403|InvalidAccessKeyId|SignatureDoesNotMatch")
-
-
-def is_url(name: str) -> bool:
-    """Returns whether a name is a URL of an object store."""
-    return URL_MARK in name
 
 
 def find_cache() -> Path:

@@ -11,7 +11,8 @@ from pipelines.runs.console import Console
 from pipelines.runs.storage import mirror as mirrors
 from pipelines.runs.storage.fetch import fetch
 from pipelines.runs.storage.mirror import INDEX, Mirror, is_needed, list_kept_files
-from pipelines.runs.storage.remote import CACHE_VARIABLE, RemoteFolder, check_inside, is_url
+from pipelines.runs.storage.remote import CACHE_VARIABLE, RemoteFolder, check_inside
+from pipelines.settings.places import is_url
 
 STAGE, PARTIAL = "teacher/0123456789ab", "distill/ba9876543210.partial"
 CHECKPOINT = f"{PARTIAL}/scratch/checkpoints/step-000000004.ckpt"
@@ -39,6 +40,15 @@ def read(folder: Path) -> dict[str, str]:
     return {path: (folder / path).read_text() for path in list_kept_files(folder)}
 
 
+def push_files(url: str) -> Mirror:
+    """Returns an output with `FILES`, which was pushed."""
+    first = Mirror(url, Console(quiet=True))
+    first.pull()
+    write(first.folder, FILES)
+    first.push()
+    return first
+
+
 def other_machine(monkeypatch, tmp_path: Path, url: str) -> Mirror:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "other"))
     return Mirror(url, Console(quiet=True))
@@ -54,20 +64,14 @@ FILES = {
 
 
 def test_another_machine_gets_stages_and_checkpoints(url, tmp_path, monkeypatch):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    push_files(url)
     second = other_machine(monkeypatch, tmp_path, url)
     second.pull()
     assert read(second.folder) == {path: text for path, text in FILES.items() if not path.startswith("student")}
 
 
 def test_finished_files_have_their_names_in_the_store(url, tmp_path):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    push_files(url)
     store = tmp_path / "store/run"
     stored = {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()}
     assert {f"{STAGE}/model/model.safetensors", "student/model.safetensors", INDEX} <= stored
@@ -75,10 +79,7 @@ def test_finished_files_have_their_names_in_the_store(url, tmp_path):
 
 
 def test_an_unchanged_output_is_neither_read_nor_written_again(url, monkeypatch):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    first = push_files(url)
     for name in ("upload", "download", "write"):
         monkeypatch.setattr(RemoteFolder, name, None)
     first.push()
@@ -88,10 +89,7 @@ def test_an_unchanged_output_is_neither_read_nor_written_again(url, monkeypatch)
 
 
 def test_what_was_removed_here_is_removed_there_after_the_index(url, tmp_path):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    first = push_files(url)
     (first.folder / CHECKPOINT / "training.pt").unlink()
     write(first.folder, {f"{CHECKPOINT.replace('04', '08')}/training.pt": "step 8"})
     first.push()
@@ -100,10 +98,7 @@ def test_what_was_removed_here_is_removed_there_after_the_index(url, tmp_path):
 
 
 def test_a_push_that_is_killed_leaves_the_earlier_state(url, tmp_path, monkeypatch):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    first = push_files(url)
     write(first.folder, {f"{CHECKPOINT}/training.pt": "half written", f"{STAGE}x/manifest.json": "{}"})
     monkeypatch.setattr(first, "_write_index", lambda entries: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -115,10 +110,7 @@ def test_a_push_that_is_killed_leaves_the_earlier_state(url, tmp_path, monkeypat
 
 
 def test_a_changed_object_is_named(url, tmp_path, monkeypatch):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    push_files(url)
     (tmp_path / "store/run" / STAGE / "model/model.safetensors").write_text("WEIGHTS")
     second = other_machine(monkeypatch, tmp_path, url)
     with pytest.raises(InputError, match=rf"output '{url}/{STAGE}/model/model.safetensors': expected SHA-256 .* found"):
@@ -127,10 +119,7 @@ def test_a_changed_object_is_named(url, tmp_path, monkeypatch):
 
 
 def test_a_second_writer_is_noticed(url, tmp_path, monkeypatch):
-    first = Mirror(url, Console(quiet=True))
-    first.pull()
-    write(first.folder, FILES)
-    first.push()
+    first = push_files(url)
     second = other_machine(monkeypatch, tmp_path, url)
     second.pull()
     write(second.folder, {"stillroom.json": "[]"})
