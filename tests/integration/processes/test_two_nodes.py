@@ -69,6 +69,17 @@ def finish(machines: TwoMachines) -> list[str]:
     return printed
 
 
+def run_with_cut(inputs, output: Path, seconds: float, *, nodes: str, timeout: float) -> list[str]:
+    """Runs on both machines, whose cable is cut for some seconds while the student is trained."""
+    with two_machines() as machines:
+        start_run(machines, inputs, output, nodes=nodes, timeout=timeout)
+        wait_for_training(output)
+        machines.cut()
+        time.sleep(seconds)
+        machines.join()
+        return finish(machines)
+
+
 def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     assert found.keys() == expected.keys()
     return max(float(np.abs(found[name] - expected[name]).max()) for name in found)
@@ -83,38 +94,20 @@ def test_two_machines_train_the_student_of_one(inputs, expected, tmp_path):
 
 
 def test_a_short_cut_is_waited_out(inputs, expected, tmp_path):
-    with two_machines() as machines:
-        start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=60)
-        wait_for_training(tmp_path / "run")
-        machines.cut()
-        time.sleep(4)
-        machines.join()
-        printed = finish(machines)
+    printed = run_with_cut(inputs, tmp_path / "run", 4, nodes="2", timeout=60)
     assert differences(read_weights(tmp_path / "run"), expected) < NEAR
     assert not any("resuming" in text for text in printed)
 
 
 def test_after_a_long_cut_both_resume_from_the_checkpoint(inputs, expected, tmp_path):
-    with two_machines() as machines:
-        start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=8)
-        wait_for_training(tmp_path / "run")
-        machines.cut()
-        time.sleep(14)
-        machines.join()
-        printed = finish(machines)
+    printed = run_with_cut(inputs, tmp_path / "run", 14, nodes="2", timeout=8)
     assert differences(read_weights(tmp_path / "run"), expected) < NEAR
     assert any("distill: resuming" in text for text in printed)
     assert any("waited too long for the others" in text or "lost the others" in text for text in printed)
 
 
 def test_one_machine_goes_on_alone_and_takes_the_other_in_again(inputs, expected, tmp_path):
-    with two_machines() as machines:
-        start_run(machines, inputs, tmp_path / "run", nodes="1:2", timeout=8)
-        wait_for_training(tmp_path / "run")
-        machines.cut()
-        time.sleep(30)
-        machines.join()
-        printed = finish(machines)
+    printed = run_with_cut(inputs, tmp_path / "run", 30, nodes="1:2", timeout=8)
     # One process sums in another order, which hundreds of Adam's steps at a rate of 1e-3 make visible.
     assert differences(read_weights(tmp_path / "run"), expected) < 0.02
     assert any("distill: resuming" in text for text in printed)
