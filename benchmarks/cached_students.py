@@ -111,7 +111,7 @@ class Experiment:
         """Trains a student per seed, side by side so that the teacher is queried once per batch, and measures them."""
         signals: SignalSource | CacheReader | None = None
         if way == "dense":
-            signals = query_in_float32(OnlineTeacher(self.teacher))
+            signals = query_in_float32(OnlineTeacher(self.teacher, device=self.teacher.device))
         elif way in ("sampled", "topk"):
             signals = self._build_cache(way)
         loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
@@ -152,7 +152,8 @@ class Experiment:
         identity = Identity(weights_fingerprint(self.teacher), "small-lm", (signal,))
         folder, samples = Path(self.options.output) / f"cache-{way}", build_samples(self.data, 0)
         with self.console.track("cache: querying the teacher", len(samples)) as advance:
-            write_cache(folder, identity, samples, OnlineTeacher(self.teacher), on_progress=advance)
+            teacher = OnlineTeacher(self.teacher, device=self.teacher.device)
+            write_cache(folder, identity, samples, teacher, on_progress=advance)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         per_token = size / samples.lengths.sum()
         self.console.say(f"cache of {signal}: {per_token:.2f} bytes per token, including all files of the folder")
@@ -163,7 +164,7 @@ def query_in_float32(teacher: OnlineTeacher) -> SignalSource:
     """Returns the teacher computing in float32, as for a cache, while the student trains in bfloat16."""
 
     def query(batch: Mapping[str, Tensor]) -> TeacherSignals:
-        with torch.autocast(batch["input_ids"].device.type, enabled=False):
+        with torch.autocast(teacher.model.device.type, enabled=False):
             return teacher(batch)
 
     return query

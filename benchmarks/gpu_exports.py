@@ -32,7 +32,7 @@ from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert_quantized
 from compress.quantize.schemes import SCHEMES
-from distill.checkpoint.folder import locate_checkpoint
+from distill.checkpoint.folder import DOWNLOADED, locate_folder
 from distill.checkpoint.tokenizer import load_tokenizer
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine, find_commit
@@ -87,7 +87,7 @@ class Form:
 
     def compute_logits(self, ids: Tensor) -> Tensor:
         """Returns the logits of rows of ids without padding."""
-        return compute_logits(self.compiled or self.model, ids)
+        return compute_logits(self.model if self.compiled is None else self.compiled, ids)
 
 
 def build_classifier(layers: int, width: int) -> PreTrainedModel:
@@ -102,7 +102,7 @@ def build_classifier(layers: int, width: int) -> PreTrainedModel:
 
 def export_forms(model: PreTrainedModel, options: argparse.Namespace, ids: Tensor, place: Path) -> dict[str, Form]:
     """Returns name -> form, loaded on the device; both float forms are loaded from the same folder."""
-    tokenizer = load_tokenizer(locate_checkpoint(options.tokenizer, "tokenizer"))
+    tokenizer = load_tokenizer(locate_folder(options.tokenizer, "tokenizer", DOWNLOADED))
     sources = {FLOAT: Source(model, tokenizer), BFLOAT: Source(model, tokenizer)}
     calibration = [{"input_ids": ids[:8], "attention_mask": torch.ones_like(ids[:8])}]
     for scheme in options.schemes:

@@ -100,7 +100,7 @@ class Comparison:
         student = self.experiment.build_student(seed)
         module = DistillationModule(student, loss=LossConfig(kl=1, temperature=1), train=config)
         teacher = self.experiment.teacher
-        signals = query_in_float32(OnlineTeacher(teacher))
+        signals = query_in_float32(OnlineTeacher(teacher, device=teacher.device))
         batches = TrainBatches(self.experiment.data, BATCH, 0, seed=0, signals=signals)
         optimizer = build_optimizer(student, (), config)
         label = f"{name}, rate {rate:.2g}, seed {seed}"

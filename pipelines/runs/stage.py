@@ -37,11 +37,11 @@ from pipelines.runs.manifest import (
     seal_manifest,
     set_aside,
 )
-from pipelines.runs.output import check_not_removed, check_output, open_output
+from pipelines.runs.output import check_not_removed, check_output, find_version, open_output
 from pipelines.runs.processes import World, flatten_settings
 
 REMOVAL_SECONDS = 1.0  # wait, because a removal of the output may still be deleting its files one by one
-PACKAGES = ("stillroom", "torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
+PACKAGES = ("torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
 UNBUILT = cast(Manifest, {})  # of a stage that a dry run would have to build
 
 
@@ -232,7 +232,8 @@ class Run:
     ) -> Measurements:
         outputs = describe_outputs(partial, self.digests.hash_file)
         return {
-            "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
+            "versions": {"python": platform.python_version(), "stillroom": find_version()}
+            | {name: package_version(name) for name in PACKAGES},
             "outputs": outputs,
             "digest": hash_outputs(outputs),
             "metrics": metrics,

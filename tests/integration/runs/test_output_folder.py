@@ -13,7 +13,7 @@ import pytest
 
 from pipelines import distill
 from pipelines.runs.console import Console
-from pipelines.runs.output import open_output
+from pipelines.runs.stage import Run
 from support.commands import refusal_of, small_run, start
 from support.run_inputs import write_csv
 from support.tiny_models import make_rows
@@ -172,9 +172,17 @@ def test_a_bar_on_a_terminal_prints_names_verbatim():
         assert name in expected
 
 
-def test_a_checkout_that_is_not_installed_can_write_an_output(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.metadata.Distribution, "discover", classmethod(lambda cls, **about: iter(())))
-    lock, older = open_output(tmp_path / "run")
-    lock.close()
-    assert not older
+def test_a_run_in_a_checkout_that_is_not_installed_states_that(tmp_path, monkeypatch):
+    found = importlib.metadata.distribution
+
+    def hide_stillroom(name: str) -> importlib.metadata.Distribution:
+        if name == "stillroom":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", hide_stillroom)
+    run = Run(tmp_path / "run", 0, Console(quiet=True))
+    built = run.stage("data", {}, {}, lambda folder: {}, version=1)
     assert json.loads((tmp_path / "run" / "stillroom.json").read_text())["stillroom"] == "checkout"
+    assert built.manifest["versions"]["stillroom"] == "checkout"
+    assert built.manifest["versions"]["torch"] == importlib.metadata.version("torch")
