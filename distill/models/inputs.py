@@ -1,6 +1,7 @@
 """Selection of a model's inputs from a batch."""
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import cast
 
 from torch import Tensor
@@ -27,3 +28,13 @@ def build_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> ModelIn
     if "context" in batch:
         return cast(Context, batch["context"]).add_inputs(model, select_inputs(batch))
     return build_packed_inputs(model, batch) if "documents" in batch else dict(select_inputs(batch))
+
+
+def forgo_cache(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Returns the setting with which a model keeps no keys and values for later tokens, as it does by default.
+
+    Layers that are computed again, by activation checkpointing, would add theirs a second time. Empty for models that
+    keep none, and for batches with a `context`, which keeps them itself.
+    """
+    keeps = "context" not in batch and "use_cache" in signature(model.forward).parameters
+    return {"use_cache": False} if keeps else {}

@@ -12,7 +12,7 @@ from distill.errors import InputError
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
 from distill.models.attention import capture_attention_vectors, find_attention_projections
 from distill.models.generation import generate
-from distill.models.inputs import build_inputs
+from distill.models.inputs import build_inputs, forgo_cache
 from distill.models.output_head import restrict_logits
 from distill.models.sentence_encoder import PooledModel
 from distill.teacher.fingerprint import freeze
@@ -89,7 +89,8 @@ class OnlineTeacher:
         )
         restriction = restrict_logits(self.model, batch) if "positions" in batch else nullcontext()
         with capture as vectors, restriction:
-            output = self.model(**build_inputs(self.model, batch), output_hidden_states=needs_states)
+            inputs = build_inputs(self.model, batch) | forgo_cache(self.model, batch)
+            output = self.model(**inputs, output_hidden_states=needs_states)
         logits = find_logits(output)
         signals = TeacherSignals() if logits is None else TeacherSignals(logits=logits)
         if "hidden" in self.outputs:

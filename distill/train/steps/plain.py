@@ -17,7 +17,7 @@ from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
 from distill.models.attention import capture_attention_vectors
 from distill.models.context import share_masks
-from distill.models.inputs import build_inputs
+from distill.models.inputs import build_inputs, forgo_cache
 from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import OutputRows
 from distill.train.steps.batch_entries import find_shares
@@ -118,5 +118,5 @@ def weigh_gradients(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Ten
 def run_student(student: PreTrainedModel, batch: Batch, **settings: bool) -> ModelOutput:
     """Returns the student's output; vocabulary logits only at the requested positions, [rows, vocabulary]."""
     with restrict_logits(student, batch), share_masks(batch):
-        output: ModelOutput = student(**build_inputs(student, batch), **settings)
+        output: ModelOutput = student(**build_inputs(student, batch), **forgo_cache(student, batch), **settings)
     return output

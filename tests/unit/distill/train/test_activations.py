@@ -12,12 +12,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.activations import measure_peak
 from distill.checkpoint.layers import find_layer_names
+from distill.checkpoint.outputs import logits_of
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.models.attention import capture_attention_vectors
 from distill.train.activations import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
+from distill.train.steps.plain import run_student
 from support.tiny_models import build_model
 from unit.distill.train.test_module import TRAIN, data, quiet_trainer  # noqa: F401 - data is a fixture
 
@@ -85,6 +87,23 @@ def test_gradients_with_dropout_equal_the_plain_steps_to_the_bit(family, attenti
     compute_gradients(model, batch)
     assert calls == [3]
     assert not any("forward" in vars(module) for module in model.modules()), "layers are as before"
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_a_decoder_that_keeps_keys_by_default_is_trained_with_checkpointed_layers(mode):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | FAMILIES["llama"]))).train()
+    assert model.config.use_cache
+
+    def compute(mode: str) -> dict[str, Tensor]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        with checkpoint_layers(model, mode):
+            logits_of(run_student(model, draw_batch())).square().mean().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected, found = compute("none"), compute(mode)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_full_checkpointing_keeps_less_than_selective_and_selective_less_than_none():
