@@ -12,9 +12,11 @@ from distill.data.batches.pinning import pin_batch
 from distill.data.batches.rank_speeds import RankSpeeds
 from distill.data.batches.read_ahead import Prefetcher, Waiting
 from distill.data.batches.sampling import RowSampler
+from distill.data.batches.segments import cut_segment
 from distill.data.batches.share import shard_batch, weigh_batch
 
 Signals = Callable[[Batch], Mapping[str, object]]
+WHOLE_ROWS = (0, 1)  # the segment of a process that has all positions of its rows
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
 
 
@@ -96,7 +98,8 @@ class TrainBatches:
         batch_tokens: Tokens with padding per batch, over all processes, instead of rows; 0 counts rows. Batches then
             have weights in proportion to their rows (in their `shares`), so that every sample has the same.
         seed: Seed of the order.
-        rank, ranks: Rank of this process and number of the processes that share each batch.
+        rank, ranks: Rank of this process and number of the processes that share the rows of each batch.
+        segment: Number of this process's segment of each row's positions, and number of segments, see `cut_segment`.
         signals: Computes the teacher's signals of a batch, which are added under `signals`.
         threads: Threads that prepare batches ahead of the step; 0 prepares each batch on request.
         sampler: Chooses the rows of each epoch; None: every row once. With it, batches count rows.
@@ -115,6 +118,7 @@ class TrainBatches:
         seed: int,
         rank: int = 0,
         ranks: int = 1,
+        segment: tuple[int, int] = WHOLE_ROWS,
         signals: Signals | None = None,
         threads: int = 0,
         sampler: RowSampler | None = None,
@@ -123,6 +127,7 @@ class TrainBatches:
     ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
+        self.segment = segment
         self.signals, self.threads, self.waiting = signals, threads, Waiting()
         self.sampler, self.pinned_for, self.speeds = sampler, pinned_for, speeds
         self.position = 0  # batches yielded since the start of the first epoch
@@ -174,6 +179,7 @@ class TrainBatches:
             weigh_batch(batch, len(rows) * len(self) / len(self.data))
         if self.signals is not None:
             batch["signals"] = self.signals(batch)
+        batch = cut_segment(batch, *self.segment)
         return batch if self.pinned_for is None else pin_batch(batch, self.pinned_for)
 
     def state_dict(self) -> dict[str, int]:
@@ -186,10 +192,23 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Evaluation batches: every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
+    """Evaluation batches: every row once, sorted by length; each process takes its part of every batch.
 
-    def __init__(self, data: EncodedRows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
-        self.data, self.pad_id, self.rank, self.ranks = data, pad_id, rank, ranks
+    Args:
+        data, batch_size, pad_id, rank, ranks, segment: As in `TrainBatches`.
+    """
+
+    def __init__(
+        self,
+        data: EncodedRows,
+        batch_size: int,
+        pad_id: int,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        segment: tuple[int, int] = WHOLE_ROWS,
+    ):
+        self.data, self.pad_id, self.rank, self.ranks, self.segment = data, pad_id, rank, ranks, segment
         self.order = length_order(data.lengths, batch_size)
 
     def __len__(self) -> int:
@@ -197,4 +216,5 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for rows in self.order:
-            yield shard_batch(self.data.collate(rows, self.pad_id), self.rank, self.ranks)
+            shard = shard_batch(self.data.collate(rows, self.pad_id), self.rank, self.ranks)
+            yield cut_segment(shard, *self.segment)

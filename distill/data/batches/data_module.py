@@ -7,7 +7,7 @@ import lightning
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.batches import EncodedRows, EvalBatches, Signals, TrainBatches
+from distill.data.batches.batches import WHOLE_ROWS, EncodedRows, EvalBatches, Signals, TrainBatches
 from distill.data.batches.claimed import ClaimedBatches, Claims
 from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.batches.packing import find_padding_id
@@ -81,6 +81,7 @@ class RowsDataModule(lightning.LightningDataModule):
             seed=self.seed,
             rank=rank,
             ranks=ranks,
+            segment=self.find_segment(),
             signals=self.signals,
             threads=self.threads,
             sampler=self.sampler,
@@ -127,6 +128,11 @@ class RowsDataModule(lightning.LightningDataModule):
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
 
+    def find_segment(self) -> tuple[int, int]:
+        """Returns the number of this process's segment of each row's positions, and the number of segments."""
+        segment: tuple[int, int] = getattr(getattr(self.trainer, "strategy", None), "segment", WHOLE_ROWS)
+        return segment
+
     def find_gpu(self) -> torch.device | None:
         """Returns the GPU that this process trains on; None on other devices."""
         device = None if self.trainer is None else self.trainer.strategy.root_device
@@ -139,7 +145,8 @@ class RowsDataModule(lightning.LightningDataModule):
     def build_eval_batches(self, rows: EncodedRows) -> EvalBatches:
         """Returns this process's batches of a split for evaluation, of twice the rows of a micro-batch."""
         rank, ranks = self.find_rank()
-        return EvalBatches(rows, max(1, 2 * self.batch_size // self.parts), self.pad_id, rank=rank, ranks=ranks)
+        size = max(1, 2 * self.batch_size // self.parts)
+        return EvalBatches(rows, size, self.pad_id, rank=rank, ranks=ranks, segment=self.find_segment())
 
 
 class TextDataModule(RowsDataModule):

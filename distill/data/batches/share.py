@@ -91,15 +91,19 @@ def shard_batch(
         selected = torch.from_numpy(lengths).argmin()[None]
     longest = int(lengths[selected].max())
     shard: dict[str, Any] = {name: value[selected] for name, value in batch.items()}
-    for name in _OF_TOKENS:
-        if name in shard and shard[name].shape == (len(selected), mask.shape[1]):
-            shard[name] = shard[name][:, :longest]
+    shard |= {name: shard[name][:, :longest] for name in fields_of_tokens(batch)}
     if is_empty:
         shard["labels"] = torch.full_like(shard["labels"], IGNORED)
     counts = dict.fromkeys(whole, 0) if is_empty else loss_counts(shard)
     shard["batch_rows"] = size
     shard["shares"] = {name: ranks * counts[name] / max(whole[name], 1) for name in whole}
     return shard
+
+
+def fields_of_tokens(batch: Mapping[str, Tensor]) -> list[str]:
+    """Returns the names of the fields [rows, length] of a batch; labels are one if each token has its own."""
+    shape = batch["attention_mask"].shape
+    return [name for name in _OF_TOKENS if name in batch and batch[name].shape == shape]
 
 
 def count_columns(mask: Tensor) -> np.ndarray:
