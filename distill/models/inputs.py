@@ -7,11 +7,14 @@ from typing import cast
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.data.batches.segments import ROW_DOCUMENTS, ROW_MASK
 from distill.models.context import Context
 from distill.models.packed_inputs import ModelInputs, build_packed_inputs
+from distill.models.segment_inputs import build_segment_inputs
 
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
-OUTPUT_FIELDS = (*INPUT_NAMES, "positions", "position_ids", "documents")  # fields of a batch that determine the outputs
+# Fields of a batch that determine the outputs.
+OUTPUT_FIELDS = (*INPUT_NAMES, "positions", "position_ids", "documents", ROW_MASK, ROW_DOCUMENTS)
 
 
 def select_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -20,13 +23,15 @@ def select_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> ModelInputs:
-    """Returns the inputs of a batch for this model: packed, later tokens of texts with their `context`, or neither.
+    """Returns the inputs of a batch for this model: packed, a segment, later tokens with their `context`, or neither.
 
     Raises:
         InputError: The batch is packed, and the documents of a row can't be separated in this model.
     """
     if "context" in batch:
         return cast(Context, batch["context"]).add_inputs(model, select_inputs(batch))
+    if ROW_MASK in batch:
+        return build_segment_inputs(model, batch)
     return build_packed_inputs(model, batch) if "documents" in batch else dict(select_inputs(batch))
 
 

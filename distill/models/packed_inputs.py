@@ -14,10 +14,13 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 
 ModelInputs = dict[str, Any]  # tensors; the attention mask may be a dict of masks by kind of layer
+HEAD_EXCHANGE = "head_exchange"  # how names of attention implementations of `distill.parallel.head_exchange` begin
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # supported values of `layer_types` in configs
 
 
-def build_packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> ModelInputs:
+def build_packed_inputs(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], documents: Tensor | None = None
+) -> ModelInputs:
     """Returns the inputs of a packed batch with which the model separates the documents of a row.
 
     Its output for each document then equals its output for that document alone. Document boundaries are 4-D attention
@@ -28,6 +31,8 @@ def build_packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> 
     Args:
         model: A decoder or an encoder whose layers use full or sliding-window attention.
         batch: input_ids, position_ids and documents, int64 [batch, length] each, as collated by `PackedRows`.
+        documents: Those of whole rows [batch, length of these], for a batch of a segment of their positions; the
+            masks are those of whole rows then.
 
     Returns:
         input_ids, position_ids with the offset of the model family, attention_mask [batch, 1, length, length] or one
@@ -40,8 +45,9 @@ def build_packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> 
     _check_family(model, config)
     causal = _is_causal(model)
     inputs: ModelInputs = {name: batch[name] for name in ("input_ids", "token_type_ids") if name in batch}
-    inputs["position_ids"] = batch["position_ids"] + _find_first_position(model)
-    same = batch["documents"][:, :, None] == batch["documents"][:, None, :]  # padding counts as a separate document
+    inputs["position_ids"] = batch["position_ids"] + find_first_position(model)
+    documents = batch["documents"] if documents is None else documents
+    same = documents[:, :, None] == documents[:, None, :]  # padding counts as a separate document
     masks = {
         kind: _convert_mask(
             _build_document_mask(same, causal, config.sliding_window if kind == _SLIDING else None), model
@@ -71,8 +77,8 @@ def _build_document_mask(same: Tensor, causal: bool, window: int | None) -> Tens
 
 
 def _convert_mask(mask: Tensor, model: PreTrainedModel) -> Tensor:
-    """Returns the mask in the form of the model's attention implementation: boolean for sdpa, additive for eager."""
-    if model.config._attn_implementation == "sdpa":
+    """Returns the mask in the form of the model's attention implementation: additive for eager, else boolean."""
+    if model.config._attn_implementation != "eager":
         return mask
     zero = torch.zeros((), dtype=model.dtype, device=mask.device)
     return torch.where(mask, zero, torch.finfo(model.dtype).min)
@@ -107,8 +113,8 @@ def _check_family(model: PreTrainedModel, config: PretrainedConfig) -> None:
             f"{name}: expected a decoder or an encoder that takes position_ids, found a model that computes them "
             "itself: positions would continue across documents; train it unpacked"
         )
-    implementation = model.config._attn_implementation
-    if implementation not in ("eager", "sdpa"):
+    implementation = str(model.config._attn_implementation)
+    if implementation not in ("eager", "sdpa") and not implementation.startswith(HEAD_EXCHANGE):
         raise InputError(
             f"{name}: expected attention eager or sdpa, found {implementation}: its kernels take no mask that "
             "separates documents; load the model with attn_implementation='sdpa'"
@@ -131,7 +137,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
     return bool(values.pop())
 
 
-def _find_first_position(model: PreTrainedModel) -> int:
+def find_first_position(model: PreTrainedModel) -> int:
     """Returns the id of a text's first position: the padding id plus 1 in RoBERTa-like models, otherwise 0."""
     for module in model.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):

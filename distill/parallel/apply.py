@@ -1,4 +1,4 @@
-"""Sharding of a model over a mesh: tensor parallelism first, then FSDP2 over the data-parallel processes."""
+"""Sharding of a model over a mesh: tensor or context parallelism first, then FSDP2 over the other processes."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
+from distill.parallel.head_exchange import exchange_heads
 from distill.parallel.layout import Layout, check_model_fits
 from distill.parallel.mesh import select_data_mesh
 from distill.parallel.tensor_plan import build_tensor_plan
@@ -27,10 +28,10 @@ def apply_layout(
     offload: bool = False,
     prefetch: int = 1,
 ) -> PreTrainedModel:
-    """Shards the model's weights in place according to the layout; each process of the mesh calls it.
+    """Shards the model's weights and its attention in place according to the layout; each process of the mesh calls it.
 
-    A layout that shards no weights (`replicated`, `zero1`) leaves the model unchanged, for DDP. Each process must have
-    the same weights, or all weights on the meta device (see `load_sharded`).
+    A layout that shards neither (`replicated`, `zero1`) leaves the model unchanged, for DDP. Each process must have the
+    same weights, or all weights on the meta device (see `load_sharded`).
 
     Args:
         model: Frozen or to be trained. FSDP reshards the weights of a frozen model after every forward pass.
@@ -50,6 +51,9 @@ def apply_layout(
         raise ValueError(f"layout {layout}: expected a layout without pp: load_stage loads the stages of a pipeline")
     if layout.tp > 1:
         _apply_tensor_parallel(model, layout, mesh["tp"], exact=exact)
+    if layout.cp > 1:
+        check_model_fits(layout, model.config, "layout")
+        exchange_heads(model, mesh.get_group("cp"))
     if layout.fsdp > 1 or layout.zero == 2 or (layout.tp > 1 and layout.dp > 1):
         policy = policy or MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()

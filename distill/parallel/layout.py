@@ -5,14 +5,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from distill.checkpoint.stock_type import PRUNED
 from distill.errors import InputError
 
 if TYPE_CHECKING:  # transformers imports torch
     from transformers import PretrainedConfig
 
-AXES: Final = ("pp", "dp", "fsdp", "tp")  # outermost first: ranks of a tensor-parallel group are adjacent
+AXES: Final = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first: ranks of a cp or a tp group are adjacent
+_ATTENTION_KINDS: Final = ("full_attention", "sliding_attention", "chunked_attention")  # of layers in configs
 _SYNTAX: Final = (
-    "replicated, zero1, zero2, fsdp=N (or zero3), hsdp=RxS, tp=N, pp=N, dp=N with tp or pp, fsdp=N,tp=M, or auto"
+    "replicated, zero1, zero2, fsdp=N (or zero3), hsdp=RxS, tp=N, pp=N, cp=N, dp=N with tp, pp or cp, fsdp=N with tp=M "
+    "or cp=M, or auto"
 )
 
 
@@ -24,6 +27,7 @@ class Layout:
         pp: Number of pipeline stages, each with some of the layers.
         dp: Number of replicas, each with different data.
         fsdp: Number of shards of every weight, each on a process with different data (FSDP2; ZeRO-3).
+        cp: Number of segments that the positions of each row are divided into (context parallelism).
         tp: Number of shards of every matrix product, all with the same data.
         zero: What is sharded over replicas whose weights are not: 1 the optimizer state, 2 also the gradients.
     """
@@ -31,23 +35,24 @@ class Layout:
     pp: int = 1
     dp: int = 1
     fsdp: int = 1
+    cp: int = 1
     tp: int = 1
     zero: int = 0
 
     @property
     def processes(self) -> int:
         """Number of processes."""
-        return self.pp * self.dp * self.fsdp * self.tp
+        return self.pp * self.dp * self.fsdp * self.cp * self.tp
 
     @property
     def data_parallel(self) -> int:
-        """Number of shares that a batch is split into."""
+        """Number of shares that the rows of a batch are split into."""
         return self.dp * self.fsdp
 
     @property
     def shards(self) -> int:
-        """Number of parts that the weights are split into."""
-        return self.pp * self.fsdp * self.tp
+        """Number of parts that the weights are split into; FSDP uses the processes of all segments of a row too."""
+        return self.pp * self.fsdp * self.tp * (self.cp if self.fsdp > 1 else 1)
 
     @property
     def sharded(self) -> bool:
@@ -58,10 +63,10 @@ class Layout:
         if self.zero:
             return f"zero{self.zero}"
         if self.dp > 1 and self.fsdp > 1:
-            rest = f",tp={self.tp}" if self.tp > 1 else ""
-            return f"hsdp={self.dp}x{self.fsdp}{rest}"
+            rest = [f",{axis}={getattr(self, axis)}" for axis in ("cp", "tp") if getattr(self, axis) > 1]
+            return f"hsdp={self.dp}x{self.fsdp}{''.join(rest)}"
         sizes = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
-        return "replicated" if not self.sharded else ",".join(sizes)
+        return "replicated" if not self.sharded and self.cp == 1 else ",".join(sizes)
 
 
 def parse_layout(text: str, processes: int, name: str = "layout") -> Layout:
@@ -78,6 +83,11 @@ def parse_layout(text: str, processes: int, name: str = "layout") -> Layout:
         raise InputError(
             f"{name} {text!r}: expected {product} processes, found {processes}: start {layout.processes} (--devices "
             "or torchrun), or choose another layout"
+        )
+    if layout.cp > 1 and layout.pp * layout.tp > 1:
+        raise InputError(
+            f"{name} {text!r}: expected cp with dp or fsdp only, found {'tp' if layout.tp > 1 else 'pp'}: tp divides "
+            "the heads that cp exchanges for positions, and pipeline stages send each other whole rows; leave one out"
         )
     if layout.pp > 1 and layout.fsdp * layout.tp > 1:
         raise InputError(
@@ -122,14 +132,15 @@ def check_layout_fits(layout: Layout, heads: int, kv_heads: int, layers: int, na
     """Checks that a model of these sizes can have the layout.
 
     Raises:
-        InputError: The heads can't be divided over tp, or there are more pipeline stages than layers.
+        InputError: The heads can't be divided over tp or cp, or there are more pipeline stages than layers.
     """
     for kind, count in (("attention heads", heads), ("key and value heads", kv_heads)):
-        if count % layout.tp:
-            raise InputError(
-                f"{name} tp={layout.tp}: expected a divisor of the model's {count} {kind}: they can't be divided "
-                f"evenly; tp may be {_list_divisors(math.gcd(heads, kv_heads))}"
-            )
+        for axis, size in (("tp", layout.tp), ("cp", layout.cp)):
+            if count % size:
+                raise InputError(
+                    f"{name} {axis}={size}: expected a divisor of the model's {count} {kind}: they can't be divided "
+                    f"evenly; {axis} may be {_list_divisors(math.gcd(heads, kv_heads))}"
+                )
     if layout.pp > layers:
         raise InputError(
             f"{name} pp={layout.pp}: expected at most {layers} stages, the model's number of layers: a stage would be "
@@ -141,11 +152,40 @@ def check_model_fits(layout: Layout, config: "PretrainedConfig", name: str) -> N
     """Checks that the model of a transformers config can have the layout.
 
     Raises:
-        InputError: As in `check_layout_fits`.
+        InputError: As in `check_layout_fits`, or positions meet elsewhere than in attention that cp can replace.
     """
     text_config = config.get_text_config()
+    obstacle = find_exchange_obstacle(config) if layout.cp > 1 else ""
+    if obstacle:
+        raise InputError(
+            f"{name} cp={layout.cp}: expected a model whose positions meet in attention alone, by the sdpa of "
+            f"transformers, found {config.model_type}, {obstacle}: a segment of a text would not see the others; use "
+            "fsdp=N"
+        )
     heads, layers = text_config.num_attention_heads, text_config.num_hidden_layers
     check_layout_fits(layout, heads, getattr(text_config, "num_key_value_heads", None) or heads, layers, name)
+
+
+def find_exchange_obstacle(config: "PretrainedConfig") -> str:
+    """Returns why the attention of a model can't exchange heads for positions; empty if its config shows no reason."""
+    from transformers import AutoModel
+
+    own = config.get_text_config()
+    stock = AutoModel._model_mapping.get(type(config), None)
+    kinds = {*(getattr(own, "layer_types", None) or ())} - set(_ATTENTION_KINDS)
+    if config.is_encoder_decoder:
+        return "with an encoder and a decoder"
+    if not isinstance(stock, type) or config.model_type.startswith(PRUNED):
+        return "no stock class, whose layers may have different heads"
+    if not stock._supports_attention_backend:
+        return "with attention of its own, as relative positions need"
+    if not stock._supports_sdpa or getattr(own, "attn_logit_softcapping", None):
+        return "whose scores are capped or have sinks"
+    if kinds:
+        return f"with layers of {', '.join(sorted(kinds))}"
+    if getattr(own, "position_embedding_type", None) in ("relative_key", "relative_key_query"):
+        return "with relative positions"
+    return "whose embeddings join neighbouring tokens" if getattr(own, "trigram_input", False) else ""
 
 
 def _list_divisors(number: int) -> str:

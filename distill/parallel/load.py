@@ -68,7 +68,7 @@ def load_sharded(
         model: PreTrainedModel = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
         model.requires_grad_(not frozen).to(mesh.device_type)  # type: ignore[arg-type]
         model.eval()
-        return model
+        return apply_layout(model, layout, mesh)
     with parameters_on_meta():
         config = AutoConfig.from_pretrained(folder)
         model = auto_class.from_config(config, dtype=dtype, **from_config_kwargs)

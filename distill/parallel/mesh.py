@@ -1,4 +1,4 @@
-"""Device meshes of layouts, and the data-parallel position of a process in a mesh."""
+"""Device meshes of layouts, and which rows and positions of a batch a process has in a mesh."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from distill.parallel.layout import AXES, Layout
 
 
 def build_mesh(layout: Layout, device_type: str, ranks: Sequence[int] | None = None) -> DeviceMesh:
-    """Returns the mesh of `layout` over some processes of the world, with the dimensions pp, dp, fsdp and tp.
+    """Returns the mesh of `layout` over some processes of the world, with the dimensions pp, dp, fsdp, cp and tp.
 
     Every process of the world must call it, including those outside `ranks`: creating process groups is collective.
 
     Args:
         layout: Sizes of the dimensions; their product is the number of `ranks`.
         device_type: "cpu" or "cuda".
-        ranks: Global ranks, with the ranks of a tensor-parallel group adjacent; by default the whole world.
+        ranks: Global ranks, with the ranks of a tp or cp group adjacent; by default the whole world.
 
     Raises:
         ValueError: The number of ranks isn't the layout's number of processes.
@@ -30,13 +30,24 @@ def build_mesh(layout: Layout, device_type: str, ranks: Sequence[int] | None = N
 
 
 def find_data_rank(mesh: DeviceMesh) -> tuple[int, int]:
-    """Returns the index of this process's share of a batch and the number of shares (dp x fsdp)."""
+    """Returns the index of this process's share of a batch's rows and the number of shares (dp x fsdp)."""
     fsdp = mesh["fsdp"].size()
     return mesh.get_local_rank("dp") * fsdp + mesh.get_local_rank("fsdp"), mesh["dp"].size() * fsdp
 
 
+def find_segment(mesh: DeviceMesh) -> tuple[int, int]:
+    """Returns the index of this process's segment of each row's positions and the number of segments (cp)."""
+    return mesh.get_local_rank("cp"), mesh["cp"].size()
+
+
 def select_data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """Returns the mesh that FSDP shards weights over: [shards], or [replicas, shards] for hybrid sharding."""
+    """Returns the mesh that FSDP shards weights over: [shards], or [replicas, shards] for hybrid sharding.
+
+    Processes with segments of the same rows have different gradients, like those with different rows.
+    """
     if layout.zero:
         return mesh["dp"]
-    return mesh["dp", "fsdp"] if layout.dp > 1 else mesh["fsdp"]
+    shards = "fsdp"
+    if layout.cp > 1:
+        mesh["fsdp", "cp"]._flatten(shards := "fsdp_cp")
+    return mesh["dp", shards] if layout.dp > 1 else mesh[shards]

@@ -18,7 +18,7 @@ class ShardedTeacher:
     Processes that shard the weights (`fsdp`) run the teacher at the same time, each on its own batch. Those that split
     every product or form a pipeline (`tp`, `pp`) take turns: a batch is sent to all of them, and computed once if
     several request the same one. A process without further batches calls `finish`, so that the others don't wait
-    forever for its part of the weights.
+    forever for its part of the weights. Processes with segments of the same rows (`cp`) request them in one round.
 
     Args:
         local: The teacher on this process: an `OnlineTeacher` of a model laid out on `mesh`, or a `PipelineForward`.
@@ -29,7 +29,7 @@ class ShardedTeacher:
         self.local = local
         is_pipeline = mesh["pp"].size() > 1
         self.turn_group = mesh.get_group("pp" if is_pipeline else "tp")
-        self.copy_group = self.turn_group if is_pipeline else mesh["fsdp", "tp"]._flatten("copy").get_group()
+        self.copy_group = self.turn_group if is_pipeline else mesh["fsdp", "cp", "tp"]._flatten("copy").get_group()
         self.turn_row = dist.get_rank(self.copy_group) // dist.get_world_size(self.turn_group)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
