@@ -40,7 +40,7 @@ def compute_loss_terms(
 ) -> dict[str, Tensor]:
     """Returns the unweighted value of every term whose weight isn't 0.
 
-    Without logits and vectors, only the terms on layers are computed.
+    Without logits and vectors, only the terms on layers are computed; without any row, `kl` and `ce` are 0.
 
     Args:
         config: Weights and settings of the terms.
@@ -59,7 +59,10 @@ def compute_loss_terms(
     terms: dict[str, Tensor] = {}
     if config.kl and student_logits is not None and labels is not None:
         dense = select_divergence(config, labels)
-        terms["kl"] = distribution_loss(student_logits, teacher, config.resolved_temperature, dense)
+        if len(student_logits):
+            terms["kl"] = distribution_loss(student_logits, teacher, config.resolved_temperature, dense)
+        else:  # a 0 with an autograd graph: in its backward pass other processes get gradients of their positions
+            terms["kl"] = student_logits.sum()
     if config.ce and student_logits is not None and labels is not None:
         terms["ce"] = label_loss(student_logits, labels)
     if config.hidden:

@@ -25,6 +25,7 @@ from distill.parallel.mesh import build_mesh
 from distill.parallel.part_times import measure_part_times
 from distill.parallel.pipeline import PipelineTrainer
 from distill.parallel.pipeline_stage import PartTimes, find_relay, load_stage
+from distill.parallel.segment_check import check_segments
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
@@ -124,7 +125,10 @@ def load_in_layout(
 ) -> PreTrainedModel:
     """Returns this process's shards of a checkpoint, in eval mode.
 
-    A frozen model with precision `32` computes bit-identical outputs to an unsharded one.
+    A frozen model with precision `32` computes bit-identical outputs to an unsharded one, but for segments of rows.
+
+    Raises:
+        InputError: The model can't have the layout; for segments, also if its logits differ from those of whole rows.
     """
     register_pruned(folder)
     if layout.pp > 1:
@@ -132,7 +136,7 @@ def load_in_layout(
         stage.requires_grad_(not frozen)
         stage.to(detect_device_type())  # type: ignore[arg-type]  # transformers' stub lacks names of devices
         return stage
-    return load_sharded(
+    model = load_sharded(
         folder,
         auto_class,
         layout,
@@ -143,6 +147,10 @@ def load_in_layout(
         offload=offload,
         prefetch=prefetch,
     )
+    if layout.cp > 1:
+        check_segments(model, mesh.get_group("cp"))
+        reshard(model)
+    return model
 
 
 def build_pipeline_trainer(stage: PreTrainedModel, layout: Layout, mesh: DeviceMesh | None) -> PipelineTrainer | None:

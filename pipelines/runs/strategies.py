@@ -1,4 +1,4 @@
-"""Lightning strategies: one process, replicas (DDP, ZeRO-1), and students on a mesh (FSDP2, TP, 2D, HSDP, pipeline).
+"""Lightning strategies: one process, replicas (DDP, ZeRO-1, CP), students on a mesh (FSDP2, TP, 2D, HSDP, pipeline).
 
 They save and restore through `pipelines.runs.training_checkpoint`: each process its own shards, in any layout.
 """
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from distill.parallel.layout import Layout
-from distill.parallel.mesh import find_data_rank
+from distill.parallel.mesh import find_data_rank, find_segment
 from pipelines.runs.deepspeed import ZeroStrategy, build_settings
 from pipelines.runs.gradient_compression import register_compression
 from pipelines.runs.training_checkpoint import LightningState, load_training, save_training
@@ -126,16 +126,35 @@ class ReplicatedStrategy(PortableStrategy, DDPStrategy):
         register_compression(cast(DistributedDataParallel, self.model), self.compress)
 
 
+class SegmentStrategy(ReplicatedStrategy):
+    """A replica on every process, some of which have segments of the same rows.
+
+    Args:
+        mesh: The mesh of the student's layout.
+        compress, bucket_mb: As in `ReplicatedStrategy`.
+    """
+
+    def __init__(self, mesh: DeviceMesh, *, compress: str, bucket_mb: int):
+        super().__init__(compress=compress, bucket_mb=bucket_mb)
+        self.mesh, self.segment = mesh, find_segment(mesh)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """The rank of this process among those that read different rows, and their number."""
+        rank, ranks = find_data_rank(self.mesh)
+        return {"num_replicas": ranks, "rank": rank}
+
+
 class MeshStrategy(PortableStrategy, ModelParallelStrategy):
     """A student whose parameters are already on the mesh; its parallel modules reduce the gradients."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh):
         super().__init__(data_parallel_size=layout.data_parallel, tensor_parallel_size=layout.tp)
-        self.mesh = mesh
+        self.mesh, self.segment = mesh, find_segment(mesh)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """The rank of this process among those that read different data, and their number."""
+        """The rank of this process among those that read different rows, and their number."""
         rank, ranks = find_data_rank(self.mesh)
         return {"num_replicas": ranks, "rank": rank}
 
@@ -191,9 +210,11 @@ def build_strategy(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | No
         return ZeroStrategy(build_settings(machine.deepspeed))
     if layout.processes == 1:
         return SingleProcessStrategy(device=choose_device(machine.accelerator))
-    if layout.sharded or layout.zero == 2:
+    if layout.sharded or layout.zero == 2 or layout.cp > 1:
         if mesh is None:
             raise ValueError(f"layout {layout}: a sharded student needs the mesh that it lies on")
+        if not layout.sharded and layout.cp > 1:
+            return SegmentStrategy(mesh, compress=machine.compress, bucket_mb=machine.bucket_mb)
         return (PipelineStrategy if layout.pp > 1 else MeshStrategy)(layout, mesh)
     return ReplicatedStrategy(compress=machine.compress, bucket_mb=machine.bucket_mb)
 

@@ -259,10 +259,11 @@ class StepSeed(Callback):
         self.seed = seed
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        """Seeds PyTorch with the run's seed, the batch's number and the rank of the data."""
+        """Seeds PyTorch with the run's seed, the batch's number, the rank of the data and the segment of its rows."""
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
         data_rank, _ = data_of(trainer).find_rank()
-        torch.manual_seed(((self.seed << 32) + number + (data_rank << 48)) % 2**63)
+        segment, segments = data_of(trainer).find_segment()
+        torch.manual_seed(((self.seed << 32) + number + (data_rank * segments + segment << 48)) % 2**63)
 
 
 class EarlyStop(Callback):

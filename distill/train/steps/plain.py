@@ -12,6 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import Batch
+from distill.data.batches.segments import ROW_MASK
 from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
@@ -58,7 +59,7 @@ class PlainStep:
             loss: Settings of the terms in this step.
             mean: Averages over the processes; None in a single process.
         """
-        can_fuse = mean is None and not self.layer_terms.active_layer
+        can_fuse = (mean is None or ROW_MASK in batch) and not self.layer_terms.active_layer
         with self.fused_term.capture(batch, signals) if can_fuse else nullcontext() as head_inputs:
             logits, hidden, vectors = self._run_student(batch)
         device = batch["attention_mask"].device

@@ -45,7 +45,7 @@ def load_online_teacher(
         offload, prefetch: See `apply_layout`.
     """
     device = choose_device("auto")
-    if not layout.sharded:
+    if not layout.sharded and layout.cp == 1:
         model = load_teacher(source)
         return OnlineTeacher(model.to(device), loss.teacher_outputs, device=device)  # type: ignore[arg-type]
     mesh = build_mesh(layout, detect_device_type())
@@ -53,6 +53,8 @@ def load_online_teacher(
     model = load_in_layout(
         source, auto, layout, mesh, frozen=True, precision=precision, offload=offload, prefetch=prefetch
     )
+    if not layout.sharded:
+        return OnlineTeacher(model, loss.teacher_outputs, device=device)
     if layout.pp > 1:
         layers = range(model.config.num_hidden_layers + 1) if loss.computes("hidden") else ()
         return ShardedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)

@@ -278,3 +278,11 @@ def test_layers_are_paired_as_requested(layer_map, student, teacher, pairs):
 def test_a_pair_with_a_layer_out_of_range_is_refused(pair):
     with pytest.raises(InputError, match=rf"student layers 0 to 2 and teacher layers 0 to 6 .*, found {pair}"):
         pair_layers(f"0:0,{pair}", 2, 6)
+
+
+def test_distances_over_no_row_are_a_zero_with_a_graph():
+    logits = torch.zeros(0, 5, requires_grad=True)
+    labels, mask = torch.zeros(0, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
+    terms = compute_loss_terms(LossConfig(kl=1, ce=1), logits, labels, mask, {"logits": torch.zeros(0, 5)})
+    assert {name: float(value.detach()) for name, value in terms.items()} == {"kl": 0, "ce": 0}
+    assert all(value.grad_fn is not None for value in terms.values())

@@ -1,0 +1,92 @@
+"""Language models trained on processes with segments of the same rows equal those trained on one process."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distill.losses.config import LossConfig
+from support.ranks import run_ranks
+from support.segment_training import TRAIN, SegmentJob, save_models, train_jobs
+
+KL = LossConfig(kl=1, ce=0, temperature=1.0)
+# Adam scales the gradients of key biases, which are rounding errors, to full steps.
+SLOW = replace(TRAIN, learning_rate=2e-4)
+FUSED = ("labels", "sampled", "chat-labels", "by-tokens")  # their loss is computed without all logits
+DROPPED = SegmentJob("dropped", loss=LossConfig(kl=1, ce=0.5), train=replace(TRAIN, dropout=0.1, checkpoint_every=2))
+JOBS = [
+    SegmentJob("labels"),
+    SegmentJob("sampled", loss=KL, cached="sampled"),
+    SegmentJob("topk", loss=replace(KL, ce=0.5), cached="topk"),
+    SegmentJob("logits", loss=replace(KL, ce=0.5, temperature=2.0), cached="logits"),
+    SegmentJob("online", loss=LossConfig(kl=1, ce=0.5, temperature=2.0)),
+    SegmentJob("online-hidden", loss=LossConfig(kl=1, hidden=0.3, temperature=2.0)),
+    SegmentJob("chat-labels", "chat"),
+    SegmentJob("chat-online", "chat", LossConfig(kl=1, ce=0.5)),
+    SegmentJob("packed", "packed", LossConfig(kl=1, ce=0.5)),
+    SegmentJob("masked", "masked", LossConfig(kl=1, ce=0.5), cached="logits", train=SLOW),
+    SegmentJob("masked-online", "masked", LossConfig(kl=1), train=SLOW),
+    SegmentJob("checkpointed", loss=LossConfig(kl=1, ce=0.5), train=replace(TRAIN, checkpointing="full")),
+    SegmentJob("by-tokens", train=replace(TRAIN, batch_tokens=90)),
+]
+FOUR = [job for job in JOBS if job.name in ("sampled", "online", "chat-online", "packed", "masked")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def alone(models, tmp_path_factory) -> dict[str, Any]:
+    return train_jobs(0, 1, models, tmp_path_factory.mktemp("alone"), JOBS, "replicated")
+
+
+@pytest.fixture(scope="module")
+def together(models, tmp_path_factory) -> list[dict[str, Any]]:
+    return run_ranks(train_jobs, 2, 2, models, tmp_path_factory.mktemp("together"), JOBS, "cp=2", limit=400)
+
+
+def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, value in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], value, rtol=1e-4, atol=1e-5)
+    assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [job.name for job in JOBS])
+def test_segments_train_the_student_of_one_process(name, alone, together):
+    for found in together:
+        check_equal(found[name], alone[name])
+    assert all(torch.equal(a, b) for a, b in zip(*(each[name]["weights"].values() for each in together), strict=True))
+    assert alone[name]["fused"] is together[0][name]["fused"] is (True if name in FUSED else None)
+
+
+def test_a_stopped_training_resumes_to_the_same_bits(models, tmp_path):
+    whole = run_ranks(train_jobs, 2, 2, models, tmp_path / "whole", [DROPPED], "cp=2", limit=240)
+    for stop in (3, 2, None):
+        job = replace(DROPPED, stop=stop)
+        found = run_ranks(train_jobs, 2, 2, models, tmp_path / "stopped", [job], "cp=2", limit=240)
+        assert stop is None or all(each["dropped"] == {} for each in found)
+        (tmp_path / "stopped" / "dropped.world").unlink()
+    for own, expected in zip(found, whole, strict=True):
+        weights = own["dropped"]["weights"]
+        assert all(torch.equal(weights[name], value) for name, value in expected["dropped"]["weights"].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["dp=2,cp=2", "fsdp=2,cp=2", "cp=4"])
+def test_segments_and_shares_of_rows_train_the_student_of_one_process(layout, models, alone, tmp_path):
+    jobs = [job for job in FOUR if layout != "cp=4" or job.rows == "masked"]  # four heads, of which two have keys
+    for found in run_ranks(train_jobs, 4, 4, models, tmp_path, jobs, layout, limit=500):
+        for job in jobs:
+            check_equal(found[job.name], alone[job.name])
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_with_segments_train_the_student_of_one_process(models, alone, tmp_path):
+    job = next(job for job in JOBS if job.name == "online")
+    for found in run_ranks(train_jobs, 8, 8, models, tmp_path, [job], "hsdp=2x2,cp=2", limit=500):
+        check_equal(found["online"], alone["online"])

@@ -1,0 +1,26 @@
+"""Tests that each process and each batch have random numbers of their own, which a resumed run draws again."""
+
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipelines.runs.trainer import StepSeed
+
+
+def draw(rank: int, segment: tuple[int, int], batch: int = 5) -> tuple[float, ...]:
+    """Returns what a process draws in a batch of the second epoch."""
+    data = SimpleNamespace(find_rank=lambda: (rank, 2), find_segment=lambda: segment)
+    trainer = SimpleNamespace(datamodule=data, current_epoch=1, num_training_batches=10)
+    with torch.random.fork_rng(devices=[]):
+        StepSeed(3).on_train_batch_start(trainer, None, None, batch)
+        return tuple(torch.rand(3).tolist())
+
+
+@pytest.mark.parametrize("segments", [1, 2, 4])
+def test_every_process_and_batch_draws_other_numbers_and_the_same_ones_again(segments):
+    places = list(product(range(2), range(segments), (5, 6)))
+    found = [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
+    assert len(set(found)) == len(places)
+    assert found == [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
