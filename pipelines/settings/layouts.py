@@ -55,7 +55,7 @@ class LayoutSetting:
 
 def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSetting, LayoutSetting, LayoutSetting]:
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training."""
-    ranks, teacher, student = config.teacher.ranks, config.teacher.layout, config.student.layout
+    ranks, teacher, student = config.teacher.ranks, choose_teacher_layout(config), config.student.layout
     tuned = AUTO if ranks else teacher
     if config.machine.deepspeed:
         student = tuned = "replicated"  # DeepSpeed shards the model itself
@@ -66,12 +66,19 @@ def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSettin
     )
 
 
+def choose_teacher_layout(config: DistillConfig) -> str:
+    """Returns the teacher's layout as written; for `auto`, that of a student whose segments it is asked about."""
+    is_asked = config.teacher.signals == "online" and not config.teacher.ranks
+    is_copied = config.teacher.layout == AUTO and is_asked and "cp=" in config.student.layout
+    return config.student.layout if is_copied else config.teacher.layout
+
+
 def leaves_layout_open(config: DistillConfig, processes: int) -> bool:
     """Returns whether a layout is to be chosen from predictions.
 
     DeepSpeed shards models itself, and processes for the teacher only aren't planned.
     """
-    is_open = AUTO in (config.teacher.layout, config.student.layout)
+    is_open = AUTO in (choose_teacher_layout(config), config.student.layout)
     return processes > 1 and is_open and not config.machine.deepspeed and not config.teacher.ranks
 
 

@@ -38,6 +38,7 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
 from pipelines.settings.places import check_data, is_url, path_exists
 from pipelines.settings.schemes import check_processor
+from pipelines.settings.segments import check_segment_task, check_student_segments, check_teacher_segments
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
 NOT_ON_SEVERAL = {  # precisions that train on one process only, and why
@@ -895,6 +896,10 @@ RULES: tuple[Rule | Check, ...] = (
     ),
     # Models, layouts and precision
     Check(check_layout_sizes),
+    Check(partial(check_segment_task, "student"), ("task", "student_layout")),
+    Check(partial(check_segment_task, "teacher"), ("task", "teacher_layout")),
+    Check(check_student_segments, ("student_layout",)),
+    Check(check_teacher_segments, ("teacher_layout",)),
     Check(check_language_heads, ("task",)),
     Check(check_layer_terms, ("task", "teacher")),
     *(

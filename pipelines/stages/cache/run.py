@@ -25,10 +25,14 @@ def check_layout(config: WriteConfig, teacher: Checkpoint, processes: int) -> La
     """Returns the teacher's layout, checked before any process loads weights.
 
     Raises:
-        InputError: The layout doesn't fit the processes or the model, or a device other than the machine's default is
-            requested for a sharded teacher.
+        InputError: The layout doesn't fit the processes or the model, or has cp, or a device other than the machine's
+            default is requested for a sharded teacher.
     """
     layout = parse_layout(config.layout, processes, "layout")
+    if layout.cp > 1:
+        raise InputError(
+            f"layout {layout}: expected replicated, fsdp, tp or pp, found cp: a cache stores the signals of whole texts"
+        )
     check_model_fits(layout, teacher.config, "layout")
     default = detect_device_type()
     if layout.sharded and config.device not in ("auto", default):
