@@ -8,6 +8,7 @@ from transformers import PretrainedConfig
 
 from distill.checkpoint.sentence_form import vector_width
 from distill.data.batches.encode import Batch
+from distill.data.batches.segments import ROW_MASK
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.attention import read_attention_widths
 from distill.tasks.language import Language, MaskedLM
@@ -26,13 +27,20 @@ class BatchShape:
 
     Args:
         rows: Number of rows.
-        length: Tokens of each, with padding.
+        row_length: Tokens of each, with padding.
         share: Share of the tokens at which a language model predicts.
+        segments: Number of processes that the tokens of each row are divided among.
     """
 
     rows: int
-    length: int
+    row_length: int
     share: float = 1.0
+    segments: int = 1
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of each row on the process."""
+        return -(-self.row_length // self.segments)
 
     @property
     def positions(self) -> int:
@@ -44,6 +52,9 @@ def draw_batch(task: type[Task], shape: BatchShape, labels: int) -> Batch:
     """Returns a batch of a task with this number of labels; every token is attended to."""
     ids = torch.ones(shape.rows, shape.length, dtype=torch.long)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if shape.segments > 1:
+        row_mask = torch.ones(shape.rows, shape.segments * shape.length, dtype=torch.long)
+        batch |= {ROW_MASK: row_mask, "position_ids": torch.zeros_like(ids)}
     by_row = torch.zeros(shape.rows, dtype=torch.long)
     if issubclass(task, MaskedLM):
         labels_of_positions = torch.ones(shape.positions, dtype=torch.long)

@@ -102,7 +102,8 @@ class LayoutTracer:
         Where none fits, they are tried again with smaller optimizer states, and then, on GPUs, with FSDP's shards in
         the CPU's memory.
         """
-        layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True)
+        segments = self.workload.predicts_tokens
+        layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True, segments=segments)
         train = self.workload.settings.train
         found = self._trace_all(partial(self._train, train=train, online=online), layouts)
         if train.optimizer in SMALLER and all(choice.refusal for choice in found):
@@ -216,7 +217,7 @@ class LayoutTracer:
         micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
 
         def trace(layers: int) -> StepTrace:
-            query = self.workload.describe_query(size, layers)
+            query = self.workload.describe_query(size, layers, layout.cp)
             if layout.pp > 1:
                 return trace_stages(query, layout, micro_batches)
             return trace_query(query, layout, is_new=self._is_new("query", layout, size))
@@ -235,7 +236,7 @@ class LayoutTracer:
         """Returns what a step of the student with this number of layers takes."""
         micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
         traced = replace(train, optimizer="adamw") if train.optimizer in STATES else train
-        training = self.workload.describe_training(size, layers, traced, online=online)
+        training = self.workload.describe_training(size, layers, traced, online=online, segments=layout.cp)
         training = replace(training, backend=self.hardware.backend)
         if layout.pp > 1:
             found = trace_stages(training, layout, micro_batches)

@@ -11,15 +11,16 @@ from pipelines.planner.hardware import Hardware
 MOST_STAGES = 8  # pipeline stages at most: more idle for longer than they compute, with four micro-batches
 
 
-def list_layouts(hardware: Hardware, model: PretrainedConfig, *, trained: bool) -> list[Layout]:
+def list_layouts(hardware: Hardware, model: PretrainedConfig, *, trained: bool, segments: bool = False) -> list[Layout]:
     """Returns the layouts on all devices that a model of this config can have.
 
-    Products are split within a node only: each of them is waited for.
+    Products and rows are split within a node only: what they exchange is waited for in each layer.
 
     Args:
         hardware: The machines.
         model: The model's config.
         trained: Whether the model is trained, so that gradients and optimizer states may be sharded alone.
+        segments: Whether the positions of a row may be divided among processes.
     """
     count = hardware.processes
     if count == 1:
@@ -31,6 +32,8 @@ def list_layouts(hardware: Hardware, model: PretrainedConfig, *, trained: bool) 
     for parts in (*divide(hardware.devices), hardware.devices):
         others = count // parts
         found += [Layout(tp=parts)] if others == 1 else [Layout(fsdp=others, tp=parts), Layout(dp=others, tp=parts)]
+        if segments:
+            found += [Layout(cp=parts)] if others == 1 else [Layout(fsdp=others, cp=parts), Layout(dp=others, cp=parts)]
     found += [Layout(pp=stages, dp=count // stages) for stages in (*divide(count), count) if stages <= MOST_STAGES]
     unique = dict.fromkeys(layout for layout in found if layout.processes == count)
     return [layout for layout in unique if can_have(layout, model)]

@@ -98,7 +98,8 @@ def list_pairs(
             if fits(teacher):
                 yield from (pair_cached(teacher, student, workload) for student in filter(fits, cached))
             if teacher.trace is not None:  # batches of the student may be smaller than those of a cache
-                yield from (pair_online(teacher, student, workload, hardware) for student in filter(fits, online))
+                asking = (each for each in filter(fits, online) if each.layout.cp == teacher.layout.cp)
+                yield from (pair_online(teacher, student, workload, hardware) for student in asking)
 
     fitting = [pair for pair in pair_all() if pair.peak <= hardware.memory]
     # Times are no more exact than this: of pairs that take as long, the one with the least memory comes first.

@@ -84,7 +84,7 @@ def make_plan(config: PlannerConfig, console: Console) -> ClusterPlan:
     machine = workload.settings.machine
     hardware = describe_hardware(config.cluster, machine.precision, machine.threads)
     of_teacher = list_layouts(hardware, workload.teacher, trained=False)
-    of_student = list_layouts(hardware, workload.student, trained=True)
+    of_student = list_layouts(hardware, workload.student, trained=True, segments=workload.predicts_tokens)
     with console.track("planning", len(of_teacher) + 2 * len(of_student), "layouts") as advance:
         tracer = LayoutTracer(workload, hardware, partial(advance, 1), workers=min(MOST_WORKERS, count_cores()))
         teachers, cached = tracer.list_teachers(of_teacher), tracer.list_students(of_student)

@@ -13,7 +13,7 @@ from distill.data.batches.encode import Batch
 from distill.losses.config import LAYER_TERMS, LayerSizes
 from distill.models.depth import set_depth
 from distill.models.layer_sizes import read_layer_sizes
-from distill.tasks.language import MaskedLM
+from distill.tasks.language import Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
 from distill.train.config import TrainConfig
@@ -86,6 +86,11 @@ class Workload:
         return round(self.rows * count_cached_bytes(self.settings, self.teacher, self.student, self.task))
 
     @property
+    def predicts_tokens(self) -> bool:
+        """Whether the models are language models, which may compute segments of a row's positions."""
+        return issubclass(self.task, Language)
+
+    @property
     def is_traced_whole(self) -> bool:
         """Whether the student can't be traced with fewer layers, for terms pair them with the teacher's."""
         return self.settings.loss.computes(*LAYER_TERMS)
@@ -96,9 +101,11 @@ class Workload:
         outputs = ",".join(self.settings.loss.teacher_outputs)
         return replace(found, signals=outputs) if online else found
 
-    def describe_training(self, rows: int, layers: int, train: TrainConfig, *, online: bool) -> Training:
-        """Returns the training of a student of this depth, in batches of `rows` on each process."""
-        shape = BatchShape(rows, self.length, self.share)
+    def describe_training(
+        self, rows: int, layers: int, train: TrainConfig, *, online: bool, segments: int = 1
+    ) -> Training:
+        """Returns the training of a student of this depth, in batches of segments of `rows` on each process."""
+        shape = BatchShape(rows, self.length, self.share, segments)
         loss, teacher = self.settings.loss, self.teacher
 
         def draw() -> Batch:
@@ -113,9 +120,9 @@ class Workload:
             self.task.output_rows, self.teacher_sizes, self.share,
         )  # fmt: skip
 
-    def describe_query(self, rows: int, layers: int) -> Query:
-        """Returns the query of a teacher of this depth for a batch of `rows`."""
-        shape = BatchShape(rows, self.length, self.share)
+    def describe_query(self, rows: int, layers: int, segments: int = 1) -> Query:
+        """Returns the query of a teacher of this depth for a batch of segments of `rows`."""
+        shape = BatchShape(rows, self.length, self.share, segments)
         labels = int(self.teacher.num_labels or 1)
         outputs = self.settings.loss.teacher_outputs
         return Query(

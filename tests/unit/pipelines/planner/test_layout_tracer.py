@@ -68,6 +68,37 @@ def test_products_are_split_within_a_node_only():
     assert not any(layout.tp > 1 for layout in list_layouts(nodes_of_one, BERT, trained=True))
 
 
+def test_rows_are_divided_into_segments_within_a_node_only():
+    found = [layout for layout in list_layouts(FOUR, LLAMA, trained=True, segments=True) if layout.cp > 1]
+    assert found == [Layout(fsdp=2, cp=2), Layout(dp=2, cp=2)]
+    three = LlamaConfig(hidden_size=12, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=4)
+    assert not any(layout.cp > 1 for layout in list_layouts(FOUR, three, trained=True, segments=True))
+
+
+def test_a_segment_takes_a_share_of_the_activations_and_logits_and_waits_for_heads():
+    workload, node = describe("causal-lm", LLAMA, train=TrainConfig(batch_size=16)), replace(FOUR, nodes=1)
+    layouts = [Layout(dp=2), Layout(cp=2)]
+    whole, segments = LayoutTracer(workload, node).list_students(layouts)
+    assert (whole.rows, segments.rows) == (8, 16)
+    for name in ("activations", "logits", "weights"):
+        assert segments.trace.memory[name] == pytest.approx(whole.trace.memory[name], rel=0.05)
+    assert whole.time.waited == 0 < segments.time.waited
+    alone = LayoutTracer(workload, replace(node, devices=1)).list_students([Layout()])[0]
+    assert segments.trace.memory["activations"] < 0.6 * alone.trace.memory["activations"]
+
+
+def test_segments_of_a_teacher_that_computes_in_every_step_are_those_of_the_student():
+    workload, node = describe("causal-lm", LLAMA, loss=LossConfig(kl=1, temperature=1.0)), replace(FOUR, nodes=1)
+    online = replace(workload, settings=replace(workload.settings, teacher=TeacherConfig("t", signals="online")))
+    tracer, layouts = LayoutTracer(online, node), [Layout(dp=2), Layout(cp=2)]
+    teachers, students = tracer.list_teachers(layouts), tracer.list_students(layouts, online=True)
+    assert not any(choice.refusal for choice in (*teachers, *students))
+    pairs = list_pairs(teachers, (), students, online, node)
+    assert {(str(pair.teacher.layout), str(pair.student.layout)) for pair in pairs} == {
+        ("replicated", "replicated"), ("cp=2", "cp=2")
+    }  # fmt: skip
+
+
 def test_a_lone_process_has_one_layout():
     assert list_layouts(replace(FOUR, nodes=1, devices=1), BERT, trained=True) == [Layout()]
 
@@ -81,6 +112,7 @@ OTHER_TASKS = ("masked-lm", "multi-label", "regression", "token-classification",
 def test_students_of_every_task_are_planned(task):
     found = list_students(describe(task, BERT), replace(FOUR, nodes=1))
     assert {"replicated", "fsdp=2", "tp=2"} <= found.keys()
+    assert ("cp=2" in found) == (task == "masked-lm")
     assert not any(found[name].refusal for name in ("replicated", "fsdp=2", "tp=2"))
 
 
@@ -92,6 +124,7 @@ def test_language_models_are_planned_with_every_signal(signals):
     settings = replace(workload.settings, keep=replace(workload.settings.keep, signals=signals))
     found = list_students(replace(workload, settings=settings), replace(FOUR, nodes=1))
     assert found["fsdp=2"].peak > 0
+    assert not found["cp=2"].refusal
     assert found["replicated"].trace.memory["logits"] > 0
 
 
