@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 import lightning
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -249,6 +250,12 @@ def data_of(trainer: Trainer) -> RowsDataModule:
     return cast(RowsDataModule, trainer.datamodule)  # type: ignore[attr-defined]  # Lightning sets it in fit
 
 
+def mix_seed(seed: int, rank: int, number: int) -> int:
+    """Returns a seed of 63 bits for a batch of a process, also where only the lower 32 are read, as on a CPU."""
+    lower = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]) if seed or rank else 0
+    return (((seed << 32) + number + (rank << 48)) ^ lower) % 2**63
+
+
 class StepSeed(Callback):
     """Seeds dropout for each batch.
 
@@ -263,7 +270,7 @@ class StepSeed(Callback):
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
         data_rank, _ = data_of(trainer).find_rank()
         segment, segments = data_of(trainer).find_segment()
-        torch.manual_seed(((self.seed << 32) + number + (data_rank * segments + segment << 48)) % 2**63)
+        torch.manual_seed(mix_seed(self.seed, data_rank * segments + segment, number))
 
 
 class EarlyStop(Callback):

@@ -9,12 +9,12 @@ import torch
 from pipelines.runs.trainer import StepSeed
 
 
-def draw(rank: int, segment: tuple[int, int], batch: int = 5) -> tuple[float, ...]:
+def draw(rank: int, segment: tuple[int, int], batch: int = 5, seed: int = 3) -> tuple[float, ...]:
     """Returns what a process draws in a batch of the second epoch."""
     data = SimpleNamespace(find_rank=lambda: (rank, 2), find_segment=lambda: segment)
     trainer = SimpleNamespace(datamodule=data, current_epoch=1, num_training_batches=10)
     with torch.random.fork_rng(devices=[]):
-        StepSeed(3).on_train_batch_start(trainer, None, None, batch)
+        StepSeed(seed).on_train_batch_start(trainer, None, None, batch)
         return tuple(torch.rand(3).tolist())
 
 
@@ -24,3 +24,7 @@ def test_every_process_and_batch_draws_other_numbers_and_the_same_ones_again(seg
     found = [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
     assert len(set(found)) == len(places)
     assert found == [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
+
+
+def test_every_run_draws_other_numbers():
+    assert len({draw(0, (0, 1), seed=seed) for seed in range(20)}) == 20
