@@ -1,4 +1,4 @@
-"""Layouts of models over processes: tensor parallelism, FSDP, pipeline stages; sharded loading and gathering.
+"""Layouts of models over processes: tensor and context parallelism, FSDP, pipeline stages; sharded loading, gathering.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distill.parallel.apply import apply_layout, gather_tensor, reshard
     from distill.parallel.clip import clip_gradients
+    from distill.parallel.head_exchange import exchange_heads
     from distill.parallel.layout import Layout, check_layout_fits, check_model_fits, parse_layout
     from distill.parallel.load import load_sharded
-    from distill.parallel.mesh import build_mesh, find_data_rank
+    from distill.parallel.mesh import build_mesh, find_data_rank, find_segment
     from distill.parallel.pipeline import PipelineForward, PipelineTrainer
     from distill.parallel.pipeline_stage import freeze_embeddings, load_stage, split_layers
     from distill.parallel.tensor_plan import build_tensor_plan
@@ -26,7 +27,9 @@ EXPORTS = {
     "check_layout_fits": "layout",
     "check_model_fits": "layout",
     "clip_gradients": "clip",
+    "exchange_heads": "head_exchange",
     "find_data_rank": "mesh",
+    "find_segment": "mesh",
     "freeze_embeddings": "pipeline_stage",
     "gather_tensor": "apply",
     "load_sharded": "load",
@@ -45,7 +48,9 @@ __all__ = [
     "check_layout_fits",
     "check_model_fits",
     "clip_gradients",
+    "exchange_heads",
     "find_data_rank",
+    "find_segment",
     "freeze_embeddings",
     "gather_tensor",
     "load_sharded",

@@ -20,8 +20,8 @@ class TeacherConfig:
         finetune: `auto` fine-tunes the teacher first if it has no head for the data's labels; `always`; `never` stops
             instead.
         probe: Fit a new head on frozen features before fine-tuning.
-        layout: Distribution over the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is replicated if
-            the teacher fits into each process's memory, else fsdp.
+        layout: Distribution over the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, or the student's with
+            cp; auto is replicated if the teacher fits into each process's memory, else fsdp.
         offload: With FSDP, keep the teacher's weights in CPU memory.
         signals: `cached` computes them once and trains without the teacher; `online` runs the teacher in every step.
         ranks: Number of the processes that hold only the teacher and compute a batch's signals while the student trains

@@ -102,8 +102,11 @@ def summarise_times(measured: list[list[float]], speeds: RankSpeeds | None) -> l
 
 
 def build_meter(text: str, data: RowsDataModule, layout: Layout, logs: TrainingLogs) -> list[Callback]:
-    """Returns the meter of a training with replicas, and sets the speeds of its data; nothing for other layouts."""
-    if layout.dp == 1 or layout.sharded or layout.zero == 2:
+    """Returns the meter of a training with replicas, and sets the speeds of its data; nothing for other layouts.
+
+    Processes with segments of the same rows wait for each other within a pass, so that their times are the same.
+    """
+    if layout.dp == 1 or layout.sharded or layout.zero == 2 or layout.cp > 1:
         return []
     data.speeds = parse_speeds(text, layout.dp)
     return [RankMeter(data.speeds if text == MEASURED_SPEEDS else None, data, logs)]

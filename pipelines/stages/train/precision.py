@@ -19,6 +19,7 @@ from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import EncodedRows, TrainBatches
 from distill.data.batches.chunks import cut_chunks
 from distill.data.batches.packing import find_padding_id
+from distill.data.batches.segments import ROW_DOCUMENTS, ROW_MASK
 from distill.data.splits.examples import take_rows
 from distill.errors import InputError
 from distill.models.inputs import build_inputs
@@ -115,7 +116,10 @@ def device_of(machine: MachineConfig) -> torch.device:
 
 
 def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
-    """Returns the unsharded student at the start of its training, and batches of the size each process gets."""
+    """Returns the unsharded student at the start of its training, and batches of the size each process gets.
+
+    A segment of positions is measured as a row of its own.
+    """
     config, source = plan.settings, plan.teacher.folder
     task, teacher_tokenizer = read_task(data), plan.teacher.load_tokenizer()
     own = teacher_tokenizer if plan.student is None else plan.student.load_tokenizer()
@@ -127,10 +131,12 @@ def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTraine
     teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
     student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
     rows = drawn_rows(config, read_data(data).train, task, own, teacher_tokenizer if other else None, run.seed)
-    size, ranks = config.train.rows, plan.layouts.student.data_parallel
-    batches = TrainBatches(rows, size, find_padding_id(own), seed=run.seed, ranks=ranks)
-    window = config.train.backward_window
-    measured = list(islice(batches, BATCHES))
+    size, layout = config.train.rows, plan.layouts.student
+    batches = TrainBatches(
+        rows, size, find_padding_id(own), seed=run.seed, ranks=layout.data_parallel, segment=(0, layout.cp)
+    )
+    window, of_rows = config.train.backward_window, (ROW_MASK, ROW_DOCUMENTS)
+    measured = [{name: batch[name] for name in batch if name not in of_rows} for batch in islice(batches, BATCHES)]
     return student.float(), [next(cut_chunks(batch, window)).batch for batch in measured] if window else measured
 
 

@@ -1,11 +1,11 @@
-"""The benchmarks of activation checkpointing and offload, of backward windows, and of optimizers, on tiny models."""
+"""The benchmarks of activation checkpointing and offload, of windows, segments and optimizers, on tiny models."""
 
 import re
 import sys
 
 import torch
 
-from benchmarks import activations, backward_window, optimizers
+from benchmarks import activations, backward_window, optimizers, segments
 
 
 def run(module, capsys, monkeypatch, *arguments: str) -> dict[str, list[str]]:
@@ -37,6 +37,18 @@ def test_windows_hold_less_than_the_whole_document(capsys, monkeypatch):
     found = {line[1]: line for line in cells if line and line[0] == "512"}
     assert found.keys() == {"whole", "64"}
     assert float(found["64"][3]) < 0.6 < float(found["whole"][3]) == 1
+
+
+def test_segments_hold_less_than_whole_documents(capsys, monkeypatch):
+    sizes = ["--width", "128", "--layers", "2", "--vocabulary", "500", "--lengths", "512", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["segments", *sizes])
+    segments.main()
+    cells = [re.split(r"\s*[│|]\s*", line.strip("│| ")) for line in capsys.readouterr().out.splitlines()]
+    found = {(line[1], line[2]): float(line[4]) for line in cells if line[0] == "512"}
+    assert found.keys() == {(logits, count) for logits in (segments.BLOCKS, segments.ALL_LOGITS) for count in "12"}
+    assert found[segments.ALL_LOGITS, "1"] == found[segments.BLOCKS, "1"] == 1
+    assert found[segments.ALL_LOGITS, "2"] < 0.7
+    assert found[segments.BLOCKS, "2"] < 0.7
 
 
 def test_states_are_counted_for_each_parameter(capsys, monkeypatch):

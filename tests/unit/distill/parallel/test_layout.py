@@ -21,6 +21,10 @@ READ = {
     (" FSDP=2, tp=3", 6): Layout(fsdp=2, tp=3),
     ("pp=4", 4): Layout(pp=4),
     ("dp=2,pp=2", 4): Layout(dp=2, pp=2),
+    ("cp=2", 2): Layout(cp=2),
+    ("dp=2,cp=4", 8): Layout(dp=2, cp=4),
+    ("fsdp=2,cp=2", 4): Layout(fsdp=2, cp=2),
+    ("hsdp=2x2,cp=2", 8): Layout(dp=2, fsdp=2, cp=2),
 }
 
 
@@ -39,6 +43,8 @@ def test_a_layout_is_parsed_and_its_text_form_parses_to_the_same_layout(text, pr
         ("hsdp=2x2,tp=2", 4, ("2 x 2 x 2 = 8 processes, found 4",)),
         ("fsdp=2,pp=2", 4, ("expected pp with dp only", "use pp=4")),
         ("tp=2,pp=2", 4, ("expected pp with dp only",)),
+        ("cp=2,tp=2", 4, ("expected cp with dp or fsdp only, found tp", "leave one out")),
+        ("cp=2,pp=2", 4, ("expected cp with dp or fsdp only, found pp",)),
         ("tp=two", 2, ("tp=two", "expected replicated")),
         ("tp=0", 2, ("tp=0",)),
         ("ddp", 2, ("'ddp'",)),
@@ -59,6 +65,10 @@ def test_a_layout_that_does_not_fit_the_models_heads_or_layers_is_refused():
         check_layout_fits(Layout(tp=8), 12, 4, 6, "teacher.layout")
     with pytest.raises(InputError, match="2 key and value heads"):
         check_layout_fits(Layout(tp=4), 12, 2, 6, "teacher.layout")
+    with pytest.raises(
+        InputError, match=r"cp=8: expected a divisor of the model's 12 attention heads.*cp may be 1, 2, 4"
+    ):
+        check_layout_fits(Layout(cp=8), 12, 4, 6, "teacher.layout")
     with pytest.raises(InputError, match="expected at most 6 stages"):
         check_layout_fits(Layout(pp=7), 12, 12, 6, "teacher.layout")
     check_layout_fits(Layout(tp=2, fsdp=4), 12, 4, 6, "teacher.layout")
@@ -68,3 +78,9 @@ def test_a_layout_reports_whether_weights_are_sharded_and_its_data_parallel_size
     assert not parse_layout("zero2", 2).sharded
     assert parse_layout("hsdp=2x2", 4).sharded
     assert parse_layout("hsdp=2x2,tp=2", 8).data_parallel == 4
+
+
+def test_segments_share_rows_and_have_whole_weights_unless_fsdp_shards_them_over_all_of_their_processes():
+    segments, shards = parse_layout("dp=2,cp=2", 4), parse_layout("fsdp=2,cp=2", 4)
+    assert (segments.sharded, segments.data_parallel, segments.processes) == (False, 2, 4)
+    assert (shards.shards, shards.data_parallel) == (4, 2)

@@ -289,6 +289,10 @@ REFUSALS = [
     (("--student.layout", "fsdp=2"), "student.layout 'fsdp=2': expected 2 processes, found 1"),
     (("--devices", "3", "--student.layout", "tp=3"), "attention heads: they can't be divided evenly"),
     (("--devices", "6", "--student.layout", "pp=6"), "expected at most 2 stages, the model's number of layers"),
+    (
+        ("--devices", "2", "--student.layout", "cp=2", "--task", "text-classification"),
+        "student.layout cp=2: expected mas",
+    ),
     (("--teacher.signals", "online", "--teacher.ranks", "3"), "teacher.ranks 3: expected fewer than the 1 processes"),
     (("--student.offload",), "student.offload: expected student.layout fsdp=N or zero2"),
     (("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "fp16"), "machine.compress fp16"),
