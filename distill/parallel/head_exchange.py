@@ -6,9 +6,10 @@ for all positions; the results go back the same way. Activations and logits of a
 processes N; what is sent in a layer is four tensors of a segment's size, whatever N is.
 
 The other known way is ring attention, in which keys and values pass from process to process while queries stay. torch
-has it (torch.distributed.tensor.experimental.context_parallel), but only for the fused attention kernels of GPUs: there
-is none for a CPU, on which layouts are tested, and none with a mask. The exchange uses any attention with any mask, and
-gives each process the same work where attention is causal; in return N has to divide the number of heads.
+2.13 has a prototype (torch.distributed.tensor.experimental.context_parallel) for the fused attention kernels of GPUs,
+without masks: there is none for a CPU, on which layouts are tested, and none for padded rows of encoders, packed rows
+and windows. The exchange uses any attention with any mask, and gives each process the same work where attention is
+causal; in return N has to divide the numbers of heads.
 
 Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509), section 3; through transformers' AttentionInterface,
 so that the modelling code is the stock one.
