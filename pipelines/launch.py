@@ -1,5 +1,6 @@
 """`python -m pipelines.launch`: writes what an engine runs, and submits it where the engine is at hand."""
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
     if config.submit:
         submit(engine, manifest, folder, console)
     elif manifest.submit:
-        console.say(f"  submit it with: cd {folder} && {' '.join(manifest.submit)}")
+        console.say(f"  submit it with: {shlex.join(list_submission(manifest, folder))}")
 
 
 def split_engine(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
@@ -95,6 +96,11 @@ def write_files(manifest: EngineFiles, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+def list_submission(manifest: EngineFiles, folder: Path) -> list[str]:
+    """Returns the words that submit a manifest from here, where the command's relative paths are found."""
+    return [str(folder / word) if word in manifest.files else word for word in manifest.submit]
+
+
 def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -> None:
     """Runs the engine's own command on the files.
 
@@ -109,10 +115,11 @@ def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -
             f"submit: expected {manifest.submit[0]} on this machine, found none: the files are in {folder}, submit "
             "them from a machine that has it"
         )
-    done = subprocess.run([program, *manifest.submit[1:]], cwd=folder, check=False)  # noqa: S603 - the engine's own
+    words = list_submission(manifest, folder)
+    done = subprocess.run([program, *words[1:]], check=False)  # noqa: S603 - the engine's own
     if done.returncode:
-        raise InputError(f"submit: {' '.join(manifest.submit)} ended with {done.returncode}: see its message above")
-    console.say(f"  submitted with: {' '.join(manifest.submit)}")
+        raise InputError(f"submit: {shlex.join(words)} ended with {done.returncode}: see its message above")
+    console.say(f"  submitted with: {shlex.join(words)}")
 
 
 if __name__ == "__main__":

@@ -224,8 +224,8 @@ def test_unknown_engines_are_answered_with_the_nearest():
 def test_files_are_written_once_and_edits_are_kept(tmp_path, capsys):
     arguments = ["slurm", "--nodes", "2", f"--output={tmp_path / 'job'}"]
     main([*arguments, "--", *WORDS])
-    assert "cd " in capsys.readouterr().out
     script = tmp_path / "job" / "job.sbatch"
+    assert f"submit it with: sbatch {script}" in capsys.readouterr().out.replace("\n", "")
     subprocess.run(["bash", "-n", str(script)], check=True)
     main([*arguments, "--", *WORDS])
     script.write_text(script.read_text() + "# mine\n")
@@ -243,8 +243,9 @@ def test_submission_needs_the_engines_command(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="ended with 3"):
         main(["slurm", f"--output={tmp_path / 'job'}", "--submit", "--", *WORDS])
     (tmp_path / "sbatch").write_text('#!/bin/sh\nread first < "$1"\necho "$first" > submitted\n')
-    main(["slurm", f"--output={tmp_path / 'job'}", "--submit", "--", *WORDS])
-    assert Path(tmp_path / "job" / "submitted").read_text() == "#!/bin/bash\n"
+    monkeypatch.chdir(tmp_path)  # relative paths of the command are those of the folder it is launched from
+    main(["slurm", "--output=job", "--submit", "--", *WORDS])
+    assert Path("submitted").read_text() == "#!/bin/bash\n"
 
 
 # Fields of ray.io/v1 in KubeRay's Go types (Apache-2.0), as far as they may occur here.
