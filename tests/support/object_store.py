@@ -5,10 +5,11 @@ import socket
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from support.environments import make_environment
 
 PACKAGES = ("moto[s3]==5.2.5", "flask", "flask-cors")
 KEYS = {
@@ -19,16 +20,6 @@ KEYS = {
 }
 
 
-def make_environment(folder: Path) -> Path:
-    """Returns the Python of an environment with the server's packages."""
-    python = folder / "bin/python"
-    if not (folder / "ready").exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True, timeout=300)
-        (folder / "ready").touch()
-    return python
-
-
 @contextmanager
 def object_store(environment: Path, **variables: str) -> Iterator[dict[str, str]]:
     """Yields the environment variables with which clients find the server."""
@@ -36,7 +27,7 @@ def object_store(environment: Path, **variables: str) -> Iterator[dict[str, str]
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
     server = subprocess.Popen(
-        [make_environment(environment), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [make_environment(environment, PACKAGES), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         env=os.environ | KEYS | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

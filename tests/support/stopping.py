@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipelines.runs.manifest import SCRATCH
 from support.commands import start
 
 SECONDS = 240.0
@@ -75,6 +76,14 @@ class Running:
             assert time.monotonic() < end, f"processes are left: {[command_line(pid) for pid in left]}"
             time.sleep(0.05)
         return code
+
+
+def wait_for_checkpoint(output: Path) -> None:
+    """Returns when the student's training has written a checkpoint; whoever runs it may be anywhere."""
+    end = time.monotonic() + SECONDS
+    while not any(output.glob(f"distill/*/{SCRATCH}/checkpoints/*.ckpt")):
+        assert time.monotonic() < end, f"no checkpoint within {SECONDS:.0f} s"
+        time.sleep(0.02)
 
 
 def assert_stopped(running: Running, name: str) -> None:

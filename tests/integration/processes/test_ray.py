@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from distill.errors import InputError
-from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.ray_engine import FAILURE, exit_with_message, name_storage, print_file
 from pipelines.runs.stops import list_descendants
 from support.commands import run_to_success, small_run, start
 from support.run_inputs import make_inputs
+from support.stopping import wait_for_checkpoint
 
 WORKER = b"ray::"  # how Ray names the processes of its workers
 SETTINGS = ("--devices", "2", "--train.dropout", "0", "--teacher_train.dropout", "0", "--until", "distill")
@@ -58,14 +58,6 @@ def test_a_killed_worker_is_started_again_and_resumes(inputs, expected, tmp_path
     assert process.returncode == 0, printed
     assert "distill: resuming" in printed
     assert read_weights(output) == expected
-
-
-def wait_for_checkpoint(output: Path) -> None:
-    for _ in range(3000):
-        if any(output.glob(f"distill/*/{SCRATCH}/checkpoints/*.ckpt")):
-            return
-        time.sleep(0.02)
-    raise AssertionError("no checkpoint was written in a minute")
 
 
 def find_worker(command: int) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pipelines.runs.manifest import SCRATCH
 from support.commands import ROOT, run_to_success, small_run
 from support.namespaces import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
 from support.run_inputs import make_inputs
+from support.stopping import wait_for_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NEAR = 1e-5
@@ -54,15 +54,6 @@ def start_run(machines: TwoMachines, inputs, output: Path, *, nodes: str, timeou
         machines.start(rank, words, variables)
 
 
-def wait_for_training(output: Path) -> None:
-    """Returns when the student's training has written a checkpoint."""
-    for _ in range(6000):
-        if any(output.glob(f"distill/*/{SCRATCH}/checkpoints/*.ckpt")):
-            return
-        time.sleep(0.02)
-    raise AssertionError("no checkpoint was written in two minutes")
-
-
 def finish(machines: TwoMachines) -> list[str]:
     printed = [process.communicate(timeout=240)[0] for process in machines.processes]
     assert [process.returncode for process in machines.processes] == [0, 0], "\n".join(printed)
@@ -73,7 +64,7 @@ def run_with_cut(inputs, output: Path, seconds: float, *, nodes: str, timeout: f
     """Runs on both machines, whose cable is cut for some seconds while the student is trained."""
     with two_machines() as machines:
         start_run(machines, inputs, output, nodes=nodes, timeout=timeout)
-        wait_for_training(output)
+        wait_for_checkpoint(output)
         machines.cut()
         time.sleep(seconds)
         machines.join()

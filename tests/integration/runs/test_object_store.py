@@ -13,6 +13,7 @@ from pyarrow.fs import S3FileSystem
 from pipelines.runs.storage.mirror import INDEX
 from pipelines.runs.storage.remote import CACHE_VARIABLE
 from support.commands import ROOT, command, run_to_success, small_run
+from support.environments import shared_folder
 from support.object_store import object_store
 from support.run_inputs import make_inputs
 
@@ -22,7 +23,7 @@ SETTINGS = ("--train.checkpoint_every", "5", "--epochs", "30", "--until", "disti
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
-    return tmp_path_factory.getbasetemp().parent / "moto-environment"  # kept for the next session
+    return shared_folder(tmp_path_factory, "moto-environment")
 
 
 @pytest.fixture(scope="module")
