@@ -20,6 +20,6 @@ def make_environment(folder: Path, packages: Sequence[str]) -> Path:
     python, complete = folder / "bin/python", folder / "packages.txt"
     if not complete.exists() or complete.read_text() != "\n".join(packages):
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, timeout=900)
+        subprocess.run([python, "-m", "pip", "install", "-qq", *packages], check=True, timeout=900)
         complete.write_text("\n".join(packages))
     return python
