@@ -9,7 +9,7 @@ Collective Communication Operations in MPICH, ring algorithms); the slowest link
 from dataclasses import dataclass
 
 from pipelines.planner.trace import StepTrace
-from pipelines.planner.work import Collective
+from pipelines.planner.work import BROADCAST, Collective
 
 OVERLAP = 0.9  # share of the computation during which the link is free to send
 
@@ -86,7 +86,8 @@ def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     """Returns the time of a traced step."""
     compute = trace.flops / hardware.flops
     seconds = {
-        each: count_sent(each, size) / hardware.find_speed(each.ranks) + hardware.latency * trace.calls[each]
+        each: count_sent(each, size, hardware.backend) / hardware.find_speed(each.ranks)
+        + hardware.latency * trace.calls[each]
         for each, size in trace.sent.items()
         if len(each.ranks) > 1
     }
@@ -108,12 +109,16 @@ def estimate_offload(trace: StepTrace, hardware: Hardware) -> float:
     return 3 * weights / hardware.host_link + updates / hardware.host_memory
 
 
-def count_sent(collective: Collective, size: int) -> float:
-    """Returns the bytes through a process's link for a collective with this many bytes of results."""
+def count_sent(collective: Collective, size: int, backend: str = "nccl") -> float:
+    """Returns the bytes through a process's link for a collective with this many bytes of results.
+
+    A broadcast passes through all links whole, and those of ZeRO 1 follow one another. gloo's reduce-scatter is an
+    all-reduce of its input, of which each process keeps its part.
+    """
     kind, processes = collective.kind, len(collective.ranks)
-    if kind == "send":
+    if kind in ("send", BROADCAST):
         return size
     if kind.startswith("reduce_scatter"):
-        return size * (processes - 1)
+        return (2 if backend == "gloo" else 1) * size * (processes - 1)
     rounds = 2 if kind.replace("_", "").startswith("allreduce") else 1
     return rounds * size * (processes - 1) / processes

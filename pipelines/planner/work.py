@@ -15,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 SPACES = ("c10d", "_c10d_functional")
+BROADCAST = "broadcast"  # of updated weights after an optimizer's step, by ZeRO 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class WorkCounter(TorchDispatchMode):
         space, _, name = str(function).partition(".")
         self.scattered = 0
         if space in SPACES and not name.startswith("wait"):
-            key = Collective(name.partition(".")[0].strip("_"), find_ranks(args, kwargs), space == SPACES[1])
+            kind = name.partition(".")[0].strip("_")
+            key = Collective(kind, find_ranks(args, kwargs), kind == BROADCAST or space == SPACES[1])
             size = sum(leaf.numel() * leaf.element_size() for leaf in tensors)
             self.sent[key] += size
             self.calls[key] += 1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from benchmarks.two_machines import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
 from support.commands import ROOT, run_to_success, small_run
-from support.namespaces import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
 from support.run_inputs import make_inputs
 from support.stopping import wait_for_checkpoint
 

@@ -60,5 +60,14 @@ def test_a_pipeline_waits_for_its_ends():
     assert found.total == pytest.approx(1.75)
 
 
+def test_a_broadcast_passes_through_every_link_whole():
+    assert estimate(0, "broadcast", 10**9, range(4)).beside == pytest.approx(1 / 100)
+
+
+def test_a_reduce_scatter_of_gloo_sends_as_much_as_an_all_reduce():
+    scattered = estimate(0, "reduce_scatter_base", 10**9, range(4), can_overlap=False)
+    assert scattered.beside == estimate(0, "all_reduce", 4 * 10**9, range(4), can_overlap=False).beside
+
+
 def test_a_message_is_sent_once():
     assert estimate(0, "send", 10**9, range(2), waits=True).waited == pytest.approx(1 / 100)
