@@ -335,6 +335,8 @@ def pair_layers(layer_map: str, student_layers: int, teacher_layers: int) -> lis
     """
     if layer_map == "last":
         return [(student_layers, teacher_layers)]
+    if not student_layers:
+        return []
     if layer_map == "uniform":
         return [(i, round(i * teacher_layers / student_layers)) for i in range(student_layers + 1)]
     if layer_map == "skip":

@@ -46,9 +46,11 @@ def find_attention_projections(model: PreTrainedModel) -> list[tuple[nn.Module, 
 def read_attention_widths(config: PretrainedConfig) -> tuple[int, int, int]:
     """Returns the widths of a layer's queries, keys and values.
 
-    They differ with grouped-query attention and need not equal the hidden width.
+    They differ with grouped-query attention and need not equal the hidden width; without attention they are 0.
     """
     heads = config.num_attention_heads
+    if not heads:
+        return 0, 0, 0
     width = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT: the width inside its bottlenecks
     head_width = getattr(config, "head_dim", None) or width // heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads

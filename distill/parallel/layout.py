@@ -141,7 +141,7 @@ def check_layout_fits(layout: Layout, heads: int, kv_heads: int, layers: int, na
                     f"{name} {axis}={size}: expected a divisor of the model's {count} {kind}: they can't be divided "
                     f"evenly; {axis} may be {_list_divisors(math.gcd(heads, kv_heads))}"
                 )
-    if layout.pp > layers:
+    if layout.pp > max(1, layers):
         raise InputError(
             f"{name} pp={layout.pp}: expected at most {layers} stages, the model's number of layers: a stage would be "
             "empty"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.layers import find_layer_stack
 from distill.errors import InputError
@@ -25,9 +25,17 @@ from distill.student.fitted_norms import fit_student_norms
 from distill.student.norms import check_family_kind
 from distill.student.selection import select_coordinates
 from distill.student.spec import Sizes, parse_spec, resolve_sizes
+from distill.student.token_vectors import build_token_vectors, token_vectors_config
 
 
-def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrainedModel:
+def build_student(
+    teacher: PreTrainedModel,
+    spec: str,
+    seed: int = 0,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    pair: bool = False,
+) -> PreTrainedModel:
     """Builds a model of the teacher's class with the sizes of `spec` from a selected part of the teacher's weights.
 
     The layers are those of the spec; of each width the coordinates with the largest weights are kept, the same ones in
@@ -35,7 +43,14 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     spec are drawn at random from `seed`, as are the blocks of a bottleneck student, see `build_bottlenecks`. Where the
     stock class treats a layer according to its position, the weights compensate for a changed position; for ModernBERT
     only approximately, see `without_first_norm`. Another kind of normalisation replaces that of the built student, see
-    `fit_student_norms`.
+    `fit_student_norms`. A student without attention has a class of its own, see `build_token_vectors`.
+
+    Args:
+        teacher: The teacher.
+        spec: Preset and sizes; see `StudentConfig`.
+        seed: Of random weights.
+        tokenizer: The teacher's; needed for a student without attention.
+        pair: The rows have two texts each; matters to a student without attention.
 
     Raises:
         InputError: The family is not supported, the sizes are not possible, or it can't have the requested norms.
@@ -46,6 +61,8 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     given = parse_spec(spec)
     if given.is_blocks:
         student = build_bottlenecks(teacher, given, seed)
+    elif given.is_vectors:
+        student = build_token_vectors(teacher, given, tokenizer, seed, pair=pair)
     else:
         student = build_sliced(teacher, spec, seed, fresh=given.fresh)
     if given.norm:
@@ -184,6 +201,8 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     given = parse_spec(spec)
     if given.is_blocks:
         return bottleneck_config(teacher, given)
+    if given.is_vectors:
+        return token_vectors_config(teacher, given)
     if given.norm:
         check_family_kind(given.norm, teacher.model_type)
     family, old = family_of(teacher), read_teacher_sizes(teacher)

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,8 +15,11 @@ from distill.student.norms import check_kind
 _WIDTHS = ("hidden", "heads", "ffn")
 KEYS = ("layers", *_WIDTHS, "embeddings")
 BLOCK_KEYS = (*KEYS, "inner", "stacks")  # for bottleneck students
+VECTOR_KEYS = ("embeddings", "hidden", "layers", "kernel", "ngrams", "positions")  # for students without attention
 FRESH = "fresh"
 NORM_KEY = "norm"
+POOLING_KEY = "pooling"
+POOLINGS = ("mean", "weighted", "max", "order")
 NEAR = 0.75  # similarity of a misspelt preset; no hub name without a slash is this close to a preset
 
 
@@ -118,7 +122,8 @@ SHARE_PRESETS = {
     "teacher": Shares(),
 }
 BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
-PRESETS = (*SHARE_PRESETS, *BLOCKS)
+VECTORS = ("static", "cnn", "gru")  # over vectors of tokens, without attention
+PRESETS = (*SHARE_PRESETS, *BLOCKS, *VECTORS)
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ class StudentSpec:
         fresh: The weights are random.
         requested: Its explicit sizes.
         norm: Kind of normalisation; empty for that of the stock class.
+        pooling: How a student without attention combines the vectors of a text; empty for the default.
     """
 
     text: str
@@ -138,11 +144,17 @@ class StudentSpec:
     fresh: bool
     requested: dict[str, tuple[int, ...]]
     norm: str = ""
+    pooling: tuple[str, ...] = ()
 
     @property
     def is_blocks(self) -> bool:
         """Whether the student consists of bottleneck blocks."""
         return self.preset in BLOCKS
+
+    @property
+    def is_vectors(self) -> bool:
+        """Whether the student consists of token vectors without attention."""
+        return self.preset in VECTORS
 
 
 def is_relative(spec: str) -> bool:
@@ -226,26 +238,64 @@ def parse_spec(spec: str) -> StudentSpec:
             + "".join(f"; did you mean {near!r}?" for near in [*map(near_preset, presets)][:1] if near)
         )
     preset = presets[0] if presets else ""
-    keys = (*(BLOCK_KEYS if preset in BLOCKS else KEYS), NORM_KEY)
-    requested: dict[str, tuple[int, ...]] = {}
-    norm = ""
+    values = split_values(spec, words, list_keys(preset))
+    norm, pooling = values.pop(NORM_KEY, ""), values.pop(POOLING_KEY, "")
+    if norm:
+        check_kind(norm, spec)
+    requested = {key: parse_numbers(spec, key, value) for key, value in values.items()}
+    return StudentSpec(spec, preset, fresh, requested, norm, parse_pooling(spec, pooling))
+
+
+def list_keys(preset: str) -> tuple[str, ...]:
+    """Returns the keys that may follow a preset."""
+    if preset in VECTORS:
+        return (*VECTOR_KEYS, POOLING_KEY)
+    return (*(BLOCK_KEYS if preset in BLOCKS else KEYS), NORM_KEY)
+
+
+def split_values(spec: str, words: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """Returns key -> value of `key=value` words.
+
+    Raises:
+        InputError: A key is unknown, or is given twice.
+    """
+    values: dict[str, str] = {}
     for word in words:
         key, _, value = (each.strip() for each in word.partition("="))
         if key not in keys:
             raise InputError(f"student {spec!r}: expected {', '.join(keys)}, found {key!r}")
-        if key in requested or (key == NORM_KEY and norm):
+        if key in values:
             raise InputError(f"student {spec!r}: {key} is given twice: its meaning is ambiguous")
-        if key == NORM_KEY:
-            check_kind(value, spec)
-            norm = value
-            continue
-        if not re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", value):
-            raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
-        numbers = tuple(int(number) for number in value.split(","))
-        if key != "layers" and len(numbers) != 1:
-            raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
-        requested[key] = numbers
-    return StudentSpec(spec, preset, fresh, requested, norm)
+        values[key] = value
+    return values
+
+
+def parse_numbers(spec: str, key: str, value: str) -> tuple[int, ...]:
+    """Returns the numbers of a value.
+
+    Raises:
+        InputError: It isn't a number, or for `layers` numbers separated by commas.
+    """
+    if not re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", value):
+        raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
+    numbers = tuple(int(number) for number in value.split(","))
+    if key != "layers" and len(numbers) != 1:
+        raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
+    return numbers
+
+
+def parse_pooling(spec: str, value: str) -> tuple[str, ...]:
+    """Returns the kinds of pooling in `mean+max`; none for an empty value.
+
+    Raises:
+        InputError: A kind is unknown, or is named twice.
+    """
+    kinds = tuple(each.strip() for each in value.split("+")) if value else ()
+    if len({*kinds}) < len(kinds) or not {*kinds} <= {*POOLINGS}:
+        raise InputError(
+            f"student {spec!r}: expected pooling={' or '.join(POOLINGS)}, or several as mean+max, found {value!r}"
+        )
+    return kinds
 
 
 def resolve_sizes(spec: str, teacher: Sizes) -> Sizes:

@@ -40,6 +40,7 @@ from pipelines.settings.places import check_data, is_url, path_exists
 from pipelines.settings.schemes import check_processor
 from pipelines.settings.segments import check_segment_task, check_student_segments, check_teacher_segments
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
+from pipelines.settings.vector_students import check_vector_student
 
 NOT_ON_SEVERAL = {  # precisions that train on one process only, and why
     "fp8": "on several it is untested",
@@ -476,6 +477,7 @@ RULES: tuple[Rule | Check, ...] = (
         "pipelines.prune and pipelines.distill prune and quantize",
     ),
     Check(check_ignored_budget),
+    Check(check_vector_student),
     Rule(
         lambda s, f: s.budget.requested and read_norm(s.student.spec),
         "student {s.student.spec!r}: expected no norm= with a budget, found one: a student with other normalisations "

@@ -1,4 +1,4 @@
-"""Checkpoints of models that are pruned or have custom norms: their modelling code, saving, loading and registration.
+"""Checkpoints of models that no stock class can express: their modelling code, saving, loading and registration.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         dense_stock_config,
         embedding_rank,
         has_custom_norms,
+        has_token_vectors,
         head_width,
         is_pruned,
         stock_class,
@@ -24,6 +25,7 @@ EXPORTS = {
     "head_width": "model",
     "is_pruned": "model",
     "has_custom_norms": "model",
+    "has_token_vectors": "model",
     "load_pruned": "folder",
     "register_pruned": "folder",
     "save_pruned": "folder",
@@ -36,6 +38,7 @@ __all__ = [
     "head_width",
     "is_pruned",
     "has_custom_norms",
+    "has_token_vectors",
     "load_pruned",
     "register_pruned",
     "save_pruned",

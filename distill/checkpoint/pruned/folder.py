@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import read_config_json
 from distill.checkpoint.digest import hash_file
-from distill.checkpoint.pruned import modeling_custom_norms, modeling_pruned
-from distill.checkpoint.pruned.model import has_custom_norms, is_pruned
+from distill.checkpoint.pruned import modeling_custom_norms, modeling_pruned, modeling_token_vectors
+from distill.checkpoint.pruned.model import has_custom_norms, has_token_vectors, is_pruned
 from distill.checkpoint.readers import find_reader
 from distill.checkpoint.weights import load_model
 from distill.errors import InputError
@@ -21,7 +21,10 @@ from distill.errors import InputError
 HEADS = ("AutoModel", *(f"AutoModelFor{task}" for task in (
     "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
 )))  # fmt: skip
-SHIPPED = {module.__name__.rpartition(".")[2]: module for module in (modeling_pruned, modeling_custom_norms)}
+SHIPPED = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (modeling_pruned, modeling_custom_norms, modeling_token_vectors)
+}
 
 
 def save_pruned(model: PreTrainedModel, folder: Path) -> None:
@@ -36,6 +39,8 @@ def save_pruned(model: PreTrainedModel, folder: Path) -> None:
         _check_code(folder)
     elif has_custom_norms(model):
         _check_code(folder, modeling_custom_norms)
+    elif has_token_vectors(model):
+        _check_code(folder, modeling_token_vectors)
 
 
 def auto_class_of(config: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import copy
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from distill.checkpoint.pruned import modeling_pruned
+from distill.checkpoint.pruned import modeling_pruned, modeling_token_vectors
 
 
 def is_pruned(model: PreTrainedModel) -> bool:
@@ -15,6 +15,11 @@ def is_pruned(model: PreTrainedModel) -> bool:
 def has_custom_norms(model: PreTrainedModel) -> bool:
     """Returns whether norms of the model are of another kind than in its stock class."""
     return getattr(model.config, "norms", None) is not None
+
+
+def has_token_vectors(model: PreTrainedModel) -> bool:
+    """Returns whether the model combines vectors of tokens without attention."""
+    return isinstance(model, modeling_token_vectors.TokenVectorsPreTrainedModel)
 
 
 def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:

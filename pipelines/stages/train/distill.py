@@ -190,7 +190,10 @@ class StudentTraining:
             texts = build_labelled_texts(run, plan.settings, splits, tokenizers.student, SplitEncoder(run, task))
             student = attach_head(run, self.general.folder / MODEL, task, texts)
         else:
-            student = make_student(plan, teacher, tokenizers.teacher, task, run.seed, own_tokenizer=tokenizers.differ)
+            pair = getattr(splits.train, "pairs", None) is not None
+            student = make_student(
+                plan, teacher, tokenizers.teacher, task, run.seed, own_tokenizer=tokenizers.differ, pair=pair
+            )
         if plan.settings.on_policy.share:
             student.generation_config.eos_token_id = find_end_tokens(student, tokenizers.student) or None
         run.console.say(f"  student: {describe_size(student)}, teacher: {describe_size(teacher)}")
@@ -290,15 +293,16 @@ def make_student(
     seed: int,
     *,
     own_tokenizer: bool = False,
+    pair: bool = False,
 ) -> PreTrainedModel:
-    """Returns the student before training: built from the teacher, or a checkpoint.
+    """Returns the student before training: built from the teacher, or a checkpoint; `pair`: rows have two texts.
 
     Raises:
         InputError: The checkpoint was trained for another task, or its tokenizer differs from the teacher's and
             `own_tokenizer` isn't set.
     """
     if plan.student is None:
-        return build_student(teacher, plan.settings.student.spec, seed)
+        return build_student(teacher, plan.settings.student.spec, seed, tokenizer=teacher_tokenizer, pair=pair)
     if not own_tokenizer:
         check_same_tokenizer(teacher_tokenizer, plan.student.load_tokenizer(), plan.student.name)
     task.check(plan.student.config, plan.student.name)
@@ -309,7 +313,6 @@ def make_student(
 def describe_size(model: PreTrainedModel) -> str:
     """Returns a model's layers, width, heads and number of parameters as text."""
     config = model.config
-    return (
-        f"{config.num_hidden_layers} layers x {config.hidden_size}, {config.num_attention_heads} heads, "
-        f"{model.num_parameters() / 1e6:.1f}M parameters"
-    )
+    heads = f"{config.num_attention_heads} heads" if config.num_attention_heads else "no attention"
+    layers = f"{config.num_hidden_layers} layers x {config.hidden_size}, {heads}"
+    return f"{layers}, {model.num_parameters() / 1e6:.1f}M parameters"

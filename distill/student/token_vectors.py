@@ -1,0 +1,176 @@
+"""Students without attention: vectors of tokens from the teacher, alone, with convolutions or with recurrent layers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.checkpoint.pruned.modeling_token_vectors import (
+    TokenVectorsConfig,
+    TokenVectorsForSequenceClassification,
+    TokenVectorsForTokenClassification,
+)
+from distill.errors import InputError
+from distill.student.spec import StudentSpec
+
+HEADS = {
+    "ForSequenceClassification": TokenVectorsForSequenceClassification,
+    "ForTokenClassification": TokenVectorsForTokenClassification,
+}
+LAYERS = {"static": 0, "cnn": 3, "gru": 1}
+POOLING = {"static": ("weighted",), "cnn": ("mean", "max"), "gru": ("mean", "max")}
+ROWS = 512  # tokens that the teacher reads at a time
+RARE = 1e-4  # share below which a token has nearly its full weight
+
+
+def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair: bool = False) -> TokenVectorsConfig:
+    """Returns the config of a student without attention.
+
+    Args:
+        teacher: The teacher's config.
+        given: The student's spec.
+        pair: The rows have two texts, which are pooled apart.
+
+    Raises:
+        InputError: A size is not possible.
+    """
+    encoder = given.preset
+    requested = {key: numbers[0] for key, numbers in given.requested.items()}
+    check_vector_sizes(given, requested)
+    width = requested.get("embeddings", min(256, teacher.hidden_size))
+    return TokenVectorsConfig(
+        vocab_size=teacher.vocab_size,
+        encoder=encoder,
+        embedding_size=width,
+        hidden_size=requested.get("hidden", 256),
+        encoder_layers=requested.get("layers", LAYERS[encoder]),
+        pooling=given.pooling or POOLING[encoder],
+        kernel_size=requested.get("kernel", 3),
+        ngram_buckets=requested.get("ngrams", 0),
+        order_positions=requested.get("positions", 32),
+        pair=pair,
+        pad_token_id=teacher.pad_token_id,
+        max_position_embeddings=getattr(teacher, "max_position_embeddings", None),
+        id2label=teacher.id2label,
+        label2id=teacher.label2id,
+        problem_type=teacher.problem_type,
+    )
+
+
+def check_vector_sizes(given: StudentSpec, requested: dict[str, int]) -> None:
+    """Checks the sizes of a student without attention.
+
+    Raises:
+        InputError: A size is below 1, or has no meaning for this kind of student.
+    """
+    encoder = given.preset
+    for key, size in requested.items():
+        if size < 1:
+            raise InputError(f"student {key}={size}: expected at least 1")
+    meaningless = {"static": ("layers", "kernel"), "cnn": ("ngrams",), "gru": ("ngrams", "kernel")}[encoder]
+    for key in meaningless:
+        if key in requested:
+            raise InputError(f"student {given.text!r}: {key} has no meaning for a {encoder} student; leave it out")
+    if "positions" in requested and "order" not in given.pooling:
+        raise InputError(f"student {given.text!r}: positions needs pooling=order, whose positions it counts")
+    if encoder == "gru" and requested.get("hidden", 2) % 2:
+        raise InputError(f"student hidden={requested['hidden']}: expected an even number, half for each direction")
+
+
+def build_token_vectors(
+    teacher: PreTrainedModel,
+    given: StudentSpec,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seed: int = 0,
+    *,
+    pair: bool = False,
+) -> PreTrainedModel:
+    """Builds a student without attention, whose table holds what the teacher makes of each token alone.
+
+    Each token is read by the teacher between the tokenizer's special tokens, and the mean of the last layer is its
+    vector. The principal components of these vectors become the table, and frequent tokens get small weights (in the
+    order of the vocabulary, by Zipf's law): as a weight of their own for `pooling=weighted`, otherwise as the length of
+    the vector. The layers and the head are random from `seed`, and so is the whole table of a `fresh` student.
+
+    Args:
+        teacher: A classifier or tagger.
+        given: The student's spec.
+        tokenizer: The teacher's.
+        seed: Of the random weights.
+        pair: See `token_vectors_config`.
+
+    Raises:
+        InputError: There is no such student for the teacher's task, or a size is not possible.
+
+    Source: van Dongen & Tulkens 2024, Model2Vec; the weights are those of Arora et al. 2017 (A Simple but Tough-to-Beat
+    Baseline for Sentence Embeddings, section 3). There the table is used as it is; here it is trained.
+    """
+    head = next((each for name, each in HEADS.items() if type(teacher).__name__.endswith(name)), None)
+    if head is None or (head is TokenVectorsForTokenClassification and given.preset == "static"):
+        expected = "classifies texts" if given.preset == "static" else "classifies texts or tags tokens"
+        raise InputError(f"student {given.preset}: expected a teacher that {expected}, found {type(teacher).__name__}")
+    config = token_vectors_config(teacher.config, given, pair=pair)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student: PreTrainedModel = head(config)
+    if not given.fresh:
+        if tokenizer is None:
+            raise InputError(f"student {given.preset}: expected the teacher's tokenizer, found none")
+        fill_table(student.base_model, compute_token_vectors(teacher, tokenizer))
+    return student
+
+
+def fill_table(vectors: Any, found: Tensor) -> None:
+    """Sets the table of a student, and the weights of its tokens, from vectors [tokens, width]."""
+    importance = weigh_tokens(len(found))
+    table = reduce_width(found, vectors.config.embedding_size)
+    with torch.no_grad():
+        weighted = vectors.config.encoder == "static" and vectors.importance is not None
+        vectors.words.weight.copy_(table if weighted else table * importance[:, None])
+        if vectors.config.ngram_buckets:
+            vectors.ngrams.weight.zero_()
+        if weighted:
+            vectors.importance.weight.zero_()
+            vectors.importance.weight[: len(found), 0] = importance.log()
+
+
+@torch.no_grad()
+def compute_token_vectors(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Returns the mean of the teacher's last layer over each token alone between special tokens, [tokens, width]."""
+    body: Any = teacher.base_model
+    size = teacher.config.vocab_size
+    before, after = (torch.tensor(ids, dtype=torch.long) for ids in split_specials(tokenizer))
+    found = []
+    for ids in torch.arange(size).split(ROWS):
+        rows = torch.cat([before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)], 1).to(teacher.device)
+        states = body(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state
+        found.append(states.mean(1).float().cpu())
+    return torch.cat(found)
+
+
+def split_specials(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Returns the ids of special tokens before and after a text."""
+    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
+
+
+def reduce_width(vectors: Tensor, width: int) -> Tensor:
+    """Returns the principal components of vectors [rows, features] as [rows, width], scaled to a mean square of 1."""
+    centred = (vectors - vectors.mean(0)).double()
+    _, directions = torch.linalg.eigh(centred.T @ centred)
+    reduced = centred @ directions.flip(1)[:, :width]
+    reduced = reduced / reduced.square().mean().sqrt()
+    if width > reduced.shape[1]:
+        reduced = torch.cat([reduced, reduced.new_zeros(len(reduced), width - reduced.shape[1])], 1)
+    result: Tensor = reduced.float()
+    return result
+
+
+def weigh_tokens(count: int) -> Tensor:
+    """Returns the weight of each token of a vocabulary in the order of frequency, [count] in (0, 1)."""
+    shares = 1 / (torch.arange(count, dtype=torch.float64) + 2)
+    shares /= shares.sum()
+    weights: Tensor = RARE / (RARE + shares)
+    return weights.float()

@@ -1,0 +1,200 @@
+"""Tests of students without attention: what they compute, what they take from the teacher, and their checkpoints."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from distill.checkpoint.pruned import load_pruned, save_pruned
+from distill.checkpoint.pruned.modeling_token_vectors import hash_pairs
+from distill.errors import InputError
+from distill.student.build import build_student, student_config
+from distill.student.token_vectors import compute_token_vectors, reduce_width, split_specials, weigh_tokens
+from support.tiny_models import build_model, saved
+
+SPECS = ("static", "static,pooling=mean+max+order,positions=4,ngrams=64", "cnn,layers=2", "gru,hidden=16,layers=2")
+
+
+def make_student(spec: str, tokenizer, head: str = "ForSequenceClassification", seed: int = 0, **settings):
+    teacher = build_model("bert", head)
+    return build_student(teacher, f"{spec},embeddings=8", seed, tokenizer=tokenizer, **settings)
+
+
+@torch.no_grad()
+def compute_logits(student, rows: list[list[int]], padding: int = 0, types: list[list[int]] | None = None):
+    longest = max(map(len, rows)) + padding
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    more = {"token_type_ids": torch.tensor(types)} if types else {}
+    return student(input_ids=ids, attention_mask=mask, **more).logits
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_and_other_rows_of_a_batch_change_nothing(spec, head, tokenizer):
+    if head == "ForTokenClassification" and spec.startswith("static"):
+        pytest.skip("a static student tags no tokens")
+    student = make_student(spec, tokenizer, head)
+    rows = [[5, 6, 7, 8, 9], [7, 5], [9]]
+    together = compute_logits(student, rows, padding=3)
+    for row, found in zip(rows, together, strict=True):
+        alone = compute_logits(student, [row])[0]
+        if head == "ForTokenClassification":
+            found = found[: len(row)]
+        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_static_student_is_its_head_on_the_weighted_mean_of_the_table(tokenizer):
+    student = make_student("static", tokenizer)
+    row = [5, 6, 7, 5]
+    table, shares = student.vectors.words.weight[row], student.vectors.importance.weight[row].exp()
+    mean = (table * shares).sum(0) / shares.sum()
+    expected = student.classifier(torch.relu(student.dense(mean)))
+    torch.testing.assert_close(compute_logits(student, [row])[0], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("spec", "is_sensitive"), [
+    ("static", False), ("static,ngrams=64", True), ("static,pooling=order", True), ("cnn", True), ("gru", True),
+])  # fmt: skip
+def test_which_students_notice_the_order_of_words(spec, is_sensitive, tokenizer):
+    student = make_student(spec, tokenizer)
+    if "ngrams" in spec:
+        nn.init.normal_(student.vectors.ngrams.weight)
+    one, other = compute_logits(student, [[5, 6, 7, 8], [8, 7, 6, 5]])
+    assert torch.allclose(one, other, atol=1e-6) != is_sensitive
+
+
+def test_a_gru_in_both_directions_equals_torchs(tokenizer):
+    student = make_student("gru,hidden=16", tokenizer, "ForTokenClassification")
+    own = student.vectors.layers
+    torchs = nn.GRU(8, 8, batch_first=True, bidirectional=True)
+    for suffix, layers in (("", own.forwards), ("_reverse", own.backwards)):
+        for name, weight in layers[0].named_parameters():
+            getattr(torchs, f"{name}{suffix}").data.copy_(weight.data)
+    row = [5, 6, 7, 8, 9]
+    expected = student.classifier(torchs(student.vectors.words(torch.tensor([row])))[0])
+    torch.testing.assert_close(compute_logits(student, [row], padding=2)[:, :5], expected.detach())
+
+
+def test_each_pair_of_neighbours_has_a_bucket_of_its_own():
+    ids = torch.arange(100).repeat_interleave(2)
+    assert hash_pairs(ids[None], 7).max() < 7
+    found = hash_pairs(torch.tensor([[3, 4], [4, 3], [3, 4]]), 1 << 20)
+    assert found[0] == found[2] != found[1]
+
+
+def test_pairs_of_texts_are_compared(tokenizer):
+    student = make_student("static", tokenizer, pair=True)
+    row, types = [5, 6, 7, 8], [[0, 0, 1, 1]]
+    same = student.vectors(torch.tensor([[5, 6, 5, 6]]), token_type_ids=torch.tensor(types)).pooler_output
+    width = same.shape[1] // 4
+    torch.testing.assert_close(same[:, :width], same[:, width : 2 * width])
+    assert same[:, 2 * width : 3 * width].abs().max() < 1e-6
+    torch.testing.assert_close(same[:, 3 * width :], same[:, :width].square())
+    assert not torch.equal(compute_logits(student, [row], types=types), compute_logits(student, [row], types=[[0] * 4]))
+
+
+def test_the_table_has_the_principal_components_of_what_the_teacher_makes_of_each_token(tokenizer):
+    teacher = build_model("bert").eval()
+    vectors = compute_token_vectors(teacher, tokenizer)
+    before, after = split_specials(tokenizer)
+    ids = torch.tensor([[*before, 7, *after]])
+    with torch.no_grad():
+        expected = teacher.base_model(input_ids=ids).last_hidden_state.mean(1)[0]
+    torch.testing.assert_close(vectors[7], expected, rtol=1e-4, atol=1e-5)
+    distances, reduced = (torch.cdist(each, each) for each in (vectors, reduce_width(vectors, vectors.shape[1])))
+    torch.testing.assert_close(reduced / reduced.mean(), distances / distances.mean(), rtol=1e-2, atol=1e-2)
+    two = reduce_width(vectors, 2)
+    kept = two.square().sum(0)
+    assert kept[0] >= kept[1] > 0
+    student = build_student(teacher, "static,embeddings=4", tokenizer=tokenizer)
+    torch.testing.assert_close(student.vectors.words.weight, reduce_width(vectors, 4))
+
+
+def test_frequent_tokens_have_small_weights(tokenizer):
+    weights = weigh_tokens(1000)
+    assert torch.all(weights.diff() > 0)
+    assert 0 < weights[0] < 0.01
+    student = make_student("static", tokenizer)
+    torch.testing.assert_close(
+        student.vectors.importance.weight[:, 0].exp(), weigh_tokens(student.config.vocab_size), rtol=1e-4, atol=0
+    )
+    other = make_student("static,pooling=mean", tokenizer)
+    lengths = other.vectors.words.weight.norm(dim=1) / student.vectors.words.weight.norm(dim=1)
+    torch.testing.assert_close(lengths, weigh_tokens(len(lengths)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_saved_student_is_loaded_with_the_same_logits(spec, tokenizer, tmp_path):
+    student = make_student(spec, tokenizer).eval()
+    save_pruned(student, tmp_path)
+    rows = [[5, 6, 7, 8], [9, 5]]
+    assert torch.equal(compute_logits(load_pruned(tmp_path), rows), compute_logits(student, rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+def test_transformers_alone_loads_a_student_with_the_code_beside_it(spec, tokenizer, tmp_path):
+    student = make_student(spec, tokenizer).eval()
+    save_pruned(student, tmp_path)
+    code = (
+        "import torch, transformers\n"
+        f"model = transformers.AutoModelForSequenceClassification.from_pretrained({str(tmp_path)!r}, "
+        "trust_remote_code=True)\n"
+        "ids, mask = torch.tensor([[5, 6, 7, 8], [9, 5, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])\n"
+        f"torch.save(model.eval()(input_ids=ids, attention_mask=mask).logits.detach(), {str(tmp_path / 'x.pt')!r})\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=tmp_path, env=environment)
+    found = torch.load(tmp_path / "x.pt", weights_only=True)
+    torch.testing.assert_close(found, compute_logits(student, [[5, 6, 7, 8], [9, 5]]))
+
+
+def test_changed_code_beside_a_checkpoint_is_refused(tokenizer, tmp_path):
+    save_pruned(make_student("cnn", tokenizer), tmp_path)
+    with (tmp_path / "modeling_token_vectors.py").open("a") as file:
+        file.write("\nprint('hello')\n")
+    with pytest.raises(InputError, match=r"modeling_token_vectors\.py: expected the code that this package ships"):
+        load_pruned(tmp_path)
+
+
+def test_the_seed_determines_the_random_weights(tokenizer):
+    one, same, other = (make_student("cnn", tokenizer, seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["dense.weight"], other["dense.weight"])
+    fresh = make_student("fresh,static", tokenizer).vectors.words.weight
+    assert not torch.equal(fresh, make_student("static", tokenizer).vectors.words.weight)
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("static,layers=2", "layers has no meaning for a static student"),
+    ("cnn,ngrams=64", "ngrams has no meaning for a cnn student"),
+    ("gru,kernel=3", "kernel has no meaning for a gru student"),
+    ("gru,hidden=33", "hidden=33: expected an even number"),
+    ("static,embeddings=0", "embeddings=0: expected at least 1"),
+    ("static,positions=4", "positions needs pooling=order"),
+    ("static,pooling=mean+mean", r"expected pooling=mean or weighted or max or order, or several as mean\+max"),
+    ("static,norm=rmsnorm", "expected embeddings, hidden, layers, kernel, ngrams, positions, pooling, found 'norm'"),
+])  # fmt: skip
+def test_sizes_without_a_meaning_are_refused(spec, message):
+    with pytest.raises(InputError, match=message):
+        student_config(build_model("bert").config, spec)
+
+
+def test_a_static_student_tags_no_tokens_and_answers_no_questions(tokenizer):
+    with pytest.raises(InputError, match="expected a teacher that classifies texts, found BertForTokenClassification"):
+        make_student("static", tokenizer, "ForTokenClassification")
+    with pytest.raises(InputError, match="expected a teacher that classifies texts or tags tokens, found BertForQuest"):
+        make_student("cnn", tokenizer, "ForQuestionAnswering")
+    with pytest.raises(InputError, match="expected the teacher's tokenizer, found none"):
+        make_student("static", None)
+
+
+def test_a_teacher_in_a_folder_gives_the_same_student(tokenizer, tmp_path):
+    teacher = build_model("bert").eval()
+    again = load_pruned(saved(teacher, tokenizer, tmp_path))
+    one, two = (build_student(each, "static", tokenizer=tokenizer).state_dict() for each in (teacher, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)
