@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
+from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
-from distill.student.spec import StudentSpec, is_relative, parse_spec
-from distill.tasks.names import LANGUAGE
+from distill.student.spec import is_relative, parse_spec
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 
+MODEL_TYPE = "token_vectors"  # of checkpoints of such students
 CLASSIFYING = ("text-classification", "multi-label", "regression")
-TAGGING = "token-classification"
-TASKS = {"static": CLASSIFYING, "cnn": (*CLASSIFYING, TAGGING), "gru": (*CLASSIFYING, TAGGING)}
+TASKS = {"static": CLASSIFYING, **dict.fromkeys(("cnn", "gru"), (*CLASSIFYING, "token-classification"))}
 
 
 def check_vector_student(f: Facts) -> None:
@@ -20,52 +20,42 @@ def check_vector_student(f: Facts) -> None:
     Raises:
         InputError: A setting can't be used with it.
     """
-    spec = f.settings.student.spec
-    given = parse_spec(spec) if is_relative(spec) else None
-    if given is None or not given.is_vectors:
+    kind = find_kind(f)
+    if not kind:
         return
     for name, found, expected in list_vector_conflicts(f.settings):
-        raise InputError(f"{name}: expected {expected} with student {spec!r}, found {found}")
-    check_vector_task(f.task, given)
+        raise InputError(f"{name}: expected {expected} for a {kind} student, found {found}")
+    if f.task is not None and f.task not in TASKS[kind]:
+        others = [other for other, tasks in TASKS.items() if f.task in tasks]
+        take = " or ".join(others) or "a student with attention, such as layers=2"
+        raise InputError(f"student {kind}: expected {', '.join(TASKS[kind])}, found {f.task}; take {take}")
     layout = f.student_layout
     if layout is not None and layout.sharded:
-        raise InputError(
-            f"student.layout {layout}: expected replicated with student {spec!r}: it has no layers to divide"
-        )
+        raise InputError(f"student.layout {layout}: expected replicated for a {kind} student, which has no layers")
 
 
-def check_vector_task(task: str | None, given: StudentSpec) -> None:
-    """Checks that a student without attention can do the task.
-
-    Raises:
-        InputError: It can't; the message names the students that can.
-    """
-    tasks = TASKS[given.preset]
-    if task is None or task in tasks:
-        return
-    others = [preset for preset, able in TASKS.items() if task in able]
-    reason = (
-        "it would have to know the words in between" if task in LANGUAGE else "its output needs every token's context"
-    )
-    raise InputError(
-        f"student {given.text!r}: expected {', '.join(tasks)}, found {task}: {reason}; take "
-        + (" or ".join(others) if others else "a student with attention, such as layers=2")
-    )
+def find_kind(f: Facts) -> str:
+    """Returns static, cnn or gru, if the student or a model that is to be compressed is one; otherwise empty."""
+    spec = f.settings.student.spec
+    if is_relative(spec) and parse_spec(spec).is_vectors:
+        return parse_spec(spec).preset
+    models: list[Checkpoint] = [each for each in (f.student, f.teacher) if each is not None]
+    found = (str(each.description.get("encoder")) for each in models if each.model_type == MODEL_TYPE)
+    return next((kind for kind in found if kind in TASKS), "")
 
 
 def list_vector_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]:
-    """Yields (setting, what was found, what is expected) for each setting that such a student can't be trained with."""
+    """Yields (setting, what was found, what is expected) for each setting that such a student can't be used with."""
+    layer_terms = [term for term in LAYER_TERMS if s.loss.computes(term)]
     yield from (
         (name, found, expected)
         for name, found, expected, is_refused in (
-            ("budget", "a target speed", "none: it isn't pruned", s.budget.requested),
+            ("budget", "a target speed", "none", s.budget.requested),
             ("quantize.scheme", s.quantize.scheme, "none", s.quantize.scheme),
             ("sparsity.pattern", s.sparsity.pattern, "none", s.sparsity.requested),
-            ("general.data", s.general.data, "none: it has no layers to train on text", s.general.data),
-            ("loss", "a term on layers", "no term on layers, of which it has none like the teacher's",
-             s.loss.computes(*LAYER_TERMS)),
+            ("general.data", s.general.data, "none", s.general.data),
+            ("loss", ", ".join(layer_terms), "terms on its outputs", layer_terms),
             ("train.checkpointing", s.train.checkpointing, "none", s.train.checkpointing not in ("none", "auto")),
-            ("train.backward_window", s.train.backward_window, "0", s.train.backward_window),
         )
         if is_refused
-    )  # fmt: skip
+    )

@@ -1,0 +1,76 @@
+"""Runs whose student has no attention: trained, exported, reported, and used again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distill.checkpoint.pruned import load_pruned
+from pipelines import distill, prune
+from support.commands import refusal_of, run_to_success, small_run
+from support.run_inputs import make_inputs
+from support.task_data import multi_label_data, regression_data, tagged_data
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_inputs(tmp_path_factory.mktemp("vectors"))
+
+
+def read_scores(output: Path) -> dict[tuple[str, str], float]:
+    report = json.loads((output / "report.json").read_text())
+    return {(each["name"], each["runtime"]): each["score"] for each in report["models"]}
+
+
+@pytest.fixture(scope="module")
+def static_run(inputs, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("static") / "run"
+    more = ("--student", "static,ngrams=64", "--train.epochs", "20", "--train.learning_rate", "0.02")
+    tuned = ("--teacher_train.epochs", "30", "--teacher_train.dropout", "0")
+    run_to_success("distill", small_run(*inputs, output, *more, *tuned))
+    return output
+
+
+@pytest.mark.slow
+def test_a_static_student_is_trained_and_exported(static_run):
+    student = load_pruned(static_run / "student")
+    assert (student.config.encoder, student.config.ngram_buckets) == ("static", 64)
+    scores, report = read_scores(static_run), json.loads((static_run / "report.json").read_text())
+    assert scores["student", "onnxruntime"] == scores["student", "pytorch"]
+    assert scores["student", "pytorch"] > report["baseline"]["scores"]["accuracy"] + 0.2
+
+
+@pytest.mark.slow
+def test_a_finished_static_student_is_trained_on_and_not_pruned(static_run, inputs, tmp_path, monkeypatch, capsys):
+    student = str(static_run / "student")
+    run_to_success("distill", small_run(*inputs, tmp_path / "run", "--student", student, "--until", "distill"))
+    given = ["--model", student, "--data", str(inputs[1]), "--speedup", "2", "--output", str(tmp_path / "pruned")]
+    assert "budget: expected none for a static student" in refusal_of(prune, given, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "make_data"), [
+    ("cnn,hidden=32", tagged_data), ("gru,hidden=32", tagged_data), ("gru", multi_label_data),
+    ("cnn", regression_data), ("static", multi_label_data),
+])  # fmt: skip
+def test_students_of_other_tasks_score_in_their_files_what_they_score_in_torch(spec, make_data, body_folder, tmp_path):
+    data = make_data(tmp_path / "data")
+    more = ("--student", spec, "--epochs", "10", "--teacher_train.epochs", "5")
+    run_to_success("distill", small_run(body_folder, data, tmp_path / "run", *more))
+    scores = read_scores(tmp_path / "run")
+    assert scores["student", "onnxruntime"] == pytest.approx(scores["student", "pytorch"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (("--speedup", "4"), "budget: expected none for a static student, found a target speed"),
+    (("--quantize", "int8"), "quantize.scheme: expected none for a static student, found int8"),
+    (("--loss.hidden", "1"), "loss: expected terms on its outputs for a static student, found hidden"),
+    (("--task", "token-classification"), "student static: expected text-classification, multi-label, regression"),
+    (("--task", "causal-lm"), "found causal-lm; take a student with attention, such as layers=2"),
+])  # fmt: skip
+def test_what_such_a_student_cannot_do_is_refused_before_any_stage(
+    more, message, inputs, tmp_path, monkeypatch, capsys
+):
+    arguments = small_run(*inputs, tmp_path / "run", "--student", "static", *more)
+    assert message in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert not list((tmp_path / "run").glob("*/*"))
