@@ -37,6 +37,10 @@ def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:
         from compress.export.litert.model import LitertModel
 
         return LitertModel(folder, threads)
+    if runtime == "numpy":
+        from compress.export.arrays.reader import Reader
+
+        return Reader(folder)
     from compress.export.common.huggingface import TorchModel
 
     return TorchModel(folder)

@@ -145,6 +145,13 @@ def write_litert(source: Source, target: ExportTarget, folder: Path) -> None:
     export_litert(source, folder / str(target), rounded=target.rounded)
 
 
+def write_numpy(source: Source, target: ExportTarget, folder: Path) -> None:
+    """Writes arrays and the code that reads them."""
+    from compress.export.arrays.write import export_arrays
+
+    export_arrays(source.model, folder / str(target))
+
+
 def write_torchao(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a checkpoint with torchao tensors."""
     from compress.export.pytorch.torchao import export_torchao
@@ -169,4 +176,5 @@ WRITERS: dict[str, _WriteExport] = {
     "litert": write_litert,
     "torchao": write_torchao,
     "compressed-tensors": write_compressed,
+    "numpy": write_numpy,
 }

@@ -19,7 +19,7 @@ VECTOR_KEYS = ("embeddings", "hidden", "layers", "kernel", "ngrams", "positions"
 FRESH = "fresh"
 NORM_KEY = "norm"
 POOLING_KEY = "pooling"
-POOLINGS = ("mean", "weighted", "max", "order")
+POOLING_KINDS = ("mean", "weighted", "max", "order")
 NEAR = 0.75  # similarity of a misspelt preset; no hub name without a slash is this close to a preset
 
 
@@ -65,7 +65,8 @@ class StudentConfig:
     Args:
         spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; tinybert4,
             tinybert6, minilm-l6-h384: the same shares of the teacher as these models have of BERT-base; mobilebert,
-            mobilebert-tiny: bottleneck blocks; inverted-bottleneck: their teacher; teacher: the entire teacher); sizes
+            mobilebert-tiny: bottleneck blocks; inverted-bottleneck: their teacher; static, cnn, gru: vectors of tokens
+            without attention; teacher: the entire teacher); sizes
             such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh`
             before them for random weights; `norm=` layernorm, rmsnorm, nonorm or batchnorm among the sizes for another
             normalisation. If omitted it is distilbert, or teacher if a budget determines the pruning.
@@ -122,8 +123,8 @@ SHARE_PRESETS = {
     "teacher": Shares(),
 }
 BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
-VECTORS = ("static", "cnn", "gru")  # over vectors of tokens, without attention
-PRESETS = (*SHARE_PRESETS, *BLOCKS, *VECTORS)
+VECTOR_PRESETS = ("static", "cnn", "gru")  # over vectors of tokens, without attention
+PRESETS = (*SHARE_PRESETS, *BLOCKS, *VECTOR_PRESETS)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class StudentSpec:
     @property
     def is_vectors(self) -> bool:
         """Whether the student consists of token vectors without attention."""
-        return self.preset in VECTORS
+        return self.preset in VECTOR_PRESETS
 
 
 def is_relative(spec: str) -> bool:
@@ -248,7 +249,7 @@ def parse_spec(spec: str) -> StudentSpec:
 
 def list_keys(preset: str) -> tuple[str, ...]:
     """Returns the keys that may follow a preset."""
-    if preset in VECTORS:
+    if preset in VECTOR_PRESETS:
         return (*VECTOR_KEYS, POOLING_KEY)
     return (*(BLOCK_KEYS if preset in BLOCKS else KEYS), NORM_KEY)
 
@@ -291,9 +292,9 @@ def parse_pooling(spec: str, value: str) -> tuple[str, ...]:
         InputError: A kind is unknown, or is named twice.
     """
     kinds = tuple(each.strip() for each in value.split("+")) if value else ()
-    if len({*kinds}) < len(kinds) or not {*kinds} <= {*POOLINGS}:
+    if len({*kinds}) < len(kinds) or not {*kinds} <= {*POOLING_KINDS}:
         raise InputError(
-            f"student {spec!r}: expected pooling={' or '.join(POOLINGS)}, or several as mean+max, found {value!r}"
+            f"student {spec!r}: expected pooling={' or '.join(POOLING_KINDS)}, or several as mean+max, found {value!r}"
         )
     return kinds
 

@@ -14,13 +14,13 @@ from distill.checkpoint.pruned.modeling_token_vectors import (
 from distill.errors import InputError
 from distill.student.spec import StudentSpec
 
-HEADS = {
+VECTOR_HEADS = {
     "ForSequenceClassification": TokenVectorsForSequenceClassification,
     "ForTokenClassification": TokenVectorsForTokenClassification,
 }
-LAYERS = {"static": 0, "cnn": 3, "gru": 1}
-POOLING = {"static": ("weighted",), "cnn": ("mean", "max"), "gru": ("mean", "max")}
-ROWS = 512  # tokens that the teacher reads at a time
+ENCODER_LAYERS = {"static": 0, "cnn": 3, "gru": 1}
+DEFAULT_POOLING = {"static": ("weighted",), "cnn": ("mean", "max"), "gru": ("mean", "max")}
+TOKENS_AT_ONCE = 512  # tokens that the teacher reads at a time
 RARE = 1e-4  # share below which a token has nearly its full weight
 
 
@@ -44,8 +44,8 @@ def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair:
         encoder=encoder,
         embedding_size=width,
         hidden_size=requested.get("hidden", 256),
-        encoder_layers=requested.get("layers", LAYERS[encoder]),
-        pooling=given.pooling or POOLING[encoder],
+        encoder_layers=requested.get("layers", ENCODER_LAYERS[encoder]),
+        pooling=given.pooling or DEFAULT_POOLING[encoder],
         kernel_size=requested.get("kernel", 3),
         ngram_buckets=requested.get("ngrams", 0),
         order_positions=requested.get("positions", 32),
@@ -106,7 +106,7 @@ def build_token_vectors(
     Source: van Dongen & Tulkens 2024, Model2Vec; the weights are those of Arora et al. 2017 (A Simple but Tough-to-Beat
     Baseline for Sentence Embeddings, section 3). There the table is used as it is; here it is trained.
     """
-    head = next((each for name, each in HEADS.items() if type(teacher).__name__.endswith(name)), None)
+    head = next((each for name, each in VECTOR_HEADS.items() if type(teacher).__name__.endswith(name)), None)
     if head is None or (head is TokenVectorsForTokenClassification and given.preset == "static"):
         expected = "classifies texts" if given.preset == "static" else "classifies texts or tags tokens"
         raise InputError(f"student {given.preset}: expected a teacher that {expected}, found {type(teacher).__name__}")
@@ -123,7 +123,7 @@ def build_token_vectors(
 
 def fill_table(vectors: Any, found: Tensor) -> None:
     """Sets the table of a student, and the weights of its tokens, from vectors [tokens, width]."""
-    importance = weigh_tokens(len(found))
+    importance = weigh_by_frequency(len(found))
     table = reduce_width(found, vectors.config.embedding_size)
     with torch.no_grad():
         weighted = vectors.config.encoder == "static" and vectors.importance is not None
@@ -142,7 +142,7 @@ def compute_token_vectors(teacher: PreTrainedModel, tokenizer: PreTrainedTokeniz
     size = teacher.config.vocab_size
     before, after = (torch.tensor(ids, dtype=torch.long) for ids in split_specials(tokenizer))
     found = []
-    for ids in torch.arange(size).split(ROWS):
+    for ids in torch.arange(size).split(TOKENS_AT_ONCE):
         rows = torch.cat([before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)], 1).to(teacher.device)
         states = body(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state
         found.append(states.mean(1).float().cpu())
@@ -168,7 +168,7 @@ def reduce_width(vectors: Tensor, width: int) -> Tensor:
     return result
 
 
-def weigh_tokens(count: int) -> Tensor:
+def weigh_by_frequency(count: int) -> Tensor:
     """Returns the weight of each token of a vocabulary in the order of frequency, [count] in (0, 1)."""
     shares = 1 / (torch.arange(count, dtype=torch.float64) + 2)
     shares /= shares.sum()

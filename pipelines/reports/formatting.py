@@ -12,6 +12,7 @@ RUNTIMES = {
     "openvino": "OpenVINO",
     "executorch": "ExecuTorch",
     "litert": "LiteRT",
+    "numpy": "numpy",
 }
 CORRELATIONS = frozenset({"Spearman", "Pearson"})
 LOWER_IS_BETTER = frozenset({"perplexity", "RMSE"})  # all scores but these and correlations are shares

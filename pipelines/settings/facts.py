@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.parallel.layout import Layout
 from distill.student.family import FAMILIES, family_of
-from distill.student.spec import BLOCKS, VECTORS, Sizes, is_relative, parse_spec, resolve_sizes
+from distill.student.spec import BLOCKS, VECTOR_PRESETS, Sizes, is_relative, parse_spec, resolve_sizes
 from pipelines.settings.distill_config import DistillConfig
 
 
@@ -72,7 +72,9 @@ class Facts:
         if self.teacher is not None:
             check_family(self.teacher)
         return (
-            None if teacher is None or parse_spec(spec).preset in (*BLOCKS, *VECTORS) else resolve_sizes(spec, teacher)
+            None
+            if teacher is None or parse_spec(spec).preset in (*BLOCKS, *VECTOR_PRESETS)
+            else resolve_sizes(spec, teacher)
         )
 
 

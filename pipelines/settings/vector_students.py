@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from compress.export.common.targets import FORMATS, formats_of
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
@@ -11,7 +12,7 @@ from pipelines.settings.facts import Facts
 
 MODEL_TYPE = "token_vectors"  # of checkpoints of such students
 CLASSIFYING = ("text-classification", "multi-label", "regression")
-TASKS = {"static": CLASSIFYING, **dict.fromkeys(("cnn", "gru"), (*CLASSIFYING, "token-classification"))}
+VECTOR_TASKS = {"static": CLASSIFYING, **dict.fromkeys(("cnn", "gru"), (*CLASSIFYING, "token-classification"))}
 
 
 def check_vector_student(f: Facts) -> None:
@@ -22,16 +23,31 @@ def check_vector_student(f: Facts) -> None:
     """
     kind = find_kind(f)
     if not kind:
+        check_formats_with_attention(f)
         return
     for name, found, expected in list_vector_conflicts(f.settings):
         raise InputError(f"{name}: expected {expected} for a {kind} student, found {found}")
-    if f.task is not None and f.task not in TASKS[kind]:
-        others = [other for other, tasks in TASKS.items() if f.task in tasks]
+    if f.task is not None and f.task not in VECTOR_TASKS[kind]:
+        others = [other for other, tasks in VECTOR_TASKS.items() if f.task in tasks]
         take = " or ".join(others) or "a student with attention, such as layers=2"
-        raise InputError(f"student {kind}: expected {', '.join(TASKS[kind])}, found {f.task}; take {take}")
+        raise InputError(f"student {kind}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}; take {take}")
     layout = f.student_layout
     if layout is not None and layout.sharded:
         raise InputError(f"student.layout {layout}: expected replicated for a {kind} student, which has no layers")
+
+
+def check_formats_with_attention(f: Facts) -> None:
+    """Checks that the files to export can hold a student with attention.
+
+    Raises:
+        InputError: A format holds only students without.
+    """
+    for name in formats_of(f.settings.export):
+        if not FORMATS[name].attention and (f.is_student_built or f.student is not None):
+            raise InputError(
+                f"export {name}: expected student {' or '.join(VECTOR_TASKS)}, found {f.settings.student.spec!r}: no "
+                f"{name} file can hold a model with attention; onnxruntime's can"
+            )
 
 
 def find_kind(f: Facts) -> str:
@@ -41,7 +57,7 @@ def find_kind(f: Facts) -> str:
         return parse_spec(spec).preset
     models: list[Checkpoint] = [each for each in (f.student, f.teacher) if each is not None]
     found = (str(each.description.get("encoder")) for each in models if each.model_type == MODEL_TYPE)
-    return next((kind for kind in found if kind in TASKS), "")
+    return next((kind for kind in found if kind in VECTOR_TASKS), "")
 
 
 def list_vector_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]:

@@ -148,7 +148,12 @@ def export_and_evaluate(
 
 
 def forms_of_teacher(config: DistillConfig) -> list["ExportTarget"]:
-    """Returns the teacher's export targets, for the comparison: all float targets of the students."""
+    """Returns the teacher's export targets, for the comparison: the float targets of the students that it can have."""
+    return [target for target in float_targets(config) if target.kind.attention]
+
+
+def float_targets(config: DistillConfig) -> list["ExportTarget"]:
+    """Returns the float targets of the students."""
     from compress.export.common.targets import ExportTarget, formats_of
     from pipelines.stages.deliver.export import ALWAYS
 
@@ -168,7 +173,7 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list["ExportTarg
     from pipelines.settings.schemes import is_dynamic, schemes_of
     from pipelines.stages.deliver.export import HUGGINGFACE, rounded_targets
 
-    floats, schemes = forms_of_teacher(config), schemes_of(config)
+    floats, schemes = float_targets(config), schemes_of(config)
     if config.task in WRITING and "onnx" in formats_of(config.export):
         floats.append(ExportTarget("onnx-decoder"))
     if not scheme:

@@ -28,6 +28,7 @@ class Format:
         tolerance: Largest difference of a float model's logits, which may come from another order of sums only.
         saturates: Whether its runtime saturates byte products on x86 processors without VNNI.
         refuses: Unsupported scheme -> reason.
+        attention: Whether it supports models with attention.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Format:
     tolerance: float = 1e-3
     saturates: bool = False
     refuses: Mapping[str, str] = field(default_factory=dict)
+    attention: bool = True
 
 
 NO_FLOATS = {
@@ -96,6 +98,7 @@ FORMATS: Mapping[str, Format] = {
             },
         ),
         Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4),
+        Format("numpy", "numpy", rounded=False, attention=False),
     )
 }
 

@@ -25,7 +25,16 @@ def read_scores(output: Path) -> dict[tuple[str, str], float]:
 @pytest.fixture(scope="module")
 def static_run(inputs, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("static") / "run"
-    more = ("--student", "static,ngrams=64", "--train.epochs", "20", "--train.learning_rate", "0.02")
+    more = (
+        "--student",
+        "static,ngrams=64",
+        "--train.epochs",
+        "20",
+        "--train.learning_rate",
+        "0.02",
+        "--export",
+        "onnxruntime,numpy",
+    )
     tuned = ("--teacher_train.epochs", "30", "--teacher_train.dropout", "0")
     run_to_success("distill", small_run(*inputs, output, *more, *tuned))
     return output
@@ -36,7 +45,7 @@ def test_a_static_student_is_trained_and_exported(static_run):
     student = load_pruned(static_run / "student")
     assert (student.config.encoder, student.config.ngram_buckets) == ("static", 64)
     scores, report = read_scores(static_run), json.loads((static_run / "report.json").read_text())
-    assert scores["student", "onnxruntime"] == scores["student", "pytorch"]
+    assert scores["student", "numpy"] == scores["student", "onnxruntime"] == scores["student", "pytorch"]
     assert scores["student", "pytorch"] > report["baseline"]["scores"]["accuracy"] + 0.2
 
 
@@ -59,6 +68,12 @@ def test_students_of_other_tasks_score_in_their_files_what_they_score_in_torch(s
     run_to_success("distill", small_run(body_folder, data, tmp_path / "run", *more))
     scores = read_scores(tmp_path / "run")
     assert scores["student", "onnxruntime"] == pytest.approx(scores["student", "pytorch"], abs=1e-6)
+
+
+def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monkeypatch, capsys):
+    arguments = small_run(*inputs, tmp_path / "run", "--student", "layers=2", "--export", "onnxruntime,numpy")
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    assert "export numpy: expected student static or cnn or gru, found 'layers=2'" in message
 
 
 @pytest.mark.parametrize(("more", "message"), [

@@ -12,7 +12,7 @@ from distill.checkpoint.pruned import load_pruned, save_pruned
 from distill.checkpoint.pruned.modeling_token_vectors import hash_pairs
 from distill.errors import InputError
 from distill.student.build import build_student, student_config
-from distill.student.token_vectors import compute_token_vectors, reduce_width, split_specials, weigh_tokens
+from distill.student.token_vectors import compute_token_vectors, reduce_width, split_specials, weigh_by_frequency
 from support.tiny_models import build_model, saved
 
 SPECS = ("static", "static,pooling=mean+max+order,positions=4,ngrams=64", "cnn,layers=2", "gru,hidden=16,layers=2")
@@ -115,16 +115,16 @@ def test_the_table_has_the_principal_components_of_what_the_teacher_makes_of_eac
 
 
 def test_frequent_tokens_have_small_weights(tokenizer):
-    weights = weigh_tokens(1000)
+    weights = weigh_by_frequency(1000)
     assert torch.all(weights.diff() > 0)
     assert 0 < weights[0] < 0.01
     student = make_student("static", tokenizer)
     torch.testing.assert_close(
-        student.vectors.importance.weight[:, 0].exp(), weigh_tokens(student.config.vocab_size), rtol=1e-4, atol=0
+        student.vectors.importance.weight[:, 0].exp(), weigh_by_frequency(student.config.vocab_size), rtol=1e-4, atol=0
     )
     other = make_student("static,pooling=mean", tokenizer)
     lengths = other.vectors.words.weight.norm(dim=1) / student.vectors.words.weight.norm(dim=1)
-    torch.testing.assert_close(lengths, weigh_tokens(len(lengths)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(lengths, weigh_by_frequency(len(lengths)), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", SPECS)

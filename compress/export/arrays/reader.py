@@ -1,0 +1,155 @@
+"""Reads a student without attention with numpy alone, and texts with the tokenizers library.
+
+Stillroom ships this file beside the arrays of such students:
+
+    from reader import Reader
+
+    reader = Reader("student/numpy")
+    reader.classify(["Where is my card?"])      # one (label, logits) for each text
+
+    echo "Where is my card?" | python reader.py   # in the folder of this file
+"""
+
+# mypy: ignore-errors
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+MULTIPLIER = 1_000_003  # of the first id in the hash of two
+ROWS = 256  # texts at a time
+
+
+class Reader:
+    """A student in a folder with `config.json`, `weights.npz` and `tokenizer.json`."""
+
+    def __init__(self, folder="."):
+        self.folder = Path(folder)
+        self.config = json.loads((self.folder / "config.json").read_text())
+        with np.load(self.folder / "weights.npz") as stored:
+            self.weights = {name: stored[name] for name in stored.files}
+        self.names = ["input_ids", "attention_mask", "token_type_ids"]
+
+    def classify(self, texts, max_length=512):
+        """Returns (name of the label with the largest logit, all logits) for each text or pair of texts."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        tokenizer.enable_truncation(max_length)
+        tokenizer.enable_padding(pad_id=self.config.get("pad_token_id") or 0)
+        found = []
+        for start in range(0, len(texts), ROWS):
+            rows = tokenizer.encode_batch(texts[start : start + ROWS])
+            found += list(self.compute_logits(*(
+                np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask", "type_ids")
+            )))  # fmt: skip
+        labels = self.config["id2label"]
+        return [(labels[str(int(np.argmax(logits)))], logits) for logits in found]
+
+    def __call__(self, inputs):
+        """Returns the logits of a batch of named inputs."""
+        return self.compute_logits(*(inputs[name] for name in self.names))
+
+    def compute_logits(self, ids, mask, types=None):
+        """Returns float32 [rows, labels], or [rows, length, labels] of a tagger; all inputs [rows, length]."""
+        ids, counted = np.asarray(ids), np.asarray(mask, np.float32)[..., None]
+        vectors = ENCODERS[self.config["encoder"]](self, self.weights["words"][ids], counted)
+        if "dense.weight" not in self.weights:
+            return apply_linear(self.weights, "classifier", vectors)
+        pooled = self.pool(ids, vectors, counted, types)
+        hidden = np.maximum(apply_linear(self.weights, "dense", pooled), 0)
+        return apply_linear(self.weights, "classifier", hidden)
+
+    def pool(self, ids, vectors, counted, types):
+        """Returns the features of each row, [rows, features]."""
+        second = np.zeros_like(counted) if types is None else np.asarray(types, np.float32)[..., None]
+        buckets = self.config["ngram_buckets"]
+        if buckets:
+            hashed = (ids[:, :-1].astype(np.int64) * MULTIPLIER + ids[:, 1:]) % buckets
+            ids = np.concatenate([ids, hashed + self.config["vocab_size"]], 1)
+            vectors = np.concatenate([vectors, self.weights["ngrams"][hashed]], 1)
+            counted = np.concatenate([counted, counted[:, 1:] * counted[:, :-1]], 1)
+            second = np.concatenate([second, second[:, 1:]], 1)
+        shares = counted
+        if "importance" in self.weights:
+            shares = counted * np.exp(self.weights["importance"][ids])
+        elif "importance.weight" in self.weights:
+            shares = counted * np.exp(apply_linear(self.weights, "importance", vectors))
+        if not self.config["pair"]:
+            return self.pool_rows(vectors, counted, shares)
+        one, two = (self.pool_rows(vectors, counted * each, shares * each) for each in (1 - second, second))
+        return np.concatenate([one, two, np.abs(one - two), one * two], 1)
+
+    def pool_rows(self, vectors, counted, shares):
+        """Returns the results of all kinds of pooling, [rows, features x kinds]."""
+        found = []
+        for kind in self.config["pooling"]:
+            if kind == "max":
+                found.append(np.where(counted == 0, np.float32(-1e4), vectors).max(1))
+            elif kind == "order":
+                scales = self.weights["scales"]
+                first = (vectors * counted)[:, : len(scales)]
+                found.append((first * scales[: first.shape[1]]).sum(1))
+            else:
+                share = counted if kind == "mean" else shares
+                total = np.maximum(share.sum(1), np.float32(1e-6))
+                found.append(np.matmul(share.transpose(0, 2, 1), vectors)[:, 0] / total)
+        return np.concatenate(found, 1)
+
+
+def keep_vectors(reader, vectors, counted):
+    """Returns the vectors of the table."""
+    return vectors
+
+
+def convolve(reader, vectors, counted):
+    """Returns vectors after residual convolutions, [rows, length, features]."""
+    hidden = apply_linear(reader.weights, "widen", vectors)
+    size, length = reader.config["kernel_size"], vectors.shape[1]
+    before = (size - 1) // 2
+    for layer in range(reader.config["encoder_layers"]):
+        padded = np.pad(hidden * counted, ((0, 0), (before, size - 1 - before), (0, 0)))
+        windows = np.concatenate([padded[:, i : i + length] for i in range(size)], -1)
+        hidden = hidden + np.maximum(apply_linear(reader.weights, f"convolution.{layer}", windows), 0)
+    return hidden
+
+
+def recur(reader, vectors, counted):
+    """Returns vectors after gated recurrent layers in both directions, [rows, length, features]."""
+    length, hidden = vectors.shape[1], vectors
+    places, last = np.arange(length)[None], counted.sum((1, 2)).astype(np.int64)[:, None] - 1
+    reverse = np.where(places <= last, last - places, places)[..., None]
+    for layer in range(reader.config["encoder_layers"]):
+        forward = run_gates(reader.weights, f"forward.{layer}", hidden)
+        backward = run_gates(reader.weights, f"backward.{layer}", np.take_along_axis(hidden, reverse, 1))
+        hidden = np.concatenate([forward, np.take_along_axis(backward, reverse, 1)], -1)
+    return hidden
+
+
+def run_gates(weights, name, given):
+    """Returns the states of a gated recurrent layer, [rows, length, width] (torch.nn.GRU's equations)."""
+    inputs = apply_linear(weights, f"{name}.input", given)
+    state = np.zeros((len(given), inputs.shape[-1] // 3), np.float32)
+    states = []
+    for step in range(given.shape[1]):
+        kept = np.split(apply_linear(weights, f"{name}.state", state), 3, -1)
+        new = np.split(inputs[:, step], 3, -1)
+        reset, update = (1 / (1 + np.exp(-(one + other))) for one, other in zip(new[:2], kept[:2], strict=True))
+        state = (1 - update) * np.tanh(new[2] + reset * kept[2]) + update * state
+        states.append(state)
+    return np.stack(states, 1)
+
+
+def apply_linear(weights, name, given):
+    """Returns a linear layer's outputs; its weight is [inputs, outputs]."""
+    return given @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+ENCODERS = {"static": keep_vectors, "cnn": convolve, "gru": recur}
+
+if __name__ == "__main__":
+    lines = [line.rstrip("\n") for line in sys.stdin]
+    for line, (label, _) in zip(lines, Reader(Path(__file__).parent).classify(lines), strict=True):
+        print(f"{label}\t{line}")
