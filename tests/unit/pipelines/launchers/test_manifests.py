@@ -128,6 +128,15 @@ def test_a_single_node_runs_torchrun_alone():
     assert manifest.submit == ("sh", "torchrun.sh")
 
 
+def test_slurm_keeps_a_job_that_may_go_on_with_fewer_nodes():
+    fixed, elastic = (
+        ENGINES["slurm"](make_job(nodes=nodes, image="", volume="")).files["job.sbatch"] for nodes in ("2", "1:4")
+    )
+    assert "--no-kill" not in fixed
+    assert "#SBATCH --no-kill\n" in elastic
+    assert "srun --kill-on-bad-exit=0 --no-kill bash" in elastic
+
+
 def test_slurm_queues_again_what_was_stopped():
     text = ENGINES["slurm"](make_job(nodes="1:4", image="", volume="", queue="gpu", account="me")).files["job.sbatch"]
     for option in ("--nodes=1-4", "--requeue", "--signal=TERM@120", "--partition=gpu", "--account=me"):
