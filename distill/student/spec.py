@@ -240,11 +240,12 @@ def parse_spec(spec: str) -> StudentSpec:
         )
     preset = presets[0] if presets else ""
     values = split_values(spec, words, list_keys(preset))
-    norm, pooling = values.pop(NORM_KEY, ""), values.pop(POOLING_KEY, "")
-    if norm:
+    norm, pooling = values.pop(NORM_KEY, None), values.pop(POOLING_KEY, None)
+    if norm is not None:
         check_kind(norm, spec)
     requested = {key: parse_numbers(spec, key, value) for key, value in values.items()}
-    return StudentSpec(spec, preset, fresh, requested, norm, parse_pooling(spec, pooling))
+    kinds = () if pooling is None else parse_pooling(spec, pooling)
+    return StudentSpec(spec, preset, fresh, requested, norm or "", kinds)
 
 
 def list_keys(preset: str) -> tuple[str, ...]:
@@ -286,12 +287,12 @@ def parse_numbers(spec: str, key: str, value: str) -> tuple[int, ...]:
 
 
 def parse_pooling(spec: str, value: str) -> tuple[str, ...]:
-    """Returns the kinds of pooling in `mean+max`; none for an empty value.
+    """Returns the kinds of pooling in `mean+max`.
 
     Raises:
         InputError: A kind is unknown, or is named twice.
     """
-    kinds = tuple(each.strip() for each in value.split("+")) if value else ()
+    kinds = tuple(each.strip() for each in value.split("+"))
     if len({*kinds}) < len(kinds) or not {*kinds} <= {*POOLING_KINDS}:
         raise InputError(
             f"student {spec!r}: expected pooling={' or '.join(POOLING_KINDS)}, or several as mean+max, found {value!r}"

@@ -177,6 +177,7 @@ def test_the_seed_determines_the_random_weights(tokenizer):
     ("static,embeddings=0", "embeddings=0: expected at least 1"),
     ("static,positions=4", "positions needs pooling=order"),
     ("static,pooling=mean+mean", r"expected pooling=mean or weighted or max or order, or several as mean\+max"),
+    ("static,pooling=", "expected pooling=mean or weighted"),
     ("static,norm=rmsnorm", "expected embeddings, hidden, layers, kernel, ngrams, positions, pooling, found 'norm'"),
 ])  # fmt: skip
 def test_sizes_without_a_meaning_are_refused(spec, message):
