@@ -3,6 +3,7 @@
 import re
 import sys
 
+import pytest
 import torch
 
 from benchmarks import activations, backward_window, optimizers, segments
@@ -39,6 +40,7 @@ def test_windows_hold_less_than_the_whole_document(capsys, monkeypatch):
     assert float(found["64"][3]) < 0.6 < float(found["whole"][3]) == 1
 
 
+@pytest.mark.slow
 def test_segments_hold_less_than_whole_documents(capsys, monkeypatch):
     sizes = ["--width", "128", "--layers", "2", "--vocabulary", "500", "--lengths", "512", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["segments", *sizes])

@@ -31,6 +31,8 @@ JOBS = [
     SegmentJob("checkpointed", loss=LossConfig(kl=1, ce=0.5), train=replace(TRAIN, checkpointing="full")),
     SegmentJob("by-tokens", train=replace(TRAIN, batch_tokens=90)),
 ]
+FEW = [job for job in JOBS if job.name in ("labels", "sampled", "online", "chat-labels", "packed", "masked")]
+OTHERS = [job for job in JOBS if job not in FEW]
 FOUR = [job for job in JOBS if job.name in ("sampled", "online", "chat-online", "packed", "masked")]
 
 
@@ -41,12 +43,7 @@ def models(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(models, tmp_path_factory) -> dict[str, Any]:
-    return train_jobs(0, 1, models, tmp_path_factory.mktemp("alone"), JOBS, "replicated")
-
-
-@pytest.fixture(scope="module")
-def together(models, tmp_path_factory) -> list[dict[str, Any]]:
-    return run_ranks(train_jobs, 2, 2, models, tmp_path_factory.mktemp("together"), JOBS, "cp=2", limit=400)
+    return train_jobs(0, 1, models, tmp_path_factory.mktemp("alone"), FOUR, "replicated")
 
 
 def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -56,12 +53,16 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", [job.name for job in JOBS])
-def test_segments_train_the_student_of_one_process(name, alone, together):
-    for found in together:
-        check_equal(found[name], alone[name])
-    assert all(torch.equal(a, b) for a, b in zip(*(each[name]["weights"].values() for each in together), strict=True))
-    assert alone[name]["fused"] is together[0][name]["fused"] is (True if name in FUSED else None)
+@pytest.mark.parametrize("jobs", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
+def test_segments_train_the_student_of_one_process(jobs, models, tmp_path):
+    alone = train_jobs(0, 1, models, tmp_path / "alone", jobs, "replicated")
+    together = run_ranks(train_jobs, 2, 2, models, tmp_path / "together", jobs, "cp=2", limit=400)
+    for name in (job.name for job in jobs):
+        for found in together:
+            check_equal(found[name], alone[name])
+        weights = (each[name]["weights"].values() for each in together)
+        assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True)), name
+        assert alone[name]["fused"] is together[0][name]["fused"] is (True if name in FUSED else None), name
 
 
 def test_a_stopped_training_resumes_to_the_same_bits(models, tmp_path):
