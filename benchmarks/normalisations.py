@@ -16,7 +16,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from benchmarks.logit_training import collate_arrays, compute_all_logits, load_targets, take_steps
+from benchmarks.logit_experiment import LogitExperiment
+from benchmarks.logit_training import collate_arrays, load_targets, take_steps
 from benchmarks.results_folder import check_settings
-from benchmarks.sparse_runtimes import compute_logits
 from benchmarks.spread import format_percent
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
@@ -36,21 +35,15 @@ from compress.export.write import write_targets
 from compress.measure.latency import Latency, measure_latency
 from distill.checkpoint.norm_kinds import NORM_KINDS
 from distill.checkpoint.pruned import load_pruned, save_pruned
-from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import epoch_order
-from distill.data.batches.encode import Encoded, encode_samples
-from distill.data.config import DataConfig
-from distill.data.splits.labelled import load_splits
 from distill.student.build import build_student
-from distill.tasks.text_classification import TextClassification
-from distill.teacher.fingerprint import freeze
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.schedule import build_schedule
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine, find_commit
 
-TRAINING_BATCH, MAX_LENGTH, TIMED_TEXTS = 32, 128, 100
+TRAINING_BATCH, TIMED_TEXTS = 32, 100
 COPY = "stock, second copy"
 RUNTIME = "onnxruntime"
 HEADER = ("norm", "parameters", "bytes", "ms", "of stock", "rate", "validation", "test accuracy")
@@ -105,24 +98,14 @@ def main() -> None:
     console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.threads} threads")
 
 
-class Experiment:
-    """The teacher, the data and the folder of the results."""
+class Experiment(LogitExperiment):
+    """The trainings and the folder of their results."""
 
     def __init__(self, options: argparse.Namespace):
         free = ("kinds", "student", "epochs", "seeds", "rates", "rounds", "threads")
         check_settings(Path(options.output), options, free=free)
-        source = Path(options.teacher)
-        splits = load_splits(DataConfig(path=options.data, max_length=MAX_LENGTH, validation_fraction=0.1))
-        self.options, task = options, TextClassification(splits.labels)
-        self.tokenizer = load_tokenizer(source)
-        rows = task.head_rows(task.config(str(source)))
-        if rows is None:
-            raise SystemExit(f"--teacher {source}: expected a head for the labels of the data, found none")
-        self.teacher = freeze(task.load_with_head(str(source), rows))
-        self.train, self.validation, self.test = (
-            encode_samples(self.tokenizer, part, MAX_LENGTH) for part in (splits.train, splits.validation, splits.test)
-        )
-        self.pad_id = int(self.tokenizer.pad_token_id or 0)
+        super().__init__(options.teacher, options.data)
+        self.options = options
         count = options.rows or len(self.train)
         self.chosen = np.sort(np.random.default_rng(0).permutation(len(self.train))[:count])
         self.folder = Path(options.output) / f"{options.student}-{options.epochs}".replace(",", "-")
@@ -170,11 +153,6 @@ class Experiment:
         )  # fmt: skip
         result: PreTrainedModel = student.eval()
         return result
-
-    def measure_accuracy(self, model: PreTrainedModel, data: Encoded) -> float:
-        """Returns a model's accuracy on a split."""
-        logits = compute_all_logits(partial(compute_logits, model), data, self.pad_id)
-        return float((logits.argmax(-1) == data.labels).mean())
 
     def measure(self, models: dict[str, PreTrainedModel]) -> tuple[dict[str, Latency], dict[str, int]]:
         """Returns the latency of each kind's file, and of a copy of the first, and the bytes of the files."""

@@ -102,9 +102,9 @@ def measure_layout(name: str, options: argparse.Namespace) -> list[Sending]:
     trace = predict(folder, "student", parse_layout(name, PROCESSES), "none", options)
     sent = sum(count_sent(each, size, MACHINES.backend) for each, size in trace.sent.items() if len(each.ranks) > 1)
     run_machines(name, options)
-    file = find_file(options.output, name)
-    times: dict[str, list[float]] = json.loads(file.read_text())["seconds"]
-    counted: dict[str, list[int]] = json.loads(file.read_text())["bytes"]
+    measured = json.loads(find_file(options.output, name).read_text())
+    times: dict[str, list[float]] = measured["seconds"]
+    counted: dict[str, list[int]] = measured["bytes"]
     return [
         Sending(
             name, rate, sent, statistics.median(counted[""]), predict_delay(trace, rate),

@@ -23,9 +23,9 @@ import torch
 import transformers
 from transformers import AutoModel, PreTrainedModel
 
-from benchmarks.logit_training import compute_all_logits, load_targets, take_steps
+from benchmarks.logit_experiment import MAX_LENGTH, LogitExperiment
+from benchmarks.logit_training import load_targets, take_steps
 from benchmarks.results_folder import Results, check_settings
-from benchmarks.sparse_runtimes import compute_logits
 from benchmarks.spread import format_percent
 from benchmarks.timing import median_ratio, time_in_turns
 from compress.export.arrays.reader import Reader
@@ -33,15 +33,9 @@ from compress.export.common.source import Source
 from compress.export.common.targets import target_of
 from compress.export.write import write_targets
 from distill.checkpoint.pruned import load_pruned, save_pruned
-from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import epoch_order
-from distill.data.batches.encode import Encoded, encode_samples
-from distill.data.config import DataConfig
-from distill.data.splits.labelled import load_splits
 from distill.student.build import build_student
 from distill.student.token_vectors import compute_token_vectors, fill_table
-from distill.tasks.text_classification import TextClassification
-from distill.teacher.fingerprint import freeze
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.schedule import build_schedule
@@ -53,7 +47,7 @@ SPECS = ("static", "static,pooling=weighted+max", "static,ngrams=65536", "cnn", 
 RATES = (2e-3, 5e-3, 1e-2)  # of students
 PEER_RATES = (5e-4, 1e-3, 3e-3)  # model2vec's default is the second
 PENALTIES = (1.0, 10.0, 100.0)  # inverse strength of the regression's
-BATCH, MAX_LENGTH, TIMED = 64, 128, 2048
+BATCH, TIMED = 64, 2048
 
 Predict = Callable[[Sequence[str]], Any]
 
@@ -89,43 +83,25 @@ def main() -> None:
     console, experiment = Console(), Experiment(options)
     chosen = {way: experiment.train_all(way, console) for way in options.ways}
     rates = experiment.measure_rates({way: results[0] for way, results in chosen.items()})
-    teacher = experiment.measure_teacher()
+    teacher = experiment.measure_accuracy(experiment.teacher, experiment.test)
     rows = [("teacher", "", "", f"{100 * teacher:.2f}", "100.0", "", "")]
     for way, results in chosen.items():
         scores = [each["test"] for each in results]
         share = f"{100 * float(np.mean(scores)) / teacher:.1f}"
-        rows.append(
-            (
-                way,
-                f"{results[0]['parameters']:,}",
-                f"{results[0]['rate']:g}",
-                format_percent(scores),
-                share,
-                *rates[way],
-            )
-        )
+        first = results[0]
+        chosen_value = f"{first['parameters']:,}", f"{first['rate']:g}"
+        rows.append((way, *chosen_value, format_percent(scores), share, *rates[way]))
     header = ("way", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "of the first")
     console.table(f"{options.data}, tables of {options.width}, {options.seeds} seeds", header, rows)
     console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.threads} threads")
 
 
-class Experiment:
-    """The teacher, the data and the folder of the results."""
+class Experiment(LogitExperiment):
+    """The trainings and the folder of their results."""
 
     def __init__(self, options: argparse.Namespace):
+        super().__init__(options.teacher, options.data)
         self.options, self.folder = options, Path(options.output)
-        self.source = Path(options.teacher)
-        self.splits = load_splits(DataConfig(path=options.data, max_length=MAX_LENGTH, validation_fraction=0.1))
-        self.tokenizer, task = load_tokenizer(self.source), TextClassification(self.splits.labels)
-        rows = task.head_rows(task.config(str(self.source)))
-        if rows is None:
-            raise SystemExit(f"--teacher {self.source}: expected a head for the labels of the data, found none")
-        self.teacher = freeze(task.load_with_head(str(self.source), rows))
-        self.train, self.validation, self.test = (
-            encode_samples(self.tokenizer, part, MAX_LENGTH)
-            for part in (self.splits.train, self.splits.validation, self.splits.test)
-        )
-        self.pad_id = int(self.tokenizer.pad_token_id or 0)
         self.results: Results[Result] = Results(self.folder)
 
     def train_all(self, way: str, console: Console) -> list[Result]:
@@ -216,15 +192,6 @@ class Experiment:
             made = distill_from_model(body, self.tokenizer, device="cpu", pca_dims=width, quantize_to="float32")
             made.save_pretrained(place)
         return StaticModel.from_pretrained(place)
-
-    def measure_accuracy(self, model: PreTrainedModel, data: Encoded) -> float:
-        """Returns a model's accuracy on a split."""
-        logits = compute_all_logits(partial(compute_logits, model), data, self.pad_id)
-        return float((logits.argmax(-1) == data.labels).mean())
-
-    def measure_teacher(self) -> float:
-        """Returns the teacher's accuracy on the test split."""
-        return self.measure_accuracy(self.teacher, self.test)
 
     def measure_rates(self, results: dict[str, Result]) -> dict[str, tuple[str, str]]:
         """Returns each way's texts a second with tokenization, and the ratio to the first way's."""
