@@ -18,7 +18,7 @@ from pipelines.planner.stage_trace import count_micro_batches, trace_stages
 from pipelines.planner.trace import StepTrace, trace_query, trace_step
 from pipelines.planner.workload import Workload
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules import check_rules
+from pipelines.settings.rules.table import check_rules
 
 CHECKPOINTING = ("none", "selective", "full")  # each takes less memory and more time than the one before
 SMALLER = {"adamw": "adamw-8bit"}  # an optimizer with smaller states, for when nothing else fits

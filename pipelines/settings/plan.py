@@ -10,7 +10,7 @@ from distill.losses.config import LayerSizes
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
-from pipelines.settings.rules import check_rules
+from pipelines.settings.rules.table import check_rules
 from pipelines.settings.schemes import schemes_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pipelines.settings.layouts import Layouts, count_parameters, layout_setting
 from pipelines.settings.lengths import check_lengths, fitted_length
 from pipelines.settings.places import open_local
 from pipelines.settings.plan import Plan
-from pipelines.settings.rules import check_rules
+from pipelines.settings.rules.table import check_rules
 from pipelines.settings.tokenizers import is_across, load_checked_tokenizer, rows_across
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import check_pipeline_stages, resolve
-from pipelines.settings.rules import check_rules
+from pipelines.settings.rules.table import check_rules
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prune import budget_timing
 from pipelines.stages.prune.gate_closing import (

@@ -31,7 +31,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DataConfig, DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules import check_rules
+from pipelines.settings.rules.table import check_rules
 from pipelines.stages.prepare.data import data_stage, read_data
 from pipelines.stages.prune.inputs import start_stage
 from support.plans import plan_of

@@ -14,7 +14,7 @@ from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig, Mach
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import check_memory_floor
-from pipelines.settings.rules import check_rules
+from pipelines.settings.rules.table import check_rules
 from support.plans import plan_of
 
 

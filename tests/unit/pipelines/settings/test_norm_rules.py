@@ -11,7 +11,7 @@ from pipelines.runs import cli
 from pipelines.settings.defaults import fill_defaults
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules import RULES, Rule, check_norms
+from pipelines.settings.rules.table import RULES, Rule, check_norms
 
 
 def settings(*words: str) -> DistillConfig:

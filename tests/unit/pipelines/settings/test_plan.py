@@ -14,7 +14,7 @@ from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.plan import Plan
 from pipelines.settings.resolve import resolve
-from pipelines.settings.rules import RULES, Rule
+from pipelines.settings.rules.table import RULES, Rule
 from pipelines.stages.pipeline import run_stages
 from support.run_inputs import write_csv
 from support.tiny_models import VOCABULARY, build_model, make_rows, saved
@@ -115,7 +115,7 @@ def test_every_rule_formats_its_message(inputs, tmp_path):
 
 
 def test_a_rule_waits_for_the_facts_that_it_needs():
-    from pipelines.settings import rules
+    from pipelines.settings.rules import table as rules
 
     rule = Rule(lambda s, f: True, "refused", ("task",))
     with pytest.MonkeyPatch.context() as patch:

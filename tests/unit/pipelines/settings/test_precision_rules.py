@@ -14,7 +14,7 @@ from pipelines.settings.defaults import fill_defaults
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
-from pipelines.settings.rules import NOT_ON_SEVERAL, check_rules
+from pipelines.settings.rules.table import NOT_ON_SEVERAL, check_rules
 from pipelines.stages.train import precision
 from support.plans import plan_of
 

@@ -18,8 +18,8 @@ from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import layout_settings
-from pipelines.settings.rules import check_rules
-from pipelines.settings.segments import check_student_segments
+from pipelines.settings.rules.segments import check_student_segments
+from pipelines.settings.rules.table import check_rules
 
 TWO, WHOLE = Layout(cp=2), Layout(dp=2)
 ONLINE = TeacherConfig("unread", signals="online")

@@ -28,7 +28,6 @@ from distill.student.spec import check_spec, parse_spec, read_norm
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
 from distill.train.config import AUTO, TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
-from pipelines.settings.asynchronous import check_asynchronous, check_replica_precision
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.deepspeed_json import check_strategy
 from pipelines.settings.defaults import default_loss
@@ -37,10 +36,11 @@ from pipelines.settings.engines import check_engine_package
 from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
 from pipelines.settings.places import check_data, is_url, path_exists
+from pipelines.settings.rules.asynchronous import check_asynchronous, check_replica_precision
+from pipelines.settings.rules.segments import check_segment_task, check_student_segments, check_teacher_segments
+from pipelines.settings.rules.vector_students import check_vector_student
 from pipelines.settings.schemes import check_processor
-from pipelines.settings.segments import check_segment_task, check_student_segments, check_teacher_segments
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
-from pipelines.settings.vector_students import check_vector_student
 
 NOT_ON_SEVERAL = {  # precisions that train on one process only, and why
     "fp8": "on several it is untested",

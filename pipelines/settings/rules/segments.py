@@ -70,7 +70,7 @@ def check_teacher_segments(f: Facts) -> None:
     """
     s, layout, student = f.settings, f.teacher_layout, f.student_layout
     assert layout is not None
-    is_asked = s.teacher.signals == "online" and s.loss.needs_teacher
+    is_queried = s.teacher.signals == "online" and s.loss.needs_teacher
     if layout.cp > 1 and (s.teacher.signals == "cached" or s.teacher.ranks):
         found = f"teacher.ranks {s.teacher.ranks}" if s.teacher.ranks else "cached, which are those of whole texts"
         raise InputError(
@@ -82,10 +82,10 @@ def check_teacher_segments(f: Facts) -> None:
             f"teacher.layout {layout}: expected sequences.share 0 with cp, found {s.sequences.share:g}: answers are "
             "generated token by token"
         )
-    if student is not None and is_asked and not s.teacher.ranks and layout.cp != student.cp:
+    if student is not None and is_queried and not s.teacher.ranks and layout.cp != student.cp:
         raise InputError(
             f"teacher.layout {layout}: expected {_describe_segments(student)}, as student.layout {student} has, found "
-            f"{_describe_segments(layout)}: the teacher is asked about the positions that the student computes"
+            f"{_describe_segments(layout)}: the teacher is queried for the positions that the student computes"
         )
 
 
