@@ -14,6 +14,7 @@ Stillroom ships this file beside the arrays of such students:
 
 import json
 import sys
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,16 +33,21 @@ class Reader:
             self.weights = {name: stored[name] for name in stored.files}
         self.names = ["input_ids", "attention_mask", "token_type_ids"]
 
-    def classify(self, texts, max_length=512):
-        """Returns (name of the label with the largest logit, all logits) for each text or pair of texts."""
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer of the folder, which pads the rows of a batch."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        tokenizer.enable_truncation(max_length)
         tokenizer.enable_padding(pad_id=self.config.get("pad_token_id") or 0)
+        return tokenizer
+
+    def classify(self, texts, max_length=512):
+        """Returns (name of the label with the largest logit, all logits) for each text or pair of texts."""
+        self.tokenizer.enable_truncation(max_length)
         found = []
         for start in range(0, len(texts), ROWS):
-            rows = tokenizer.encode_batch(texts[start : start + ROWS])
+            rows = self.tokenizer.encode_batch(texts[start : start + ROWS])
             found += list(self.compute_logits(*(
                 np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask", "type_ids")
             )))  # fmt: skip
