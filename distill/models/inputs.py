@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.data.batches.segments import ROW_DOCUMENTS, ROW_MASK
@@ -35,7 +35,7 @@ def build_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> ModelIn
     return build_packed_inputs(model, batch) if "documents" in batch else dict(select_inputs(batch))
 
 
-def forgo_cache(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, bool]:
+def forgo_cache(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, bool]:
     """Returns the setting with which a model keeps no keys and values for later tokens, as it does by default.
 
     Layers that are computed again, by activation checkpointing, would add theirs a second time. Empty for models that

@@ -6,7 +6,6 @@ Every process of the pipeline group calls with the same batch, and each gets the
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
-from distill.models.inputs import select_inputs
+from distill.models.inputs import forgo_cache, select_inputs
 from distill.parallel.pipeline_stage import Relay, find_relay
 
 Targets = TypeVar("Targets")  # tensors and lists with one entry per row, in mappings and tuples
@@ -50,8 +49,7 @@ class StageForward(nn.Module):
             inputs["input_ids"] = received
         self.relay.start(received, self.hidden)
         model = self.stage if self.relay.is_last else self.stage.base_model
-        settings = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
-        output = model(**inputs, **settings)
+        output = model(**inputs, **forgo_cache(model, inputs))
         if self.relay.is_last and "logits" in output:
             self.logits.append(output.logits)
         return self.relay.finish().to(self.stage.dtype).contiguous()  # autocast may have changed the dtype

@@ -66,10 +66,10 @@ class StudentConfig:
         spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; tinybert4,
             tinybert6, minilm-l6-h384: the same shares of the teacher as these models have of BERT-base; mobilebert,
             mobilebert-tiny: bottleneck blocks; inverted-bottleneck: their teacher; static, cnn, gru: vectors of tokens
-            without attention; teacher: the entire teacher); sizes
-            such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh`
-            before them for random weights; `norm=` layernorm, rmsnorm, nonorm or batchnorm among the sizes for another
-            normalisation. If omitted it is distilbert, or teacher if a budget determines the pruning.
+            without attention; teacher: the entire teacher); sizes such as `layers=2`, `layers=0,2,5` or
+            `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh` before them for random weights; `norm=`
+            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalisation. If omitted it is
+            distilbert, or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; for long texts
             cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated if training fits into each process's memory, else fsdp.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.

@@ -63,7 +63,7 @@ class TokenVectorsConfig(PreTrainedConfig):
 
     @property
     def num_attention_heads(self):
-        """None."""
+        """0: the model has no attention."""
         return 0
 
     @property

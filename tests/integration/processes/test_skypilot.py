@@ -33,7 +33,7 @@ def skypilot(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> dict:
-    """A task with everything that SkyPilot is told."""
+    """A task with all fields that are written for SkyPilot."""
     folder = tmp_path_factory.mktemp("launch")
     options = ("--nodes=2", "--gpus=8", "--accelerator=H100", "--spot=true", f"--output={folder}")
     main(["skypilot", *options, "--volume=s3://bucket", "--", "distill", "--output", "/shared/runs/it's here"])

@@ -104,19 +104,19 @@ def test_entries_that_are_not_of_positions_stay_whole():
 
 
 def test_batches_are_looked_up_whole_and_cut_afterwards():
-    asked: list[int] = []
+    queried: list[int] = []
 
     def look_up(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        asked.append(batch["input_ids"].shape[1])
+        queried.append(batch["input_ids"].shape[1])
         return {"logits": batch["input_ids"][loss_mask(batch)][:, None].float()}
 
     whole = list(TrainBatches(BLOCKS, 2, 0, seed=1, signals=look_up))
-    lengths = asked.copy()
+    lengths = queried.copy()
     for number in range(2):
         parts = list(TrainBatches(BLOCKS, 2, 0, seed=1, signals=look_up, segment=(number, 2)))
         for part in parts:
             assert part["signals"]["logits"][:, 0].tolist() == part["input_ids"][loss_mask(part)].tolist()
-    assert asked == 3 * lengths
+    assert queried == 3 * lengths
     assert sum(len(batch["labels"]) for batch in whole) == len(BLOCKS)
 
 
