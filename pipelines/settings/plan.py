@@ -34,6 +34,7 @@ class Plan:
         layouts: Layouts on the processes.
         processes: Number of processes of the run.
         proposer: The masked language model whose words augmentation uses; None if it uses none.
+        name_tagger: The tagger that finds the names of persons for cleaning; None if they stay.
     """
 
     settings: DistillConfig
@@ -47,6 +48,7 @@ class Plan:
     layouts: Layouts
     processes: int = 1
     proposer: Checkpoint | None = None
+    name_tagger: Checkpoint | None = None
 
     @property
     def task(self) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from compress.prune.budget import parse_bytes
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from distill.data.clean.config import is_person
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, match_layers
 from distill.student.spec import is_relative
@@ -171,8 +172,8 @@ def complete_plan(facts: Facts, task_reason: str) -> Plan:
         **{each.model: resolve_layout(each, models[each.model]) for each in layout_settings(settings, facts.processes)}
     )
     sizes = teacher_sizes, student_sizes
-    proposer = open_proposer(settings, teacher)
-    plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes, proposer)
+    readers = open_proposer(settings, teacher), open_name_tagger(settings)
+    plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes, *readers)
     plan.check_precision(facts.precision)
     check_pipeline_stages(plan)
     check_memory_floor(plan)
@@ -217,6 +218,25 @@ def open_proposer(settings: DistillConfig, teacher: Checkpoint) -> Checkpoint | 
             f"{', '.join(proposer.architectures) or 'no class'} in {str(proposer.folder)!r}: it can't propose words"
         )
     return proposer
+
+
+def open_name_tagger(settings: DistillConfig) -> Checkpoint | None:
+    """Returns the tagger that finds the names of persons for cleaning; None if they stay.
+
+    Raises:
+        InputError: It is no tagger, or has no label of persons.
+    """
+    if not settings.clean.tagger:
+        return None
+    tagger = open_checkpoint(settings.clean.tagger, "clean.tagger")
+    labels = [str(label) for label in dict(tagger.description.get("id2label") or {}).values()]
+    if tagger.task != "token-classification" or not any(map(is_person, labels)):
+        raise InputError(
+            "clean.tagger: expected a token classifier with a label PER or PERSON, found "
+            f"{', '.join(tagger.architectures) or 'no class'} with {', '.join(labels[:8])} in {str(tagger.folder)!r}: "
+            "it finds no names of persons"
+        )
+    return tagger
 
 
 def check_general(settings: DistillConfig, teacher: Checkpoint, teacher_sizes: LayerSizes, own: LayerSizes) -> None:

@@ -33,6 +33,7 @@ TEXT_STEPS = {
     "emails": StepKind("mask", ("mask", "drop")),
     "users": StepKind("mask", ("mask", "drop")),
     "personal": StepKind("mask", ("mask", "drop")),
+    "names": StepKind("mask", ("mask", "drop")),
     "numbers": StepKind("mask", ("mask", "drop")),
     "case": StepKind("lower", ("lower",)),
     "elongations": StepKind("2", ("1", "2", "3")),
@@ -49,6 +50,7 @@ ROW_STEPS = {
     "labels": StepKind("report", ("report", "drop", "relabel")),
 }
 CLEANING_STEPS = TEXT_STEPS | ROW_STEPS
+PERSON_LABELS = frozenset({"per", "person"})  # of a tagger, without B- and I-
 STEP_PACKAGES = {"encoding": "ftfy", "spelling": "symspellpy", "language": "py3langid", "labels": "cleanlab"}
 
 
@@ -75,12 +77,14 @@ class CleanConfig:
         deploy: Those of the steps that change texts which also run in deployment: validation and test are cleaned by
             these alone, and the student's folder contains them.
         words: File with a word in each line, which spelling takes as known beside those of the data.
+        tagger: Token classifier, a folder or hub name, that finds the names of persons for the step names.
         folds: Trainings of the teacher for its probabilities of the labels, each on the rows of the other folds.
     """
 
     steps: str = ""
     deploy: str = ""
     words: str = ""
+    tagger: str = ""
     folds: int = 3
 
     def __post_init__(self) -> None:
@@ -91,11 +95,25 @@ class CleanConfig:
                     f"data.clean.deploy: expected steps that change texts, found {step.name!r}: a deployed model has "
                     "to answer every text"
                 )
+            if step.name == "names":
+                raise InputError(
+                    "data.clean.deploy: expected steps that read the text alone, found 'names': every text would wait "
+                    "for the tagger"
+                )
             if step not in steps:
                 raise InputError(
                     f"data.clean.deploy: expected steps of data.clean, found {format_step(step)!r}: the student would "
                     "be trained on other texts than it meets in deployment"
                 )
+        if bool(self.tagger) != any(step.name == "names" for step in steps):
+            raise InputError(
+                "data.clean: expected the step names and a tagger (--clean.tagger) together, found "
+                + (
+                    f"the tagger {self.tagger!r} alone: it would find nothing"
+                    if self.tagger
+                    else "the step alone: nothing would find names"
+                )
+            )
         if self.folds < 2:
             raise InputError(f"data.clean.folds: expected at least 2, found {self.folds}: no row would be held out")
 
@@ -155,6 +173,11 @@ def check_clean_packages(steps: Iterable[CleaningStep]) -> None:
                 f"data.clean: step {step.name}: expected the package {package}, found none; install it with "
                 "pip install '.[clean]', or leave the step out"
             )
+
+
+def is_person(label: str) -> bool:
+    """Returns whether a tagger's label, such as B-PER or person, is that of a person."""
+    return label.lower().removeprefix("b-").removeprefix("i-") in PERSON_LABELS
 
 
 def format_step(step: CleaningStep) -> str:

@@ -52,7 +52,7 @@ def read_preprocessing(folder: Path) -> Callable[[str], str]:
             speller = Speller(stored["candidates"], stored["counts"], pairs)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file}: expected the steps of cleaning, found a damaged file: {error}") from error
-    built = build_text_steps(steps, speller)
+    built = build_text_steps(steps, {} if speller is None else {"spelling": speller.correct})
 
     def clean(text: str) -> str:
         for step in built:

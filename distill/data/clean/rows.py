@@ -16,7 +16,7 @@ from distill.data.clean.config import CleanConfig, CleaningStep
 from distill.data.clean.filters import Reason, build_language_filter, build_length_filter, build_symbol_filter
 from distill.data.clean.near_duplicates import find_near_duplicates, find_similar, pair_equal_keys
 from distill.data.clean.spelling import Dictionary, Speller
-from distill.data.clean.text_steps import TextChanges, clean_column
+from distill.data.clean.text_steps import Change, TextChanges, clean_column
 from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.text_column import TextColumn, select_texts
 from distill.data.splits.examples import Splits, take_rows
@@ -56,6 +56,7 @@ class Cleaning:
         record: Called with every row that is changed or dropped.
         scratch: Folder for texts that may not fit into memory.
         processes: Number of processes beside this one that clean texts; 0 for none.
+        prepared: Name -> change of the step names; that of spelling is added when its words are known.
         advance: Called with the number of texts that a step, or a group of steps, is done with; see `count_work`.
     """
 
@@ -64,6 +65,7 @@ class Cleaning:
     record: Callable[[CleanedRow], None]
     scratch: Path
     processes: int = 0
+    prepared: dict[str, Change] = field(default_factory=dict)
     advance: Callable[[int], object] = lambda count: None
     counts: Counter[str] = field(default_factory=Counter)  # of changed and dropped rows, by split and step
     examples: dict[str, CleanedRow] = field(default_factory=dict)  # the first row of each count
@@ -94,6 +96,7 @@ class Cleaning:
         if spelling:
             texts = chain.from_iterable(_iterate_texts(parts[name]) for name in TRAINED)
             self.speller = Speller.build(Dictionary.build(texts, self.listed), int(spelling[0].value))
+            self.prepared["spelling"] = self.speller.correct
             for name in TRAINED:
                 part = parts[name]
                 parts[name] = self._do_once(f"{name}-spelling", part, self._clean_texts, name, part, spelling)
@@ -175,7 +178,7 @@ class Cleaning:
 
         def iterate() -> Iterator[pa.Array]:
             first = 0
-            for array, changes in clean_column(texts, steps, self.speller, processes=self.processes):
+            for array, changes in clean_column(texts, steps, self.prepared, processes=self.processes):
                 for row, names in changes.steps.items():
                     self._add(split, row, changes.before[row], array[row - first].as_py(), names)
                 first += len(array)
@@ -190,7 +193,7 @@ class Cleaning:
 
     def _run(self, texts: Sequence[str], steps: Sequence[CleaningStep]) -> tuple[TextColumn, TextChanges]:
         changes, arrays = TextChanges(), []
-        for array, found in clean_column(texts, steps, self.speller, processes=self.processes):
+        for array, found in clean_column(texts, steps, self.prepared, processes=self.processes):
             arrays.append(array)
             changes.before |= found.before
             changes.steps |= found.steps

@@ -3,7 +3,7 @@
 import re
 import signal
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,6 @@ from distill.data.batches.read_ahead import Prefetcher
 from distill.data.clean.config import CleaningStep
 from distill.data.clean.identifiers import DIGITS, EMAIL, URL, USER, replace_personal
 from distill.data.clean.markup import remove_html, remove_markdown
-from distill.data.clean.spelling import Speller
 from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.text_column import TextColumn
 from distill.errors import InputError
@@ -29,6 +28,8 @@ _REPEATED = re.compile(r"([^\W\d_])\1{2,}")
 # Runs of blanks, but for one or two plain ones, which stand after a full stop in some texts.
 _GAP = re.compile(r"\s{3,}|[^\S ]\s?|\s[^\S ]")
 Change = Callable[[str], str]
+PREPARED_STEPS = ("names", "spelling")  # need a model, or the words of all texts
+NOTHING: Mapping[str, Change] = {}
 
 
 @dataclass(frozen=True)
@@ -155,26 +156,26 @@ def collapse_lines(text: str) -> str:
 
 
 def clean_column(
-    texts: Sequence[str], steps: Sequence[CleaningStep], speller: Speller | None = None, *, processes: int = 0
+    texts: Sequence[str], steps: Sequence[CleaningStep], prepared: Mapping[str, Change] = NOTHING, *, processes: int = 0
 ) -> Iterator[tuple[pa.Array, TextChanges]]:
     """Yields the texts after all steps, at most CLEANED_AT_ONCE at a time in their order, and what was changed.
 
     Args:
         texts: The texts.
         steps: The steps, in the order in which they are applied.
-        speller: For the step spelling.
+        prepared: See `build_text_steps`.
         processes: Number of processes that clean; 0: this one alone.
 
     Raises:
         InputError: A package that a step needs isn't installed.
     """
     if not processes:
-        built = build_text_steps(steps, speller)
+        built = build_text_steps(steps, prepared)
         for first, array in iterate_arrays(texts):
             yield clean_array(array, built, first)
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(steps, speller)) as pool:
+    with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(steps, prepared)) as pool:
 
         def clean(block: tuple[int, pa.Array]) -> tuple[pa.Array, TextChanges]:
             return pool.submit(_clean_in_worker, *block).result()
@@ -182,15 +183,21 @@ def clean_column(
         yield from Prefetcher(clean, iterate_arrays(texts), threads=processes, depth=2 * processes)
 
 
-def build_text_steps(steps: Sequence[CleaningStep], speller: Speller | None) -> list[TextStep]:
-    """Returns the steps, ready to be applied; see `build_text_step`."""
-    built = []
-    for step in steps:
-        if step.name != "spelling":
-            built.append(build_text_step(step))
-        elif speller is not None:
-            built.append(TextStep(step.name, r"\pL", speller.correct))
-    return built
+def build_text_steps(steps: Sequence[CleaningStep], prepared: Mapping[str, Change] = NOTHING) -> list[TextStep]:
+    """Returns the steps, ready to be applied.
+
+    Args:
+        steps: The steps, in the order in which they are applied.
+        prepared: Name -> change of each step that needs data or a model; those that aren't here are left out.
+
+    Raises:
+        InputError: A package that a step needs isn't installed.
+    """
+    return [
+        TextStep(step.name, r"\pL", prepared[step.name]) if step.name in prepared else build_text_step(step)
+        for step in steps
+        if step.name in prepared or step.name not in PREPARED_STEPS
+    ]
 
 
 def clean_array(array: pa.Array, steps: Sequence[TextStep], first: int) -> tuple[pa.Array, TextChanges]:
@@ -204,9 +211,9 @@ def clean_array(array: pa.Array, steps: Sequence[TextStep], first: int) -> tuple
 _worker_steps: list[TextStep] = []  # of a process that cleans for another
 
 
-def _start_worker(steps: Sequence[CleaningStep], speller: Speller | None) -> None:
+def _start_worker(steps: Sequence[CleaningStep], prepared: Mapping[str, Change]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the other one ends this one
-    _worker_steps[:] = build_text_steps(steps, speller)
+    _worker_steps[:] = build_text_steps(steps, prepared)
 
 
 def _clean_in_worker(first: int, array: pa.Array) -> tuple[pa.Array, TextChanges]:

@@ -606,6 +606,12 @@ RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
+        lambda s, f: has_step(s, "names") and f.task == "token-classification",
+        "data.clean: step names: expected a task on whole texts, found {f.task}: words are cleaned one by one, and a "
+        "name is found by the words around it",
+        ("task",),
+    ),
+    Rule(
         lambda s, f: has_step(s, "labels") and f.task not in ("text-classification", "multi-label"),
         "data.clean: step labels: expected text-classification or multi-label, found {f.task}: doubtful labels are "
         "found by the probabilities of classes",

@@ -13,9 +13,11 @@ from distill.checkpoint.checkpoint import Checkpoint
 from distill.data.clean.config import CleanConfig
 from distill.data.clean.deployment import write_preprocessing
 from distill.data.clean.label_errors import draw_folds, find_label_errors, relabel
+from distill.data.clean.person_names import NameFinder
 from distill.data.clean.rows import CleanedRow, Cleaning
 from distill.data.clean.spelling import VERSION as SPELLING
 from distill.data.clean.spelling import WORD, read_english_words
+from distill.data.clean.text_steps import Change
 from distill.data.splits.examples import Splits, take_rows
 from distill.data.stored.encoding import count_processors
 from pipelines.runs.console import TEXTS
@@ -40,6 +42,8 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
     settings |= {"deploy": [list(step) for step in config.find_deployed()]} if config.deploy else {}
     names = {step.name for step in config.find_steps()}
     inputs: dict[str, Artefact | str] = {"data": data}
+    if plan.name_tagger is not None:
+        inputs["tagger"] = run.digest(plan.name_tagger)
     if "spelling" in names:
         settings["spelling"] = SPELLING
         inputs["teacher"] = run.digest(plan.teacher)
@@ -58,6 +62,7 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
                 lambda row: write_row(file.write, row),
                 folder / SCRATCH,
                 count_processors() if rows >= _PARALLEL_FROM else 0,
+                prepare_names(plan),
             )
             with run.console.track("clean", cleaning.count_work(splits), TEXTS) as cleaning.advance:
                 changed = cleaning.clean(splits)
@@ -77,6 +82,15 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
     for remark in done.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
         run.console.say(f"  {remark}")
     return done
+
+
+def prepare_names(plan: Plan) -> dict[str, Change]:
+    """Returns what the step names does, by its name; nothing without a tagger."""
+    if plan.name_tagger is None:
+        return {}
+    (step,) = [step for step in plan.settings.clean.find_steps() if step.name == "names"]
+    folder = str(plan.name_tagger.folder)
+    return {"names": NameFinder(folder, NameFinder.mask if step.value == "mask" else "").replace}
 
 
 def write_row(write: Callable[[str], object], row: CleanedRow) -> None:

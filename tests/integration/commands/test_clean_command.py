@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.data.clean.deployment import PREPROCESSING, read_preprocessing
+from distill.data.clean.person_names import NameFinder
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder, write_csv
-from support.tiny_models import LABELS, make_rows
+from support.tiny_models import LABELS, build_model, make_rows, saved
 
 STEPS = "html,whitespace,duplicates,near-duplicates=0.9"
 
@@ -158,12 +159,23 @@ def test_a_finished_fold_is_kept_when_the_stage_is_stopped(inputs, tmp_path, mon
             ("--data.clean", "labels", "--task", "regression"),
             "step labels: expected text-classification or multi-label",
         ),
+        (
+            ("--data.clean", "names", "--clean.tagger", "my_tagger", "--task", "token-classification"),
+            "step names: expected a task on whole texts",
+        ),
     ],
 )
 def test_steps_that_cannot_be_applied_are_refused_before_any_stage(
     more, message, inputs, tmp_path, monkeypatch, capsys
 ):
     assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_finds_no_names_is_refused(inputs, tmp_path, monkeypatch, capsys):
+    names = ("--data.clean", "names", "--clean.tagger", str(inputs[0]))
+    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *names), monkeypatch, capsys)
+    assert "clean.tagger: expected a token classifier with a label PER or PERSON, found BertModel" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -192,3 +204,14 @@ def test_the_published_tokenizer_applies_what_it_can(inputs, tmp_path):
     assert student("ba\u200bka") == teacher("baka")
     for folder in (tmp_path / "run" / "student").glob("**/tokenizer.json"):
         assert "Replace" in folder.read_text()
+
+
+@pytest.mark.slow
+def test_names_that_a_tagger_finds_are_masked(inputs, tokenizer, tmp_path):
+    model = build_model("bert", "ForTokenClassification", id2label={0: "O", 1: "B-PER"}, label2id={"O": 0, "B-PER": 1})
+    tagger = saved(model, tokenizer, tmp_path / "tagger")
+    steps = ("--data.clean", "names", "--clean.tagger", str(tagger), "--until", "teacher")
+    run_to_success("distill", small_run(*inputs, tmp_path / "run", *steps))
+    finder = NameFinder(str(tagger))
+    before, after = (texts_of(stage_folder(tmp_path / "run", stage), "train") for stage in ("data", "clean"))
+    assert [finder.replace(text) for text in before] == after != before

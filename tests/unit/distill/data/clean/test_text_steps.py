@@ -5,7 +5,13 @@ import pytest
 
 from distill.data.clean.config import TEXT_STEPS, parse_steps
 from distill.data.clean.identifiers import has_valid_card_digit, has_valid_iban_digits
-from distill.data.clean.text_steps import CLEANED_AT_ONCE, build_text_step, build_text_steps, clean_column
+from distill.data.clean.text_steps import (
+    CLEANED_AT_ONCE,
+    PREPARED_STEPS,
+    build_text_step,
+    build_text_steps,
+    clean_column,
+)
 from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.text_column import TextColumn
 
@@ -77,7 +83,7 @@ def test_escaped_tags_are_text():
 
 
 def test_every_step_has_a_case():
-    assert {step.partition("=")[0] for step in CASES} == set(TEXT_STEPS) - {"spelling"}
+    assert {step.partition("=")[0] for step in CASES} == set(TEXT_STEPS) - set(PREPARED_STEPS)
 
 
 def test_changes_name_the_text_before_and_all_steps():
@@ -104,8 +110,13 @@ def test_processes_give_the_same_texts_in_the_same_order(tmp_path):
     assert alone[0][0][3].as_py() == "3 x"
 
 
-def test_steps_without_a_speller_leave_spelling_out():
-    assert [step.name for step in build_text_steps(parse_steps("spelling,html"), None)] == ["html"]
+def test_steps_that_need_data_are_left_out_without_it():
+    assert [step.name for step in build_text_steps(parse_steps("names,spelling,html"))] == ["html"]
+
+
+def test_prepared_steps_keep_their_place():
+    built = build_text_steps(parse_steps("case,names,html"), {"names": lambda text: text.replace("Ann", "<name>")})
+    assert [step.name for step in built] == ["html", "names", "case"]
 
 
 def test_check_digits_tell_numbers_from_accounts_and_cards():

@@ -25,7 +25,7 @@ def normalize(steps: str, texts: list[str]) -> list[str]:
 
 
 def clean(steps: str, texts: list[str]) -> list[str]:
-    built = build_text_steps(parse_steps(steps), None)
+    built = build_text_steps(parse_steps(steps))
     found = []
     for text in texts:
         for step in built:
