@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.layer_inputs import CalibrationBatch, InputObserver, drop_padding
 from compress.quantize.grid import compute_tensor_grid
 from compress.quantize.layers import InputGrid, find_quantized_linears
-from compress.quantize.observers import CalibrationBatch, InputObserver, drop_padding
 from compress.quantize.schemes import LARGEST_LEVEL
 
 RangeMethod = Literal["minmax", "percentile", "mse"]

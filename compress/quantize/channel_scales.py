@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.layer_inputs import CalibrationBatch, InputObserver, flatten_unpadded
 from compress.quantize.fake_quantize import fake_quantize_weight
 from compress.quantize.folds import Fold, apply_scales, get_weight, tie_scales
 from compress.quantize.grid import compute_weight_scales
-from compress.quantize.observers import CalibrationBatch, InputObserver, flatten_unpadded
 from compress.quantize.schemes import Scheme
 
 DEFAULT_ALPHA = 0.5  # of SmoothQuant

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from compress.blocks import group_by_block
 from compress.errors import CompressError
+from compress.layer_inputs import CalibrationBatch, InputSums
 from compress.quantize.grid import round_to_nearest_
 from compress.quantize.layers import find_quantized_linears
-from compress.quantize.observers import CalibrationBatch, InputSums
 from compress.quantize.prepare import is_tied_to_embedding
 from compress.quantize.schemes import NumberFormat
 

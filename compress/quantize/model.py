@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.layer_inputs import CalibrationBatch
 from compress.quantize.calibration import calibrate
 from compress.quantize.channel_scales import apply_awq, apply_smoothquant
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import find_folds
-from compress.quantize.observers import CalibrationBatch
 from compress.quantize.prepare import check_unquantized, find_quantizable_layers, prepare_quantized
 from compress.quantize.schemes import reduce_weight_range, resolve_scheme
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from compress.errors import CompressError
+from compress.layer_inputs import CalibrationBatch, find_shared_inputs
 from compress.quantize.layers import QuantizedLayer, QuantizedLinear, find_quantized_layers
-from compress.quantize.observers import CalibrationBatch, find_shared_inputs
 from compress.quantize.prepare import restore_plain_layers
 from compress.quantize.schemes import Scheme, widen_scheme
 

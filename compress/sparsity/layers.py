@@ -1,13 +1,11 @@
-"""Selection of the linear layers to make sparse, and statistics of their inputs."""
+"""Selection of the linear layers to make sparse."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from compress.errors import CompressError
-from compress.quantize.observers import CalibrationBatch, InputSums
 
 LayerFilter = Callable[[str, nn.Linear], bool]  # (name, layer) -> whether it is made sparse
 
@@ -46,43 +44,3 @@ def compute_zero_shares(model: nn.Module, select: LayerFilter | None = None) -> 
     """
     layers = find_sparsifiable_layers(model, select)
     return {f"{name}.weight": (layer.weight == 0).double().mean().item() for name, layer in layers.items()}
-
-
-def sum_layer_inputs(
-    model: nn.Module,
-    layers: Mapping[str, nn.Linear],
-    batches: Iterable[CalibrationBatch],
-    compute: Callable[[Tensor], Tensor],
-) -> dict[str, Tensor]:
-    """Runs the model on all batches and returns the sum of `compute(inputs)` for each layer.
-
-    Args:
-        model: The model; it is in eval mode meanwhile.
-        layers: Layers of the model by name.
-        batches: Keyword arguments of the model; tokens masked out by their `attention_mask` aren't counted.
-        compute: Returns the summand of inputs [tokens, width], float64.
-
-    Raises:
-        CompressError: No batch reaches one of the layers.
-    """
-    observer = InputSums(lambda rows: compute(rows.double()))
-    with _eval_mode(model):
-        observer.run(model, layers, batches)
-    missing = [name for name in layers if name not in observer.sums]
-    if missing:
-        raise CompressError(
-            f"layer {missing[0]!r}: expected calibration batches that reach it, found none: its inputs are unknown"
-        )
-    return observer.sums
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts the model in eval mode inside the block; every module's own mode is restored after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

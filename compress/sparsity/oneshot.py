@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from compress.blocks import group_by_block
 from compress.errors import CompressError
-from compress.quantize.observers import CalibrationBatch
-from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers, sum_layer_inputs
+from compress.layer_inputs import CalibrationBatch, sum_layer_inputs
+from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers
 from compress.sparsity.patterns import Masks, check_divisible, choose_masks
 from compress.sparsity.schedule import SparsitySchedule
 from compress.sparsity.sparsegpt import prune_with_sparsegpt

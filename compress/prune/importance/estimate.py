@@ -1,8 +1,7 @@
 """Estimation of importance scores: of the units of each axis and of whole layers."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import CompressError
+from compress.eval_mode import eval_mode
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.scores import Scores, compute_fingerprint
 from distill.checkpoint.layers import find_layer_stack
@@ -93,7 +93,7 @@ def score_by_gradients(
     sums: dict[str, dict[str, Tensor]] = {method: {} for method in methods}
     samples = tokens = 0
     largest = 0.0
-    with _eval_mode(model), Gates(model, axes) as gates:
+    with eval_mode(model), Gates(model, axes) as gates:
         for batch in batches:
             for name, gradient in _compute_sample_gradients(model, gates, batch, loss).items():
                 largest = max(largest, float(gradient.abs().max()))
@@ -151,7 +151,7 @@ def measure_layer_losses(
     """
     total: Tensor | float = 0.0
     samples = 0
-    with _eval_mode(model), torch.no_grad(), Gates(model, axes) as gates:
+    with eval_mode(model), torch.no_grad(), Gates(model, axes) as gates:
         closed = 1 - torch.eye(len(gates.layers), device=next(model.parameters()).device)
         for batch in batches:
             gates.set({})
@@ -188,7 +188,7 @@ def score_by_activation(model: PreTrainedModel, axes: Sequence[Axis], batches: I
     samples = tokens = 0
     accepted = inspect.signature(model.forward).parameters
     try:
-        with _eval_mode(model), torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             for batch in batches:
                 means.mask = _get_token_mask(batch)
                 model(**{name: value for name, value in batch.items() if name in accepted})
@@ -260,15 +260,3 @@ def _get_token_mask(batch: LossInputs) -> Tensor:
         result: Tensor = batch["attention_mask"].bool()
         return result
     return torch.ones_like(batch["input_ids"], dtype=torch.bool)
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts the model in eval mode inside the block and restores the previous modes of its modules afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

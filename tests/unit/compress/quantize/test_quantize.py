@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from compress.errors import CompressError
+from compress.layer_inputs import drop_padding
 from compress.quantize.calibration import InputStatistics, calibrate, compute_rounding_error
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.model import quantize_model
-from compress.quantize.observers import drop_padding
 from compress.quantize.prepare import (
     convert_quantized,
     find_lowest_precision,

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.layer_inputs import sum_layer_inputs
 from compress.sparsity import oneshot
-from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_layers, sum_layer_inputs
+from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_layers
 from compress.sparsity.oneshot import sparsify
 from compress.sparsity.patterns import choose_masks
 from compress.sparsity.schedule import SparsitySchedule

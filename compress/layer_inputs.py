@@ -1,10 +1,13 @@
-"""Observers of layer inputs: forward pre-hooks that see each layer's input while calibration batches run."""
+"""Inputs of layers while calibration batches run, seen by forward pre-hooks."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from compress.errors import CompressError
+from compress.eval_mode import eval_mode
 
 CalibrationBatch = Mapping[
     str, Tensor
@@ -69,6 +72,34 @@ class InputSums(InputObserver):
     def get_sum(self, name: str) -> Tensor:
         """Returns the sum over the inputs of a layer."""
         return self.sums[self.first_consumers[name] if self._share else name]
+
+
+def sum_layer_inputs(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    batches: Iterable[CalibrationBatch],
+    compute: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """Runs the model on all batches and returns the sum of `compute(inputs)` for each layer.
+
+    Args:
+        model: The model; it is in eval mode meanwhile.
+        layers: Layers of the model by name.
+        batches: Keyword arguments of the model; tokens masked out by their `attention_mask` aren't counted.
+        compute: Returns the summand of inputs [tokens, width], float64.
+
+    Raises:
+        CompressError: No batch reaches one of the layers.
+    """
+    observer = InputSums(lambda rows: compute(rows.double()))
+    with eval_mode(model):
+        observer.run(model, layers, batches)
+    missing = [name for name in layers if name not in observer.sums]
+    if missing:
+        raise CompressError(
+            f"layer {missing[0]!r}: expected calibration batches that reach it, found none: its inputs are unknown"
+        )
+    return observer.sums
 
 
 def find_shared_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: CalibrationBatch) -> dict[str, str]:
