@@ -60,6 +60,8 @@ class TrainConfig:
             draws its own dropout masks, so only at 0 do all layouts and numbers of processes train the same student, up
             to rounding.
         freeze_embeddings: Exclude the token embeddings from training.
+        average: Decay of a running average of the weights in each step, such as 0.999; the validation and the trained
+            model have the averages. At 0 there is none.
         patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
             disables early stopping.
         recoveries: How often a training may go back to its last checkpoint after a spike of the loss, and go on at half
@@ -102,6 +104,7 @@ class TrainConfig:
     head_rate: float = 1.0
     dropout: float | None = None
     freeze_embeddings: bool = False
+    average: float = 0.0
     patience: int = 0
     recoveries: int = 0
     spike: float = 8.0
@@ -135,6 +138,7 @@ class TrainConfig:
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
         is_known = self.checkpointing in ("none", "full", "selective", AUTO) or EVERY.fullmatch(self.checkpointing)
         check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective, every=K or auto")
+        check_setting(self, "train.average", 0 <= self.average < 1, "a decay from 0 to below 1")
         check_setting(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
         check_setting(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")
         if self.batch_tokens and self.rate_scaling != "none":
@@ -147,6 +151,11 @@ class TrainConfig:
             raise InputError(
                 f"train.batch_growth noise: expected accumulate of 2 or more and no batch_tokens, found {found}: the "
                 "noise is estimated from the gradients of a batch and of the accumulated ones"
+            )
+        if self.optimizer == "schedule-free" and self.average:
+            raise InputError(
+                f"train.average: expected 0 with the optimizer schedule-free, found {self.average}: it averages the "
+                "weights itself"
             )
         if self.optimizer == "schedule-free" and self.schedule not in ("auto", "constant"):
             raise InputError(

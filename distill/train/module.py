@@ -152,6 +152,7 @@ class DistillationModule(lightning.LightningModule):
         has another rate.
         """
         self._accumulate_batches()
+        self._set_optimizer_mode("train")  # a checkpoint may be that of a validation
         if self.recovery_factor != 1:
             for scheduler in (cast(LambdaLR, each.scheduler) for each in self.trainer.lr_scheduler_configs):
                 set_schedule_step(scheduler, scheduler.last_epoch)
@@ -425,7 +426,7 @@ class DistillationModule(lightning.LightningModule):
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def on_validation_start(self) -> None:
-        """Gives the student the averaged weights of an optimizer that averages them, as schedule-free does."""
+        """Gives the student the averaged weights, if there are any: `train.average`, or schedule-free's own."""
         self._set_optimizer_mode("eval")
 
     def on_validation_end(self) -> None:

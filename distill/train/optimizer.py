@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.layers import find_layer_lists
 from distill.errors import InputError
+from distill.train.averaging import WeightAverage
 from distill.train.config import TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
 
@@ -91,6 +92,11 @@ def build_optimizer(
         module, name, settings = _STOCHASTIC_ADAMW if name == "AdamW" else (module, name, settings)
         settings = {**settings, "bf16_stochastic_round": True}
     is_sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
+    if config.average and shard:
+        raise InputError(
+            f"train.average {config.average}: expected a student whose optimizer states are on one process, or sharded "
+            "with its weights, found those of zero1: its processes have no common average"
+        )
     if (kind.whole and is_sharded) or (shard and not kind.zero1):
         what = "optimizer states" if shard else "weights"
         raise InputError(
@@ -101,7 +107,10 @@ def build_optimizer(
     optimizer_class = cast(type[Optimizer], getattr(import_module(module), name))
     if shard:
         return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, lr=rate, **settings)
-    return optimizer_class(groups, lr=rate, **settings)  # type: ignore[call-arg]
+    optimizer = optimizer_class(groups, lr=rate, **settings)  # type: ignore[call-arg]
+    if config.average:
+        WeightAverage(optimizer, config.average)
+    return optimizer
 
 
 def group_parameters(

@@ -71,6 +71,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
             ("train.recoveries", train.recoveries, "0", train.recoveries),
             ("train.schedule", train.schedule, "one by steps", train.schedule in ("plateau", "find")),
             ("train.optimizer", train.optimizer, "one without averages", train.optimizer == "schedule-free"),
+            ("train.average", train.average, "0", train.average),
             ("sampling.by", s.sampling.by, "uniform", s.sampling.by != "uniform"),
             ("on_policy.share", s.on_policy.share, "0", s.on_policy.share),
             ("loss.balance", s.loss.balance, "0", s.loss.balance),

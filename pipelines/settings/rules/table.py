@@ -205,6 +205,11 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.optimizer {name}: expected {known} with precision bf16-stochastic, found one that would round "
             "small updates away"
         )
+    if train.average and (machine.deepspeed or layout.zero == 1):
+        raise InputError(
+            f"{setting}.average {train.average}: expected another layout than zero1 and no DeepSpeed, found "
+            f"{machine.deepspeed or layout}: their processes have no common average"
+        )
     if train.schedule == "find" and (layout.processes > 1 or machine.deepspeed):
         raise InputError(
             f"{setting}.schedule find: expected one process, found {layout.processes}"

@@ -136,8 +136,8 @@ def training_settings(config: DistillConfig, name: str) -> JsonObject:
 
 def select_key_settings(train: TrainConfig) -> JsonObject:
     """Returns the training settings that affect the trained weights, together with the algorithm's version."""
-    without_effect = _WITHOUT_EFFECT if train.backward_window else (*_WITHOUT_EFFECT, "backward_window")
-    settings = {name: value for name, value in asdict(train).items() if name not in without_effect}
+    off = [name for name in ("backward_window", "average") if not getattr(train, name)]  # keys of older runs lack them
+    settings = {name: value for name, value in asdict(train).items() if name not in (*_WITHOUT_EFFECT, *off)}
     return settings | {"version": TRAINING}
 
 

@@ -106,6 +106,19 @@ def test_every_optimizer_trains_the_same_student_in_every_layout_that_it_takes(n
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["replicated", "zero2", "fsdp=2", "tp=2", "pp=2"])
+def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path_factory):
+    plain, single, place = (
+        Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out")
+    )
+    averaged = replace(single.train, average=0.9)
+    expected = train(0, 1, replace(single, train=averaged), "replicated")["weights"]
+    assert differing_weights(expected, train(0, 1, plain, "replicated")["weights"])
+    for found in run_ranks(train, 2, 2, replace(place, train=averaged), layout, limit=120):
+        assert differing_weights(found["weights"], expected) == {}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "selective", "every=2"])
 @pytest.mark.parametrize(
     ("processes", "layout"),
