@@ -70,8 +70,9 @@ from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import hash_json
 from pipelines.settings.this_machine import describe_machine, find_commit
-from pipelines.stages.deliver.evaluate import to_arrays
-from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, target_for, time_together
+from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.deliver.timed_texts import to_arrays
+from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, time_together
 
 WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package
@@ -180,7 +181,7 @@ class Benchmark:
         for target in chain[:-1]:
             shutil.rmtree(folder / str(target))
         tokenizer.save_pretrained(folder / TOKENIZER)
-        size = measure_size(trained.model, TimedModel(self.target, folder, runner, []).bytes)
+        size = measure_size(trained.model, TimedModel(self.target, folder, runner, {}).bytes)
         return self.measure_scores(setup, runner, tokenizer), size
 
     def measure_scores(self, setup: TrainingSetup, runner: OnnxModel, tokenizer: PreTrainedTokenizerBase) -> Scores:
@@ -211,7 +212,9 @@ class Benchmark:
             runner = OnnxModel(folder / str(self.target), self.budget.threads)
             tokenizer = load_tokenizer(folder / TOKENIZER)
             built[str(number)] = TimedModel(self.target, folder, runner, texts.inputs(tokenizer))
-        latencies = time_together(built, self.budget, self.options.rounds, self.console, "timing")
+        latencies = time_together(
+            built, self.budget, self.budget.lengths[0], self.options.rounds, self.console, "timing"
+        )
         teacher_ms = latencies["teacher"].best_ms
         measured: list[MeasuredStudent] = [
             {**student, "speedup": teacher_ms / latency.best_ms, "latency": latency_entry(latency)}
@@ -247,7 +250,7 @@ def measure_size(model: PreTrainedModel, size: int) -> ModelSize:
     return {"params": total, "without_words": total - embeddings, "bytes": size}
 
 
-def replace_inputs(built: TimedModel, inputs: Sequence[Inputs], threads: int = 0) -> TimedModel:
+def replace_inputs(built: TimedModel, inputs: Mapping[int, Sequence[Inputs]], threads: int = 0) -> TimedModel:
     """Returns the same files with other inputs, opened once more if `threads` is set."""
     runner = OnnxModel(built.folder / str(built.target), threads) if threads else built.runner
     return TimedModel(built.target, built.folder, runner, inputs)

@@ -15,12 +15,12 @@ from benchmarks.pruning_peers import Size, TrainingSetup, find_ratio, prune_with
 from benchmarks.pruning_textbrewer import build_textbrewer_student, list_sizes
 from distill.student.build import build_student
 from pipelines.runs.files import write_json
+from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prune.budget_timing import (
     TimedModel,
     TimingTexts,
     build_timed,
     draw_texts,
-    target_for,
     time_together,
 )
 
@@ -83,7 +83,9 @@ class SizeSearch:
             name: build_timed(model, tokenizer, self.target, scratch / name, self.texts)
             for name, model in models.items()
         }
-        latencies = time_together({"teacher": self.teacher} | built, self.budget, ROUNDS, self.setup.console, "timing")
+        latencies = time_together(
+            {"teacher": self.teacher} | built, self.budget, self.budget.lengths[0], ROUNDS, self.setup.console, "timing"
+        )
         shutil.rmtree(scratch)
         return {name: latencies["teacher"].best_ms / latencies[name].best_ms for name in models}
 

@@ -32,7 +32,8 @@ from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.runs.console import Console
-from pipelines.stages.prune.budget_timing import build_timed, draw_texts, target_for, time_together
+from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.prune.budget_timing import build_timed, draw_texts, time_together
 
 RECIPES = ("distilbert", "tinybert", "minilm", "mobilebert")
 SHARED_STAGES = ("data", "teacher", "general")  # stages that other runs may have built
@@ -141,7 +142,7 @@ def format_general_minutes(report: Report) -> str:
 def measure_latencies(options: argparse.Namespace, data: str, folders: Mapping[str, Path]) -> dict[str, Latency]:
     """Returns the latencies of all students and their teacher, which alternate on the same texts."""
     torch.set_num_threads(1)
-    budget = Budget(runtime="onnxruntime", precision="fp32")
+    budget = Budget(runtime="onnxruntime", precision="fp32").resolve()
     splits = load_splits(DataConfig(path=data, validation_fraction=0.05), options.seed)
     texts = draw_texts(splits.test, budget, 128, options.seed, TextClassification(splits.labels))
     checkpoints = {"teacher": find_checkpoint(next(iter(folders.values())), "teacher")}
@@ -153,7 +154,7 @@ def measure_latencies(options: argparse.Namespace, data: str, folders: Mapping[s
             folder.mkdir()
             model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
             built[name] = build_timed(model, tokenizer, target_for(budget), folder, texts)
-        return time_together(built, budget, options.rounds, Console(), "timing")
+        return time_together(built, budget, budget.lengths[0], options.rounds, Console(), "timing")
 
 
 def load_model(folder: Path) -> PreTrainedModel:

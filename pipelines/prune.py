@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> None:
     )
     if not config.budget.requested:
         raise InputError(
-            "budget: expected a --speedup such as 10 or 2,4,8,15, or a --latency-ms, found neither; nothing to prune"
+            "budget: expected a --speedup such as 10 or 2,4,8,15, a --latency-ms or a --texts-per-second, found none; "
+            "nothing to prune"
         )
     run_command("pipelines.prune", argv, config)
 

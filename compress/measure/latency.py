@@ -49,6 +49,20 @@ def measure_latency(
     threads: int = 1,
     on_call: Callable[[], None] = lambda: None,
 ) -> dict[Name, Latency]:
+    """Returns name -> its latency, measured by `time_rounds`, whose arguments it takes."""
+    times = time_rounds(runners, inputs, rounds=rounds, warmup=warmup, threads=threads, on_call=on_call)
+    return {name: summarize_times(values, inputs[name], threads) for name, values in times.items()}
+
+
+def time_rounds(
+    runners: Mapping[Name, Runner],
+    inputs: Mapping[Name, Sequence[TimedInputs]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    threads: int = 1,
+    on_call: Callable[[], None] = lambda: None,
+) -> dict[Name, np.ndarray]:
     """Times every runner on every text, `rounds` times, alternating between runners after TEXTS_PER_TURN texts.
 
     Within a turn one runner runs alone, as in deployment: with alternation after every text, a large model would evict
@@ -65,7 +79,7 @@ def measure_latency(
         on_call: Called after each timed call, outside the timing.
 
     Returns:
-        Name -> its latency.
+        Name -> milliseconds [rounds, inputs].
     """
     names = list(runners)
     times: dict[Name, list[float]] = {name: [] for name in names}
@@ -77,7 +91,7 @@ def measure_latency(
                     batches = inputs[name][first : first + TEXTS_PER_TURN]
                     milliseconds = _time_calls(runners[name], batches, on_call)
                     times[name] += milliseconds if number >= 0 else []
-    return {name: _summarize(np.reshape(values, (rounds, -1)), inputs[name], threads) for name, values in times.items()}
+    return {name: np.reshape(values, (rounds, -1)) for name, values in times.items()}
 
 
 @contextmanager
@@ -103,9 +117,9 @@ def _time_calls(runner: Runner, batches: Sequence[TimedInputs], on_call: Callabl
     return milliseconds
 
 
-def _summarize(values: np.ndarray, inputs: Sequence[TimedInputs], threads: int) -> Latency:
-    """Returns the latency statistics of times [rounds, texts]."""
+def summarize_times(times: np.ndarray, inputs: Sequence[TimedInputs], threads: int) -> Latency:
+    """Returns the statistics of milliseconds [rounds, inputs]."""
     shapes = [batch["input_ids"].shape for batch in inputs]
     batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
-    p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
-    return Latency(batch, length, threads, values.size, median, p10, p90, float(np.median(values.min(axis=0))))
+    p10, median, p90 = (float(q) for q in np.quantile(times, [0.1, 0.5, 0.9]))
+    return Latency(batch, length, threads, times.size, median, p10, p90, float(np.median(times.min(axis=0))))

@@ -9,61 +9,80 @@ from typing import Literal
 from compress.errors import CompressError
 
 UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+_TARGETS = ("speedup", "latency_ms", "texts_per_second")
 _RUNTIMES = ("onnxruntime", "openvino", "pytorch")
 ROUNDS = 20
-TOLERANCE = 0.05  # accepted relative overshoot of the requested speed; more would come at the cost of accuracy
+TOLERANCE = 0.05  # accepted relative deviation from the requested speed; being faster would cost accuracy
+THROUGHPUT_BATCH = 32  # default number of texts per call of a budget in texts per second
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Settings of a measured budget; nothing is pruned unless a speed-up or a latency is set.
+    """Settings of a measured budget; nothing is pruned unless a speed-up, a latency or a throughput is set.
 
     Args:
         speedup: Required speed-up over the teacher in fp32 on the same runtime, such as 10; a comma-separated list,
             such as 2,4,8,15, gives a family of students.
         latency_ms: Maximum milliseconds per call, instead of a speed-up.
+        texts_per_second: Minimum throughput in calls of `batch` texts, instead of a speed-up.
         max_bytes: Maximum size of the deployed files, such as 10MB; for a family one bound for all, or one for each
             speed-up in the same order, such as 14MB,10MB,8MB.
         min_score: Minimum share of the teacher's score on the validation split, such as 0.98.
         runtime: Runtime on which latency is measured: onnxruntime, pytorch, or openvino (an extra).
         precision: Precision of the student: int8 (dynamic, on ONNX Runtime) or fp32; auto selects int8 on onnxruntime
             and fp32 elsewhere. The teacher is always measured in fp32.
-        batch: Texts per call.
-        length: Tokens per text; 0 uses the lengths of the data set.
+        batch: Texts per call; 0 is 1, or 32 with texts_per_second.
+        length: Tokens per text; 0 uses the lengths of the data set. With several, such as 16,64,256, the speed must
+            hold for texts of each.
         threads: Threads of the runtime.
         rounds: Number of times that every measured size is run on each text, at least 1; the student is run three times
             as often, beside the teacher.
+        recuts: Number of times that a student is pruned further and trained again if it is evaluated at more than 5 %
+            below the requested speed.
         uniform: Give every layer the same sizes, so that the checkpoint loads in the stock class.
     """
 
     speedup: str = ""
     latency_ms: float = 0.0
+    texts_per_second: float = 0.0
     max_bytes: str = ""
     min_score: float = 0.0
     runtime: str = "onnxruntime"
     precision: Literal["auto", "int8", "fp32"] = "auto"
-    batch: int = 1
-    length: int = 0
+    batch: int = 0
+    length: str = "0"
     threads: int = 1
     rounds: int = ROUNDS
+    recuts: int = 2
     uniform: bool = False
 
     def __post_init__(self) -> None:
-        if self.speedup and self.latency_ms:
-            raise CompressError("budget: expected a speed-up or a latency, found both: one of them would be ignored")
+        given = [name for name in _TARGETS if getattr(self, name)]
+        if len(given) > 1:
+            raise CompressError(
+                f"budget: expected one of a speed-up, a latency and a throughput, found {' and '.join(given)}: all but "
+                "one of them would be ignored"
+            )
         if any(each <= 1 for each in self.speedups):
             raise CompressError(
                 f"budget.speedup: expected more than 1, found {self.speedup}: the teacher itself is that fast"
             )
-        if self.latency_ms < 0:
-            raise CompressError(f"budget.latency_ms: expected more than 0, found {self.latency_ms}")
+        for name in ("latency_ms", "texts_per_second"):
+            if getattr(self, name) < 0:
+                raise CompressError(f"budget.{name}: expected more than 0, found {getattr(self, name)}")
         if not 0 <= self.min_score <= 1:
             raise CompressError(
                 f"budget.min_score: expected a share from 0 to 1 of the teacher's score, found {self.min_score}"
             )
-        for name, smallest in (("batch", 1), ("length", 0), ("threads", 1), ("rounds", 1)):
+        for name, smallest in (("batch", 0), ("threads", 1), ("rounds", 1), ("recuts", 0)):
             if getattr(self, name) < smallest:
                 raise CompressError(f"budget.{name}: expected at least {smallest}, found {getattr(self, name)}")
+        if not all(re.fullmatch(r"\s*\d+\s*", part) for part in self.length.split(",")):
+            raise CompressError(
+                f"budget.length: expected a number of tokens, or several such as 16,64,256, found {self.length!r}"
+            )
+        if len(set(self.lengths)) < len(self.lengths):
+            raise CompressError(f"budget.length: expected different lengths, found one twice in {self.length!r}")
         check_runtime(self.runtime, self.precision)
         if len(self.size_limits) not in (0, 1, len(self.speedups)):
             raise CompressError(
@@ -73,19 +92,27 @@ class Budget:
     def timing_settings(self) -> dict[str, object]:
         """Returns the conditions of measurements, for stage keys, which mustn't change at the default of a new one."""
         rounds = {} if self.rounds == ROUNDS else {"rounds": self.rounds}
-        conditions = ("runtime", "precision", "batch", "length", "threads")
-        return {name: getattr(self, name) for name in conditions} | rounds
+        length = self.lengths[0] if len(self.lengths) == 1 else list(self.lengths)
+        conditions = {name: getattr(self, name) for name in ("runtime", "precision", "batch", "threads")}
+        return conditions | {"length": length} | rounds
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens per text at which the speed must hold, in ascending order; 0 for the lengths of the data set."""
+        return tuple(sorted(int(part) for part in self.length.split(",")))
 
     @property
     def requested(self) -> bool:
-        """Whether a speed-up or a latency is set, so that the model is pruned."""
-        return bool(self.speedup or self.latency_ms)
+        """Whether a speed-up, a latency or a throughput is set, so that the model is pruned."""
+        return any(getattr(self, name) for name in _TARGETS)
 
-    def resolve_precision(self) -> "Budget":
-        """Returns the budget with `auto` replaced by the precision for its runtime; without a target it stays auto."""
-        if not self.requested or self.precision != "auto":
-            return self
-        return replace(self, precision="int8" if self.runtime == "onnxruntime" else "fp32")
+    def resolve(self) -> "Budget":
+        """Returns the budget with its own batch and precision; without a target the precision stays auto."""
+        batch = self.batch or (THROUGHPUT_BATCH if self.texts_per_second else 1)
+        precision = self.precision
+        if self.requested and precision == "auto":
+            precision = "int8" if self.runtime == "onnxruntime" else "fp32"
+        return replace(self, batch=batch, precision=precision)
 
     @property
     def speedups(self) -> tuple[float, ...]:

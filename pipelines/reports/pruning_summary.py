@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from compress.prune.search.cost import CostModel
 from compress.quantize.schemes import resolve_scheme
@@ -67,14 +67,14 @@ def read_pruned_student(stages: Mapping[str, Artefact], target: str, students: i
     shape, trained = stages[f"shape-{target}"], stages[f"distill-{target}"]
     chosen = _read_json(shape.folder / "shape.json")
     outline = chosen["outline"]
-    costs, teacher_ms = read_costs(stages["costs"])
-    predicted = costs.predict(Outline(outline["hidden"], tuple(outline["heads"]), tuple(outline["ffn"])))
+    sizes = Outline(outline["hidden"], tuple(outline["heads"]), tuple(outline["ffn"]))
+    predicted = [(each.costs.predict(sizes), each.teacher_ms) for each in read_costs(stages["costs"])]
     return {
         "name": student_name(target, students),
         "target": shape.manifest["config"]["target"],
         "outline": outline,
-        "predicted_ms": predicted,
-        "predicted_speedup": teacher_ms / predicted,
+        "predicted_ms": max(own for own, _ in predicted),
+        "predicted_speedup": min(teacher / own for own, teacher in predicted),
         "measurements": chosen["measurements"],
         "trials": chosen["trials"],
         "teacher_score": shape.metrics.get("teacher_score"),
@@ -108,11 +108,22 @@ def find_code(folder: Path) -> str | None:
     return f"{next(iter(classes.values())).split('.')[0]}.py" if classes else None
 
 
-def read_costs(costs: Artefact) -> tuple[CostModel, float]:
-    """Returns the fitted costs and the teacher's milliseconds."""
-    content = _read_json(costs.folder / COSTS)
-    fitted = content["costs"]
-    return CostModel(tuple(fitted["coefficients"]), fitted["error"]), content["teacher"]["best_ms"]
+class LengthCosts(NamedTuple):
+    """The fitted costs for texts of a length (0: of their own lengths), and the teacher's milliseconds."""
+
+    length: int
+    costs: CostModel
+    teacher_ms: float
+
+
+def read_costs(costs: Artefact) -> list[LengthCosts]:
+    """Returns the fitted costs of each length of the budget."""
+
+    def read_fitted(fitted: JsonObject) -> CostModel:
+        return CostModel(tuple(fitted["coefficients"]), fitted["error"])
+
+    lengths = _read_json(costs.folder / COSTS)["lengths"]
+    return [LengthCosts(each["length"], read_fitted(each["costs"]), each["teacher"]["best_ms"]) for each in lengths]
 
 
 def _read_json(file: Path) -> JsonObject:

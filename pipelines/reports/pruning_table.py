@@ -16,11 +16,15 @@ from pipelines.reports.formatting import (
     format_score,
 )
 from pipelines.reports.schema import ModelEntry, OutlineEntry, PrunedStudent, Report, ShapeTrial
+from pipelines.reports.tables import ReportTable
 from pipelines.reports.targets import (
+    describe_outcome,
     describe_result,
     describe_target,
-    evaluated_speed,
     find_entry,
+    find_target_speed,
+    format_interval,
+    format_share,
     measured_speed,
     pruned_students,
     pruning_of,
@@ -138,10 +142,13 @@ def _change_row(report: Report, precision: str) -> TableRow:
 
 def _target_rows(report: Report) -> list[TableRow]:
     students = pruned_students(report)
-    results = (describe_result(each["target"], measured_speed(report, each)) for each in students)
+    speeds = [(each["target"], measured_speed(report, each)) for each in students]
+    results = (describe_result(target, speed) for target, speed in speeds)
+    intervals = (format_interval(target, speed) or NO_VALUE for target, speed in speeds)
     return [
         _row("requested", NO_VALUE, (describe_target(each["target"]) for each in students)),
         _row("measured", NO_VALUE, results),
+        _row("95 % interval", NO_VALUE, intervals),
         _size_row(report),
     ]
 
@@ -190,11 +197,12 @@ def best_trial(trials: Sequence[ShapeTrial]) -> int | None:
 def write_pruning_notes(report: Report) -> list[str]:
     """Returns sentences on how the table's figures were measured."""
     conditions, students = pruning_of(report)["conditions"], pruned_students(report)
-    length = f"{conditions['length']} tokens each" if conditions["length"] else "of the data set's own lengths"
+    lengths = conditions["length"] if isinstance(conditions["length"], list) else [conditions["length"]]
+    length = format_enumeration([f"of {each} tokens" if each else "of the data set's own lengths" for each in lengths])
     runtime = RUNTIMES.get(conditions["runtime"], conditions["runtime"])
     texts = f"{conditions['batch']} text{'s' * (conditions['batch'] > 1)} per call"
     source = "validation texts, when the shape was chosen"
-    if evaluated_speed(report, students[0]):
+    if find_target_speed(report, students[0]):
         source = "the texts of the evaluation"
     notes = [
         f"A target's speedup is the teacher's fp32 latency divided by the student's in {conditions['precision']} on "
@@ -210,6 +218,21 @@ def write_pruning_notes(report: Report) -> list[str]:
             "files."
         )
     return notes
+
+
+def build_speed_table(report: Report) -> ReportTable | None:
+    """Returns the table of the requested speeds and those that were reached; None if no speed was requested."""
+    if not pruned_students(report):
+        return None
+    header = ["student", "requested", "measured", "95 % interval", "outcome", "copy of the teacher"]
+    rows = []
+    for student in pruned_students(report):
+        target, speed = student["target"], measured_speed(report, student)
+        measured = find_target_speed(report, student)
+        copy = format_ratio(measured["control"]["value"]) if measured else NO_VALUE
+        value, interval = format_share(target, speed.share), format_interval(target, speed) or NO_VALUE
+        rows.append([student["name"], describe_target(target), value, interval, describe_outcome(speed), copy])
+    return ReportTable(header, rows)
 
 
 def describe_shape(report: Report, name: str) -> str | None:

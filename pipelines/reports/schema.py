@@ -20,11 +20,23 @@ class LatencyEntry(TypedDict):
     best_ms: float
 
 
+class EstimateEntry(TypedDict):
+    """A measured value and its 95 % confidence interval; `high` is None if it is unbounded."""
+
+    value: float
+    low: float
+    high: float | None
+
+
 class SpeedupEntry(TypedDict):
-    """The teacher's fp32 latency divided by the model's, on PyTorch and on the model's own runtime."""
+    """The teacher's fp32 latency divided by the model's, on PyTorch and on the model's own runtime.
+
+    `same_runtime` has the latter's interval; None for the teacher itself.
+    """
 
     vs_teacher_pytorch: float
     vs_teacher_same_runtime: float | None
+    same_runtime: NotRequired[EstimateEntry | None]
 
 
 class ParityEntry(TypedDict):
@@ -46,6 +58,49 @@ class ParityEntry(TypedDict):
     trained_score: NotRequired[float]
 
 
+class TargetEntry(TypedDict):
+    """The requested speed; speedup and latency_ms are 0 if unused, and so is the throughput, in texts per second.
+
+    With a throughput, latency_ms is that of a call.
+    """
+
+    name: str
+    speedup: float
+    latency_ms: float
+    texts_per_second: NotRequired[float]
+
+
+class SpeedMeasurement(TypedDict):
+    """A student's speed under the conditions of its budget, on texts of `length` tokens; 0: of their own lengths.
+
+    `share` is the speed relative to the requested one, `control` the latency of the teacher divided by that of a second
+    copy of its file. `settled`: the interval of the share is as narrow as requested.
+    """
+
+    length: int
+    teacher: LatencyEntry
+    student: LatencyEntry
+    speedup: EstimateEntry
+    milliseconds: EstimateEntry
+    share: EstimateEntry
+    control: EstimateEntry
+    texts: int
+    rounds: int
+    settled: bool
+
+
+class TargetSpeed(SpeedMeasurement):
+    """How fast a student is, which was asked to be so: at the slowest of its lengths, relative to what was requested.
+
+    `recuts` is how often it was pruned further because it was too slow, `reason` why it remained so, empty if it isn't.
+    """
+
+    target: TargetEntry
+    lengths: NotRequired[Sequence[SpeedMeasurement]]
+    recuts: int
+    reason: str
+
+
 class ModelEntry(TypedDict):
     """A model on a runtime in a precision."""
 
@@ -64,6 +119,7 @@ class ModelEntry(TypedDict):
     latency_batched: LatencyEntry | None
     speedup: SpeedupEntry | None
     speedup_batched: SpeedupEntry | None
+    target: NotRequired[TargetSpeed]
     agreement_with_teacher: float | None
     parity: ParityEntry | None
 
@@ -142,28 +198,27 @@ class OutlineEntry(TypedDict):
     ffn: Sequence[int]
 
 
-class TargetEntry(TypedDict):
-    """The requested speed; the unused one of speedup and latency is 0."""
-
-    name: str
-    speedup: float
-    latency_ms: float
-
-
 class TimingConditions(TypedDict):
-    """The conditions under which a budget's speed is measured; `length` is 0 for the texts' own lengths."""
+    """The conditions under which a budget's speed is measured; `length` is 0 for the texts' own lengths.
+
+    With several lengths, it is a list.
+    """
 
     runtime: str
     precision: str
     batch: int
-    length: int
+    length: int | Sequence[int]
     threads: int
 
 
 class ShapeTiming(TypedDict):
-    """A measurement of a shape next to the teacher; `by_all` takes all measurements so far into account."""
+    """A measurement of a shape next to the teacher; `by_all` takes all measurements so far into account.
+
+    `length` is that of the texts on which it is slowest for its target; 0: their own lengths.
+    """
 
     label: str
+    length: NotRequired[int]
     teacher_ms: float
     best_ms: float
     bytes: int

@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pipelines.reports.formatting import format_percent, format_ratio
+from compress.prune.budget import TOLERANCE
+from pipelines.reports.formatting import capitalize_first, format_percent, format_ratio
 from pipelines.reports.schema import (
-    LatencyEntry,
     ModelEntry,
     PrunedStudent,
     PruningSummary,
     Report,
+    SpeedMeasurement,
     TargetEntry,
-    TimingConditions,
+    TargetSpeed,
 )
 
 
@@ -23,10 +24,11 @@ class Verdict(NamedTuple):
 
 
 class MeasuredSpeed(NamedTuple):
-    """A student's speed under the conditions of its budget."""
+    """A student's speed relative to the requested one, with its interval; the interval is unknown before evaluation."""
 
-    speedup: float
-    milliseconds: float
+    share: float
+    low: float | None = None
+    high: float | None = None
 
 
 def pruning_of(report: Report) -> PruningSummary:
@@ -56,10 +58,11 @@ def write_verdicts(report: Report) -> list[Verdict]:
     required = required_share(report)
     for student in pruned_students(report):
         name, target, speed = student["name"], student["target"], measured_speed(report, student)
-        shortfall = find_shortfall(target, speed)
-        outcome = f"missed by {format_percent(shortfall)}" if shortfall > 0 else "met"
         request = f"requested {describe_target(target)}, measured {format_speed(target, speed)}"
-        found.append(Verdict(shortfall <= 0, f"{name}: {request}: {outcome}."))
+        missed = 1 - speed.share > TOLERANCE
+        found.append(
+            Verdict(not missed, f"{name}: {request}: {describe_outcome(speed)}.{explain_speed(report, student)}")
+        )
         share = deployed_share(report, student)
         if required and share is not None:
             score = f"the teacher's validation {report['metric']}"
@@ -69,55 +72,94 @@ def write_verdicts(report: Report) -> list[Verdict]:
 
 
 def describe_target(target: TargetEntry) -> str:
-    """Returns the requested latency or speedup."""
+    """Returns the requested latency, throughput or speedup."""
+    if throughput := target.get("texts_per_second"):
+        return f"{throughput:,g} texts/s"
     return f"{target['latency_ms']:g} ms" if target["latency_ms"] else f"{target['speedup']:g}×"
 
 
+def format_share(target: TargetEntry, share: float) -> str:
+    """Formats a speed, given relative to the requested one, in the unit of the request."""
+    if throughput := target.get("texts_per_second"):
+        return f"{share * throughput:,.1f} texts/s"
+    if target["latency_ms"]:
+        milliseconds = target["latency_ms"] / share
+        return f"{milliseconds:.{2 if milliseconds >= 0.1 else 3}f} ms"
+    return format_ratio(share * target["speedup"])
+
+
 def describe_result(target: TargetEntry, speed: MeasuredSpeed) -> str:
-    """Returns the measured latency or speedup, and by how much the target was missed."""
-    shortfall, value = find_shortfall(target, speed), format_speed(target, speed)
-    return value if shortfall <= 0 else f"{value}, missed by {format_percent(shortfall)}"
+    """Returns the measured latency, throughput or speedup, and by how much the target was missed."""
+    value, outcome = format_share(target, speed.share), describe_outcome(speed)
+    return value if outcome == "met" else f"{value}, {outcome}"
+
+
+def describe_outcome(speed: MeasuredSpeed) -> str:
+    """Returns whether a target was met, or how far below it a student is."""
+    shortfall = 1 - speed.share
+    if shortfall <= 0:
+        return "met"
+    return f"{'missed by' if shortfall > TOLERANCE else 'short by'} {format_percent(shortfall)}"
 
 
 def format_speed(target: TargetEntry, speed: MeasuredSpeed) -> str:
-    """Formats the measured latency or speedup, whichever was requested."""
-    return f"{speed.milliseconds:.2f} ms" if target["latency_ms"] else format_ratio(speed.speedup)
+    """Formats the measured latency, throughput or speedup with its interval, where it is known."""
+    interval = format_interval(target, speed)
+    return format_share(target, speed.share) + (f" (95 % interval {interval})" if interval else "")
 
 
-def find_shortfall(target: TargetEntry, speed: MeasuredSpeed) -> float:
-    """Returns the relative shortfall of the speed met against the requested speed; at most 0 if it is met."""
-    if target["latency_ms"]:
-        return 1 - target["latency_ms"] / speed.milliseconds
-    return 1 - speed.speedup / target["speedup"]
+def format_interval(target: TargetEntry, speed: MeasuredSpeed) -> str:
+    """Formats the interval of a speed, the lower number first; empty if it is unknown."""
+    if not speed.low or speed.high is None:
+        return ""
+    low, high = format_share(target, speed.low), format_share(target, speed.high)
+    is_latency = target["latency_ms"] and not target.get("texts_per_second")
+    return f"{high} to {low}" if is_latency else f"{low} to {high}"
+
+
+def explain_speed(report: Report, student: PrunedStudent) -> str:
+    """Returns sentences on how the speed was measured and why it remained too low; empty without an evaluation."""
+    measured = find_target_speed(report, student)
+    if measured is None:
+        return ""
+    return f" {capitalize_first(describe_measurement(measured))}." + "".join(
+        f" {each}." for each in explain_recuts(measured)
+    )
+
+
+def describe_measurement(measured: SpeedMeasurement) -> str:
+    """Returns on what a speed was measured, and how far two copies of the teacher's file differed meanwhile."""
+    control = abs(measured["control"]["value"] - 1)
+    length = f" of {measured['length']} tokens" if measured["length"] else ""
+    unsettled = "" if measured["settled"] else ", until the limit of time or texts, before the interval was narrow"
+    return (
+        f"timed on {measured['texts']} texts{length}, {measured['rounds']} times each{unsettled}; two copies of the "
+        f"teacher's file differed by {format_percent(control)}"
+    )
+
+
+def explain_recuts(measured: TargetSpeed) -> list[str]:
+    """Returns sentences on how often the student was cut again, and why it isn't faster."""
+    count = measured["recuts"]
+    made = [f"It was pruned further and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
+    return made + ([f"It remains too slow: {measured['reason']}"] if measured["reason"] else [])
 
 
 def measured_speed(report: Report, student: PrunedStudent) -> MeasuredSpeed:
-    """Returns the student's speed under the budget's conditions.
-
-    It is taken from the evaluation, or from the shape stage if the evaluation's conditions differ.
-    """
-    last = student["measurements"][-1]
-    return evaluated_speed(report, student) or MeasuredSpeed(last["speedup"], last["best_ms"])
-
-
-def evaluated_speed(report: Report, student: PrunedStudent) -> MeasuredSpeed | None:
-    """Returns `measured_speed` from the evaluation; None if it wasn't measured under the budget's conditions."""
-    conditions = pruning_of(report)["conditions"]
-    entry = find_entry(report, student["name"], conditions["precision"])
-    if entry is None:
-        return None
-    pairs = ((entry["latency"], entry["speedup"]), (entry["latency_batched"], entry["speedup_batched"]))
-    for latency, speedup in pairs:
-        ratio = speedup["vs_teacher_same_runtime"] if speedup else None
-        if ratio and latency and has_conditions(latency, conditions):
-            return MeasuredSpeed(ratio, latency["best_ms"])
-    return None
+    """Returns the student's speed as evaluated, or else as the shape stage measured it."""
+    if measured := find_target_speed(report, student):
+        share = measured["share"]
+        return MeasuredSpeed(share["value"], share["low"], share["high"])
+    last, target = student["measurements"][-1], student["target"]
+    if target["latency_ms"]:
+        return MeasuredSpeed(target["latency_ms"] / last["best_ms"])
+    return MeasuredSpeed(last["speedup"] / target["speedup"])
 
 
-def has_conditions(latency: LatencyEntry, conditions: TimingConditions) -> bool:
-    """Returns whether a latency was measured under the budget's conditions."""
-    same_batch = latency["batch"] == conditions["batch"]
-    return not conditions["length"] and same_batch and latency["threads"] == conditions["threads"]
+def find_target_speed(report: Report, student: PrunedStudent) -> TargetSpeed | None:
+    """Returns the evaluation of the student's requested speed; None if it wasn't evaluated."""
+    entry = find_entry(report, student["name"], pruning_of(report)["conditions"]["precision"])
+    return entry.get("target") if entry else None
 
 
 def find_entry(report: Report, name: str, precision: str = "fp32") -> ModelEntry | None:

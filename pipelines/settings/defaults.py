@@ -16,7 +16,7 @@ VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
 
 def fill_defaults(settings: DistillConfig) -> DistillConfig:
     """Returns the settings with every default filled in that depends on other settings."""
-    budget, quantize, student = settings.budget.resolve_precision(), settings.quantize, settings.student
+    budget, quantize, student = settings.budget.resolve(), settings.quantize, settings.student
     if quantize.scheme == "auto":
         quantize = replace(quantize, scheme="int8", min_score=quantize.min_score or AUTO_MIN_SCORE)
     if quantize.scheme and budget.min_score and not budget.requested:

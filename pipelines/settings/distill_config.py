@@ -46,6 +46,7 @@ SHORT_OPTIONS = {
     "temperature": "loss.temperature",
     "speedup": "budget.speedup",
     "latency_ms": "budget.latency_ms",
+    "texts_per_second": "budget.texts_per_second",
     "max_bytes": "budget.max_bytes",
     "min_score": "budget.min_score",
     "uniform": "budget.uniform",
@@ -148,15 +149,22 @@ class MeasureConfig:
     """How speed is measured, and how exported models are compared with the original.
 
     Args:
-        texts: Number of texts of the test split that are timed, at least 1, selected by the seed.
-        rounds: Number of times that each of them is run, at least 1.
+        texts: Number of texts of the test split that are timed at least, selected by the seed; 1 or more. Until the
+            intervals are narrow enough there are more, at most eight times as many.
+        rounds: Number of times that each of them is run, at least 1; batches are run a third as often.
+        interval: Width of the 95 % confidence interval of a speed-up, relative to it, at which its timing ends; above
+            0.
+        seconds: Time after which no more than `texts` are timed, for each batch size. In a run with training, timing
+            also ends when evaluation has taken a fifth of the run's time.
         batch: Rows of the larger of the two timed batch sizes, at least 1; the other size is 1.
         threads: CPU threads of the runtime, at least 1.
         parity: Number of texts, at least 1, on which every exported model is compared with the original.
     """
 
-    texts: int = 64
-    rounds: int = 30
+    texts: int = 128
+    rounds: int = 8
+    interval: float = 0.05
+    seconds: float = 120.0
     batch: int = 32
     threads: int = 1
     parity: int = 256
@@ -165,6 +173,10 @@ class MeasureConfig:
         for name in ("texts", "rounds", "batch", "threads", "parity"):
             if getattr(self, name) < 1:
                 raise InputError(f"measure.{name}: expected at least 1, found {getattr(self, name)}")
+        if self.interval <= 0:
+            raise InputError(f"measure.interval: expected more than 0, found {self.interval}")
+        if self.seconds < 0:
+            raise InputError(f"measure.seconds: expected at least 0, found {self.seconds}")
 
 
 @dataclass(frozen=True)

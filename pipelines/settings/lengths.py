@@ -52,7 +52,7 @@ def check_lengths(settings: DistillConfig, configs: "Mapping[str, PretrainedConf
     from distill.tasks.positions import find_max_tokens, length_error
 
     lengths = {"general.length": settings.general.length} if settings.general.data else {}
-    lengths |= {"budget.length": settings.budget.length} if settings.budget.requested else {}
+    lengths |= {"budget.length": max(settings.budget.lengths)} if settings.budget.requested else {}
     if settings.on_policy.share:
         total = settings.on_policy.prompt_tokens + settings.on_policy.new_tokens
         lengths["on_policy.prompt_tokens and on_policy.new_tokens together"] = total

@@ -1,7 +1,7 @@
 """The plan of a run: everything that is decided before its first stage."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from compress.prune.budget import Budget
@@ -11,7 +11,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.rules.table import check_rules
-from pipelines.settings.schemes import schemes_of
+from pipelines.settings.schemes import measured_scheme, schemes_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -89,20 +89,45 @@ class Plan:
 
 @dataclass(frozen=True)
 class SpeedTarget:
-    """A target speed of the budget; `name` is part of its stages' names."""
+    """A target speed of the budget.
+
+    Args:
+        name: Part of its stages' names.
+        speedup: Requested speed-up over the teacher; 0 if a latency or a throughput is requested.
+        latency_ms: Requested milliseconds per call, also of a throughput; 0 if a speed-up is requested.
+        max_bytes: Maximum size of the deployed files; None if unbounded.
+        texts_per_second: Requested throughput; 0 if none is.
+        correction: How much faster the shape is to be than the one that was searched for the target, because that one
+            was evaluated as too slow.
+    """
 
     name: str
     speedup: float
     latency_ms: float
     max_bytes: int | None = None
+    texts_per_second: float = 0.0
+    correction: float = 1.0
 
     def milliseconds(self, teacher_ms: float) -> float:
         """Returns the latency that the target allows, if the teacher's is `teacher_ms`."""
         return self.latency_ms or teacher_ms / self.speedup
 
+    def share_reached(self, speedup: float, milliseconds: float) -> float:
+        """Returns a speed relative to the requested one, from the speed-up or the milliseconds of a call."""
+        return self.latency_ms / milliseconds if self.latency_ms else speedup / self.speedup
+
+    @property
+    def uncorrected(self) -> "SpeedTarget":
+        """The target as requested."""
+        return replace(self, correction=1.0)
+
 
 def targets_of(budget: Budget) -> list[SpeedTarget]:
     """Returns the budget's targets, the slowest first."""
+    if budget.texts_per_second:
+        wanted = budget.texts_per_second
+        milliseconds = 1e3 * budget.resolve().batch / wanted
+        return [SpeedTarget(f"{wanted:g}tps", 0.0, milliseconds, budget.find_max_bytes(), wanted)]
     if budget.latency_ms:
         return [SpeedTarget(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.find_max_bytes())]
     return [SpeedTarget(f"{speedup:g}x", speedup, 0.0, budget.find_max_bytes(speedup)) for speedup in budget.speedups]
@@ -120,7 +145,7 @@ def stages_of(settings: DistillConfig) -> tuple[str, ...]:
         ("teacher", ["teacher"]),
         ("cache", [*data_stages(settings), *signal_stages(settings)]),
         ("distill", [*student_stages(settings)]),
-        ("report", ["export-teacher", *(f"export{each}" for each in student_suffixes(settings)), "evaluate", "report"]),
+        ("report", [*delivery_stages(settings), "evaluate", "report"]),
     )
     last = [name for name, _ in parts].index(settings.until)
     return tuple(stage for _, stages in parts[: last + 1] for stage in stages)
@@ -178,6 +203,17 @@ def pruning_stages(settings: DistillConfig, target: SpeedTarget) -> list[str]:
         f"shape-{name}",
         f"distill-{name}",
     ]
+
+
+def delivery_stages(settings: DistillConfig) -> list[str]:
+    """Returns the stages that export the models, and those that measure the requested speeds."""
+    exports = ["export-teacher", *(f"export{each}" for each in student_suffixes(settings))]
+    return [*exports, *(f"speed-{target.name}" for target in judged_targets(settings))]
+
+
+def judged_targets(settings: DistillConfig) -> list[SpeedTarget]:
+    """Returns the budget's targets if a student is exported as the budget measures it, otherwise none."""
+    return targets_of(settings.budget) if measured_scheme(settings) is not None else []
 
 
 def student_suffixes(settings: DistillConfig) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from compress.export.common.targets import by_scheme, formats_of
 from compress.export.processors import resolve_reduced
 from compress.quantize.config import Processor, QuantizeConfig
-from compress.quantize.schemes import SCHEMES, has_integer_products
+from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_scheme
 from pipelines.settings.distill_config import DistillConfig
 
 
@@ -16,6 +16,20 @@ def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
         return {}
     measured = [config.budget.runtime] if config.budget.precision == "int8" else []
     return by_scheme(dict.fromkeys((*formats_of(config.export), *measured)), config.quantize.scheme)
+
+
+def measured_scheme(config: DistillConfig) -> str | None:
+    """Returns the scheme of the student that is exported in the budget's runtime and precision, empty if unquantized.
+
+    It is None without a budget, or if no student has that precision there.
+    """
+    budget, schemes = config.budget, schemes_of(config)
+    if not budget.requested:
+        return None
+    if budget.precision == "fp32" or not schemes:
+        return next(iter(schemes), "")
+    fitting = (scheme for scheme, formats in schemes.items() if budget.runtime in formats)
+    return next((each for each in fitting if resolve_scheme(each).precision == budget.precision), None)
 
 
 def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:

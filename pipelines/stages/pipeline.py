@@ -1,7 +1,7 @@
 """The stages of a run, in order, from the plan to the published files."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +12,8 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan, selects_from_cache
 
 if TYPE_CHECKING:
-    from compress.export.common.targets import ExportTarget
     from pipelines.runs.stage import Artefact, Run
     from pipelines.stages.students import TrainedStudent
-
-_BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 
 
 def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["TrainedStudent"]]:
@@ -29,6 +26,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     from pipelines.stages.cache.ensemble import ensemble_stage
     from pipelines.stages.cache.stage import cache_stage
     from pipelines.stages.cache.teacher_answers import answers_stage
+    from pipelines.stages.delivery import deliver_students
     from pipelines.stages.prepare.augment import augment_stage
     from pipelines.stages.prepare.clean import clean_stage
     from pipelines.stages.prepare.data import data_stage
@@ -76,7 +74,8 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     students, stages = train_students(run, plan, made, precision)
     made |= stages
     if settings.until != "distill":
-        made |= export_and_evaluate(run, settings, made, students)
+        students, stages = deliver_students(run, plan, made, students, precision)
+        made |= stages
     return made, students
 
 
@@ -98,91 +97,6 @@ def check_data_settings(plan: Plan, seed: int) -> bool:
         elif settings.select.requested:
             check_selection(settings.select, splits)
     return True
-
-
-def export_and_evaluate(
-    run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["TrainedStudent"]
-) -> dict[str, "Artefact"]:
-    """Returns the stages that export the students and evaluate them, by name."""
-    from distill.tasks.language import Language
-    from pipelines.settings.schemes import is_dynamic_reduced
-    from pipelines.stages.deliver.evaluate import EvaluatedModel, evaluate_stage
-    from pipelines.stages.deliver.export import export_stage
-    from pipelines.stages.prepare.compared_texts import as_plain_texts
-    from pipelines.stages.prepare.data import read_data, read_task
-    from pipelines.stages.prepare.teacher import MODEL
-
-    waiting = next((each.stage for each in students if each.stage.digest is None), None)
-    if waiting is not None:
-        for name in ("export-teacher", *(f"export{each.suffix}" for each in students), "evaluate", "report"):
-            run.plan_stage(name)
-        return {}
-    splits, task = read_data(made["data"]), read_task(made["data"])
-    exports, candidates = {}, []
-    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), scored_target(config))]
-    wanted += [
-        (
-            f"export{each.suffix}",
-            each.name,
-            each.stage,
-            student_targets(config, each.scheme),
-            scored_target(config, each),
-        )
-        for each in students
-    ]
-    for stage, name, model, targets, judged in wanted:
-        exports[stage] = export_stage(
-            run,
-            stage,
-            model,
-            model.folder / MODEL,
-            as_plain_texts(splits.test),
-            parity=min(config.measure.parity, _BLOCKS) if isinstance(task, Language) else config.measure.parity,
-            max_length=config.data.max_length,
-            targets=targets,
-            reduced=is_dynamic_reduced(config),
-        )
-        candidates.append(EvaluatedModel(name, model.name, exports[stage], judged))
-    done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length, task)
-    return exports | {"evaluate": done}
-
-
-def forms_of_teacher(config: DistillConfig) -> list["ExportTarget"]:
-    """Returns the teacher's export targets, for the comparison: the float targets of the students that it can have."""
-    return [target for target in float_targets(config) if target.kind.attention]
-
-
-def float_targets(config: DistillConfig) -> list["ExportTarget"]:
-    """Returns the float targets of the students."""
-    from compress.export.common.targets import ExportTarget, formats_of
-    from pipelines.stages.deliver.export import ALWAYS
-
-    is_measured = config.budget.requested and config.budget.runtime != "pytorch"
-    names = [*formats_of(config.export), *([config.budget.runtime] if is_measured else [])]
-    return list(dict.fromkeys((*ALWAYS, *(ExportTarget(name) for name in names if ExportTarget(name).kind.floats))))
-
-
-def student_targets(config: DistillConfig, scheme: str = "") -> list["ExportTarget"]:
-    """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
-
-    Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
-    """
-    from compress.export.common.targets import ExportTarget, formats_of
-    from compress.quantize.schemes import resolve_scheme
-    from distill.tasks.names import WRITING
-    from pipelines.settings.schemes import is_dynamic, schemes_of
-    from pipelines.stages.deliver.export import HUGGINGFACE, rounded_targets
-
-    floats, schemes = float_targets(config), schemes_of(config)
-    if config.task in WRITING and "onnx" in formats_of(config.export):
-        floats.append(ExportTarget("onnx-decoder"))
-    if not scheme:
-        return [*floats, *([ExportTarget("onnxruntime", "int8")] if is_dynamic(config) else [])]
-    taken = rounded_targets(schemes[scheme], resolve_scheme(scheme).precision)
-    if scheme != next(iter(schemes)):  # a student in addition to the main one
-        floats = [HUGGINGFACE, *(ExportTarget(each.format) for each in taken if each.kind.floats)]
-    others = {name for each, names in schemes.items() if each != scheme for name in names}
-    return [*(each for each in floats if each.format not in others), *taken]
 
 
 def run_to_report(run: "Run", plan: Plan) -> None:
@@ -217,17 +131,6 @@ def find_preprocessing(made: Mapping[str, "Artefact"]) -> Path | None:
 
     file = made["clean"].folder / PREPROCESSING if "clean" in made else None
     return file if file is not None and file.exists() else None
-
-
-def scored_target(config: DistillConfig, student: "TrainedStudent | None" = None) -> "ExportTarget | None":
-    """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
-    from pipelines.stages.prune.budget_timing import target_for
-
-    if not (config.budget.requested and config.budget.min_score):
-        return None
-    wanted = target_for(config.budget, teacher=student is None)
-    forms = student_targets(config, student.scheme) if student is not None else [wanted]
-    return wanted if wanted in forms else forms[-1]
 
 
 def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:

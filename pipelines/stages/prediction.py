@@ -23,8 +23,9 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan, targets_of
+from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.pipeline import run_stages
-from pipelines.stages.prepare.compared_texts import as_plain_texts
+from pipelines.stages.prepare.compared_texts import measure_lengths
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
 from pipelines.stages.prune.shape import CANDIDATE_ROUNDS
 from pipelines.stages.students import plan_epochs
@@ -87,8 +88,8 @@ def shorten_plan(plan: Plan) -> Plan:
         clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
         prune=replace(s.prune, trials=min(s.prune.trials, TRIAL_STEPS), gradual=0.5),
         quantize=replace(s.quantize, epochs=1, min_score=0),
-        measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS)),
-        budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS)),
+        measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS), seconds=0),
+        budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS), recuts=0),
         machine=replace(s.machine, wandb="off"),
     )
     return replace(plan, settings=settings)
@@ -197,7 +198,7 @@ class SampledRun(Run):
 
 def count_rounds(settings: DistillConfig, stage: str) -> int:
     """Returns how often a stage times a model on each text."""
-    if stage == "evaluate":
+    if is_evaluation(stage):
         return settings.measure.rounds
     return settings.budget.rounds * (CANDIDATE_ROUNDS if stage.startswith("shape") else 1)
 
@@ -206,7 +207,7 @@ def find_split(stage: str) -> str:
     """Returns the split that a stage works through."""
     if stage.startswith("shape"):
         return "validation"
-    return "test" if stage == "evaluate" else "train"
+    return "test" if is_evaluation(stage) else "train"
 
 
 class TimingConsole(Console):
@@ -319,13 +320,6 @@ def sample_part(part: Any, longest: int, count: int, seed: int) -> Any:
     others = np.random.default_rng(seed).permutation(order[longest:])[: count - longest]
     rows = np.sort(np.concatenate([order[:longest], others]))
     return take_rows(part, rows)
-
-
-def measure_lengths(part: Any) -> np.ndarray:
-    """Returns the length of each sample in characters, of a tagger's in words; int64 [samples]."""
-    plain = as_plain_texts(part)
-    lengths = np.array([len(text) for text in plain.texts], dtype=np.int64)
-    return lengths if plain.pairs is None else lengths + np.array([len(text) for text in plain.pairs])
 
 
 def measure_scale(splits: Splits, sample: Splits, part: str) -> float:

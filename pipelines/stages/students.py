@@ -1,7 +1,7 @@
 """The students of a run: the student that the settings describe, or one for each target speed of the budget."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from pipelines.reports.pruning_summary import student_name
 from pipelines.runs.stage import Artefact, Run
@@ -12,6 +12,7 @@ from pipelines.stages.prepare.label_order import by_label_stage
 from pipelines.stages.prune.gradual import close_stage
 from pipelines.stages.prune.importance import scores_stage
 from pipelines.stages.prune.inputs import costs_stage, start_stage
+from pipelines.stages.prune.recut import recut_stage
 from pipelines.stages.prune.rounds import round_stage
 from pipelines.stages.prune.shape import ShapeInputs, shape_stage
 from pipelines.stages.train.distill import student_stage
@@ -31,6 +32,7 @@ class TrainedStudent:
         stage: The stage that trained it.
         shape: The stage that chose its shape, if it was pruned.
         scheme: The quantization scheme, if it was quantized.
+        target: The speed that it was pruned to, if it was.
     """
 
     name: str
@@ -38,6 +40,7 @@ class TrainedStudent:
     stage: Artefact
     shape: Artefact | None = None
     scheme: str = ""
+    target: SpeedTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,36 @@ def prune_students(
     start = start_stage(run, plan, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
     stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
-    inputs = ShapeInputs(data, teacher, cache, start, start, stages["scores"], stages["costs"])
-    pipeline = PruningPipeline(run, plan, inputs, precision)
+    pipeline = build_pipeline(run, plan, {**earlier, **stages}, precision)
     targets, students = targets_of(config.budget), []
     for target in targets:
-        stages |= SCHEDULES[config.prune.schedule](pipeline, target)
-        stage, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
-        students.append(TrainedStudent(student_name(target.name, len(targets)), f"-{target.name}", stage, shape))
+        student, own = prune_student(pipeline, target, student_name(target.name, len(targets)))
+        students.append(student)
+        stages |= own
     return students, stages
+
+
+def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningPipeline:
+    """Returns the inputs of all pruned students, from the stages by name."""
+    names = {"tokens": "start"}  # both are the same stage, until a round of the iterative schedule replaces the start
+    inputs = ShapeInputs(**{each.name: made[names.get(each.name, each.name)] for each in fields(ShapeInputs)})
+    return PruningPipeline(run, plan, inputs, precision)
+
+
+def prune_student(
+    pipeline: PruningPipeline, target: SpeedTarget, name: str, previous: Artefact | None = None
+) -> tuple[TrainedStudent, Stages]:
+    """Returns a student pruned to a target and trained, and its stages; see `cut_shape` for `previous`."""
+    stages = SCHEDULES[pipeline.config.prune.schedule](pipeline, target, previous)
+    stage, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
+    return TrainedStudent(name, f"-{target.name}", stage, shape, target=target), stages
+
+
+def cut_shape(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None) -> Artefact:
+    """Returns the stage that chooses the shape for a target, or corrects a `previous` shape that was too slow."""
+    if previous is None:
+        return shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target)
+    return recut_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous)
 
 
 def trained_student_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
@@ -133,36 +158,39 @@ def quantize_students(
     return quantized, stages
 
 
-def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
+def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Prunes to the target at once, then trains."""
     inputs = pipeline.inputs
-    shape = shape_stage(pipeline.run, pipeline.config, inputs, target)
+    shape = cut_shape(pipeline, target, previous)
     start = PrunedStart(target.name, inputs.start, shape, inputs.tokens)
     stage = pipeline.train(start, pipeline.config.train.epochs)
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
 
 
-def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
-    """Alternates partial pruning, training and new importance scores, until the last round meets the target."""
+def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
+    """Alternates partial pruning, training and new importance scores, until the last round meets the target.
+
+    A correction changes the last round only.
+    """
     stages: Stages = {}
     inputs = pipeline.inputs
     rounds = split_epochs(pipeline.config.train.epochs, pipeline.config.prune.rounds)
     for number, epochs in enumerate(rounds[:-1], 1):
         name = round_name(target, number)
-        shape = round_stage(pipeline.run, pipeline.config, inputs, target, number)
+        shape = round_stage(pipeline.run, pipeline.config, inputs, target.uncorrected, number)
         stage = pipeline.train(PrunedStart(name, inputs.start, shape, inputs.tokens), epochs)
         start = PrunedStart(name, stage, None, inputs.tokens)
         scores = scores_stage(pipeline.run, pipeline.config, inputs.data, inputs.cache, start)
         stages |= {f"shape-{name}": shape, f"distill-{name}": stage, f"scores-{name}": scores}
         inputs = replace(inputs, start=stage, scores=scores)
     last = replace(pipeline.with_epochs(rounds[-1]), inputs=inputs)
-    return stages | prune_at_once(last, target)
+    return stages | prune_at_once(last, target, previous)
 
 
-def prune_gradually(pipeline: PruningPipeline, target: SpeedTarget) -> Stages:
+def prune_gradually(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     inputs, epochs = pipeline.inputs, pipeline.config.train.epochs
-    shape = shape_stage(pipeline.run, pipeline.config, inputs, target)
+    shape = cut_shape(pipeline, target, previous)
     closing_epochs = count_closing_epochs(pipeline.config)
     closed = close_stage(pipeline.run, pipeline.config, inputs, shape, target.name, pipeline.precision, closing_epochs)
     stage = pipeline.train(PrunedStart(target.name, closed, None, inputs.tokens), epochs - closing_epochs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.prune.search.cost import CostModel
+from compress.prune.search.cost import CostModel, Outline, predict_slowest
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Allocation:
 
 def allocate(
     layers: Sequence[LayerOptions],
-    costs: CostModel,
+    costs: Sequence[CostModel],
     hidden: int,
     depth: int,
     milliseconds: float,
@@ -59,13 +59,13 @@ def allocate(
 
     Args:
         layers: Options of every layer of the full model.
-        costs: Cost model of the latency.
+        costs: Cost models of the latency; none of them may exceed `milliseconds`.
         hidden: Width of the residual stream.
         depth: Number of layers to keep.
         milliseconds: Maximum latency of a call.
         uniform: Whether every layer gets the same sizes.
         among: Layers to keep; None leaves the selection to the solver.
-        size: A second limit, on bytes.
+        size: A further limit, on bytes.
 
     Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) chooses among blocks of measured latency by
         dynamic programming; here it is a mixed-integer linear programme, solved by HiGHS through SciPy.
@@ -74,7 +74,8 @@ def allocate(
 
     programme = _Programme(layers, costs, hidden)
     rows = [programme.keep_layers(depth), *programme.choose_one_option()]
-    rows += [programme.limit_cost(limit) for limit in (Limit(costs, milliseconds), size) if limit is not None]
+    limits = [Limit(each, milliseconds) for each in costs] + ([size] if size is not None else [])
+    rows += [programme.limit_cost(limit) for limit in limits]
     if uniform:
         rows += programme.equate_layers()
     if among is not None:
@@ -96,7 +97,7 @@ CostRow = tuple[np.ndarray, float, float]
 class _Programme:
     """The binary variables of `allocate`: for each layer, one for keeping it and one per option of heads and of ffn."""
 
-    def __init__(self, layers: Sequence[LayerOptions], costs: CostModel, hidden: int):
+    def __init__(self, layers: Sequence[LayerOptions], costs: Sequence[CostModel], hidden: int):
         self.layers, self.costs, self.hidden = layers, costs, hidden
         self.starts = np.concatenate([[0], np.cumsum([1 + len(each.heads) + len(each.ffn) for each in layers])])
         self.size = int(self.starts[-1])
@@ -171,9 +172,7 @@ class _Programme:
         kept = [number for number in range(len(self.layers)) if chosen[self.keep_variable(number)]]
         heads = tuple(self.read_size(chosen, self.head_variables(n), self.layers[n].heads) for n in kept)
         ffn = tuple(self.read_size(chosen, self.ffn_variables(n), self.layers[n].ffn) for n in kept)
-        cost = self.costs.base(self.hidden) + sum(
-            self.costs.layer(self.hidden, h, f) for h, f in zip(heads, ffn, strict=True)
-        )
+        cost = predict_slowest(self.costs, Outline(self.hidden, heads, ffn))
         loss = float(self.make_objective() @ chosen) + sum(each.layer_loss for each in self.layers)
         return Allocation(tuple(kept), heads, ffn, loss, cost)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Allocation, LayerOptions, Limit, allocate
-from compress.prune.search.cost import CostModel, Outline, round_width
+from compress.prune.search.cost import CostModel, Outline, predict_slowest, round_width
 from distill.slicing import Axis, Shape
 from distill.slicing.spacing import space_layers_evenly
 
@@ -46,7 +46,8 @@ class SearchSpace:
     Args:
         axes: Axes of the full model.
         scores: Importance scores of its units.
-        costs: Cost model of the latency.
+        costs: Cost models of the latency; the highest counts, such as that of texts of one of several lengths, each
+            scaled by how much that latency may be.
         step: Widths are multiples of it.
         uniform: Whether all layers get the same sizes, with heads in proportion to the width.
         size: Limit on the bytes of the files.
@@ -54,7 +55,7 @@ class SearchSpace:
 
     axes: Sequence[Axis]
     scores: Scores
-    costs: CostModel
+    costs: Sequence[CostModel]
     step: int
     uniform: bool = False
     size: Limit | None = None
@@ -67,6 +68,10 @@ class SearchSpace:
         return allocate(
             options, self.costs, hidden, depth, milliseconds, uniform=self.uniform, among=among, size=self.size
         )
+
+    def predict(self, outline: Outline) -> float:
+        """Returns the predicted milliseconds per call."""
+        return predict_slowest(self.costs, outline)
 
     def find_axes(self, kind: str) -> dict[int, Axis]:
         """Returns layer -> its axis of a kind; a layer with a single unit of that kind has none."""
@@ -124,7 +129,11 @@ def _has_usual_ratio(outline: Outline) -> bool:
 
 def reallocate(space: SearchSpace, candidate: Candidate, milliseconds: float) -> Candidate | None:
     """Returns a candidate with the same layers and width but units for another budget, None if infeasible."""
-    hidden, layers = candidate.outline.hidden, candidate.allocation.layers
+    return allocate_layers(space, candidate.outline.hidden, candidate.allocation.layers, milliseconds)
+
+
+def allocate_layers(space: SearchSpace, hidden: int, layers: Sequence[int], milliseconds: float) -> Candidate | None:
+    """Returns a candidate with these layers and this width, None if infeasible."""
     allocation = space.allocate(hidden, len(layers), milliseconds, layers)
     return _make_candidate(space, hidden, allocation) if allocation is not None else None
 
@@ -134,7 +143,7 @@ def make_smallest_candidate(space: SearchSpace) -> Candidate:
     hidden = min(space.list_widths())
     options = list_layer_options(space, hidden)
     layer, own = max(enumerate(options), key=lambda pair: pair[1].layer_loss)
-    cost = space.costs.base(hidden) + space.costs.layer(hidden, own.heads[0], own.ffn[0])
+    cost = space.predict(Outline(hidden, own.heads[:1], own.ffn[:1]))
     return _make_candidate(space, hidden, Allocation((layer,), own.heads[:1], own.ffn[:1], float("inf"), cost))
 
 

@@ -51,6 +51,10 @@ class CostModel:
         """Returns the predicted milliseconds per call."""
         return float(compute_features(outline) @ np.asarray(self.coefficients))
 
+    def scale(self, factor: float) -> "CostModel":
+        """Returns the costs times a factor."""
+        return CostModel(tuple(factor * each for each in self.coefficients), self.error)
+
     def base(self, hidden: int) -> float:
         """Returns the cost of a model of this width without layers: embeddings, head, and overhead of the call."""
         return self.predict(Outline(hidden, (), ()))
@@ -58,6 +62,11 @@ class CostModel:
     def layer(self, hidden: int, heads: int, ffn: int) -> float:
         """Returns the cost that one layer adds."""
         return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
+
+
+def predict_slowest(costs: Sequence[CostModel], outline: Outline) -> float:
+    """Returns the highest of the predictions of several cost models."""
+    return max(each.predict(outline) for each in costs)
 
 
 def list_cost_factors(hidden: Count, depth: int, heads: Count, ffn: Count) -> tuple[Count, ...]:

@@ -393,8 +393,8 @@ def check_ignored_budget(f: Facts) -> None:
     for name in ("max_bytes", "uniform", "min_score"):
         if getattr(budget, name) != getattr(plain, name) and name not in kept:
             raise InputError(
-                f"budget.{name}: expected a speedup or a latency_ms beside it, found {getattr(budget, name)} alone: "
-                "nothing is pruned without one"
+                f"budget.{name}: expected a speedup, latency_ms or texts_per_second beside it, found "
+                f"{getattr(budget, name)} alone: nothing is pruned without one"
             )
 
 

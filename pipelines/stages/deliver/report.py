@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.reports.pruning_summary import find_code, read_pruning
+from pipelines.reports.pruning_table import build_speed_table
 from pipelines.reports.render import render_cards, render_html
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.reports.tables import build_scores, build_summary
+from pipelines.reports.targets import write_verdicts
 from pipelines.reports.training_notes import write_training_notes
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
@@ -27,7 +29,7 @@ from pipelines.stages.deliver.training_events import read_training_events
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
@@ -166,6 +168,10 @@ def publish_model(
 def print_results(console: Console, report: Report, places: Mapping[str, Path]) -> None:
     """Prints the result tables and the paths of the published files."""
     console.table("Result", *build_summary(report))
+    if speeds := build_speed_table(report):
+        console.table("Requested speed", *speeds)
+        for verdict in write_verdicts(report):
+            console.say(f"  {verdict.sentence}")
     if scores := build_scores(report):
         console.table("Scores", *scores)
     for name, training in report.get("trainings", {}).items():

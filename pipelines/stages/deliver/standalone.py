@@ -12,7 +12,8 @@ from pipelines.settings.evaluate_config import EvaluateConfig
 from pipelines.settings.lengths import fitted_length
 from pipelines.settings.schemes import is_reduced
 from pipelines.settings.tokenizers import load_checked_tokenizer
-from pipelines.stages.deliver.evaluate import EvaluatedModel, evaluate_stage
+from pipelines.stages.deliver.evaluate import evaluate_stage
+from pipelines.stages.deliver.evaluated import EvaluatedModel
 from pipelines.stages.deliver.export import export_stage, requested_targets
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import data_stage, read_data, read_task
@@ -57,7 +58,8 @@ def evaluate_standalone(
             reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
         )
         candidates.append(EvaluatedModel(name, "given", export))
-    done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task)
+    measure = config.measure
+    done = evaluate_stage(run, candidates, splits, data, measure, config.data.max_length, task, seconds=measure.seconds)
     return run, candidates, data, done
 
 

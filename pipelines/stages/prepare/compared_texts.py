@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from distill.data.rows.conversations import Conversations
     from distill.data.rows.tagged import Tagged
     from distill.data.splits.examples import Examples
@@ -40,3 +42,12 @@ def as_plain_texts(part: "Examples | Tagged | Conversations") -> "Examples | Tag
     from distill.data.rows.conversations import Conversations
 
     return part.message_texts() if isinstance(part, Conversations) else part
+
+
+def measure_lengths(part: "Examples | Tagged | Conversations") -> "np.ndarray":
+    """Returns the length of each sample in characters, of a tagger's in words; int64 [samples]."""
+    import numpy as np
+
+    plain = as_plain_texts(part)
+    lengths = np.array([len(text) for text in plain.texts], dtype=np.int64)
+    return lengths if plain.pairs is None else lengths + np.array([len(text) for text in plain.pairs])

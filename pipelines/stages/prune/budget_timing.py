@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
-from compress.export.common.targets import FLOAT, ExportTarget
+from compress.export.common.targets import ExportTarget
 from compress.export.runtimes import open_export
 from compress.export.write import write_targets
-from compress.measure.latency import Latency, Runner, measure_latency
+from compress.measure.latency import Latency, Runner, TimedInputs, measure_latency
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
@@ -23,32 +23,26 @@ from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
 from pipelines.runs.console import CALLS, Console
 from pipelines.runs.files import count_bytes
-from pipelines.stages.deliver.evaluate import to_arrays
 from pipelines.stages.deliver.export import HUGGINGFACE
-from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
+from pipelines.stages.deliver.timed_texts import RowBlocks, collate_calls
+from pipelines.stages.prepare.compared_texts import measure_lengths, select_texts_and_pairs
 
-TEXTS = 64
+TEXTS, MIN_CALLS = 64, 8  # texts that are timed, unless they would be fewer calls
 
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A model ready to be timed: its files, their runner, and its inputs."""
+    """A model ready to be timed: its files, their runner, and its inputs, by the length of their texts."""
 
     target: ExportTarget
     folder: Path
     runner: Runner
-    inputs: Sequence[dict[str, np.ndarray]]
+    inputs: Mapping[int, Sequence[TimedInputs]]
 
     @property
     def bytes(self) -> int:
         """Size of its files in bytes."""
         return count_bytes(self.folder / str(self.target))
-
-
-def target_for(budget: Budget, *, teacher: bool = False) -> ExportTarget:
-    """Returns the export target of a budget; the teacher's is in fp32."""
-    name = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
-    return ExportTarget(name, "int8" if budget.precision == "int8" and not teacher else FLOAT)
 
 
 def build_timed(
@@ -66,7 +60,9 @@ def build_timed(
     With `reduced`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
     """
     inputs = texts.inputs(tokenizer)
-    rounding = quantize_for_timing(model, quantization, inputs) if quantization is not None else None
+    rounding = (
+        quantize_for_timing(model, quantization, next(iter(inputs.values()))) if quantization is not None else None
+    )
     write_targets(Source(model, tokenizer, rounding, reduced), [target], folder)
     if target == HUGGINGFACE:
         return TimedModel(target, folder, TorchModel.of(model), inputs)
@@ -92,24 +88,23 @@ class TimingTexts:
     max_length: int
     task: Task
 
-    def inputs(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, np.ndarray]]:
-        """Returns padded batches; if the budget sets a length, each text is repeated or truncated to it."""
-        encoded, pad = self.task.encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
-        size = self.budget.batch
-        rows = list(range(min(len(encoded), TEXTS * size)))
-        groups = [rows[i : i + size] for i in range(0, len(rows), size)]
-        batches = [to_arrays(encoded.collate(group, pad)) for group in groups if len(group) == size]
-        return [self._stretch(batch) for batch in batches] if self.budget.length else batches
+    def inputs(self, tokenizer: PreTrainedTokenizerBase) -> dict[int, list[TimedInputs]]:
+        """Returns padded batches by length: to each that the budget sets, texts are repeated or truncated."""
+        encoded, pad_id = self.task.encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
+        rows = np.arange(min(len(encoded), count_timed_texts(self.budget)))
+        budget = self.budget
+        return {each: collate_calls((encoded, pad_id), rows, budget.batch, each) for each in budget.lengths}
 
-    def _stretch(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        width = self.budget.length
-        times = -(-width // batch["input_ids"].shape[1])
-        return {name: np.ascontiguousarray(np.tile(value, (1, times))[:, :width]) for name, value in batch.items()}
+
+def count_timed_texts(budget: Budget) -> int:
+    """Returns the number of texts that models are timed on for a budget: TEXTS, or MIN_CALLS batches."""
+    return max(MIN_CALLS, -(-TEXTS // budget.batch)) * budget.batch
 
 
 def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, seed: int, task: Task) -> TimingTexts:
-    """Returns texts drawn from a split by the seed: enough for TEXTS calls if the split has as many."""
-    rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
+    """Returns texts of a split, drawn by the seed with the lengths of the whole split."""
+    lengths, count = measure_lengths(examples), count_timed_texts(budget)
+    rows = RowBlocks.cut(lengths, min(count, len(lengths)), seed).draw(0)
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
     texts, pairs = select_texts_and_pairs(examples, rows)
@@ -118,14 +113,15 @@ def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, see
 
 
 def time_together(
-    models: Mapping[str, TimedModel], budget: Budget, rounds: int, console: Console, label: str
+    models: Mapping[str, TimedModel], budget: Budget, length: int, rounds: int, console: Console, label: str
 ) -> dict[str, Latency]:
-    """Times all models in turn on the same texts, and shows the progress with the label."""
-    calls = min(len(each.inputs) for each in models.values())  # another tokenizer may split a long text into more rows
+    """Times all models in turn on the same texts of a length, and shows the progress with the label."""
+    inputs = {name: each.inputs[length] for name, each in models.items()}
+    calls = min(len(each) for each in inputs.values())  # another tokenizer may split a long text into more rows
     with console.track(label, (1 + rounds) * calls * len(models), CALLS) as advance:
         return measure_latency(
             {name: each.runner for name, each in models.items()},
-            {name: each.inputs[:calls] for name, each in models.items()},
+            {name: each[:calls] for name, each in inputs.items()},
             rounds=rounds,
             threads=budget.threads,
             on_call=lambda: advance(1),

@@ -185,7 +185,7 @@ def build_closing(
     goal, gates = Goal.of(read_shape(shape)), Gates(student, axes)
     if config.prune.masks == "movement" or not goal.units:
         return MovementClosing(gates, goal)
-    costs, _ = read_costs(inputs.costs)
+    costs = read_costs(inputs.costs)[0].costs  # of one length: only the speed of closing depends on it
     whole, outline = get_outline(axes), Outline(**read_shape_file(shape)["outline"])
     cost = expected_cost(costs, axes, goal.layers, whole)
     target = costs.predict(outline) / costs.predict(whole)

@@ -1,7 +1,7 @@
 """The stages before the shape search, apart from the importance scores: the model to prune and the cost model."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from compress.export.common.huggingface import export_huggingface
 from compress.export.common.targets import by_scheme
 from compress.measure.latency import Latency
+from compress.prune.budget import Budget
 from compress.prune.search.candidates import get_outline, make_first_units_shape
 from compress.prune.search.cost import CostModel, Outline, fit_costs, plan_measurements
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
@@ -29,14 +30,15 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.schemes import is_dynamic_reduced, quantization_by
 from pipelines.settings.this_machine import describe_machine
+from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, tokenizer_of
-from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, target_for, time_together
+from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, time_together
 from pipelines.stages.train.distill import make_student
 
 START_VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-COSTS_VERSION = 1  # version of the costs stage, as above
+COSTS_VERSION = 2  # version of the costs stage, as above
 
 RoundingKey: TypeAlias = str | list[object]  # JSON types
 
@@ -116,19 +118,33 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
     def work(folder: Path) -> JsonObject:
         outlines, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")
-        label = f"costs: timing {len(models)} models"
-        latencies = time_together(models, config.budget, config.budget.rounds, run.console, label)
-        costs = fit_costs(outlines, [latencies[str(i)].best_ms for i in range(len(outlines))])
-        rows = [build_cost_row(outline, latencies[str(i)], models[str(i)].bytes) for i, outline in enumerate(outlines)]
-        teacher_ms = latencies["teacher"].best_ms
-        write_json(folder / COSTS, {"teacher": asdict(latencies["teacher"]), "costs": asdict(costs), "measured": rows})
-        run.console.say(
-            f"  costs: teacher {teacher_ms:.3f} ms; {len(rows)} sizes measured, the sum of parts is off by "
-            f"{100 * costs.error:.1f} % (median)"
-        )
-        return {"teacher_ms": teacher_ms, "error": costs.error}
+        lengths = [measure_length(run, config.budget, length, outlines, models) for length in config.budget.lengths]
+        sizes = [asdict(outline) | {"bytes": models[str(i)].bytes} for i, outline in enumerate(outlines)]
+        write_json(folder / COSTS, {"lengths": lengths, "sizes": sizes})
+        teacher_ms = {str(each["length"]): each["teacher"]["best_ms"] for each in lengths}
+        return {"teacher_ms": teacher_ms, "error": max(each["costs"]["error"] for each in lengths)}
 
     return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work, version=COSTS_VERSION)
+
+
+def measure_length(
+    run: Run, budget: Budget, length: int, outlines: Sequence[Outline], models: Mapping[str, TimedModel]
+) -> JsonObject:
+    """Returns the teacher's latency on texts of a length (0: of their own lengths), those of all sizes, and costs."""
+    label = f"costs: timing {len(models)} models" + (f" on {length} tokens" if length else "")
+    latencies = time_together(models, budget, length, budget.rounds, run.console, label)
+    measured = [latencies[str(number)] for number in range(len(outlines))]
+    costs = fit_costs(outlines, [each.best_ms for each in measured])
+    run.console.say(
+        f"  costs: teacher {latencies['teacher'].best_ms:.3f} ms{f' on {length} tokens' if length else ''}; "
+        f"{len(outlines)} sizes measured, the sum of parts is off by {100 * costs.error:.1f} % (median)"
+    )
+    return {
+        "length": length,
+        "teacher": asdict(latencies["teacher"]),
+        "costs": asdict(costs),
+        "measured": [build_cost_row(*pair) for pair in zip(outlines, measured, strict=True)],
+    }
 
 
 def build_measured_models(
@@ -172,13 +188,13 @@ def rounding_key(config: DistillConfig) -> RoundingKey:
     return [quantization.scheme, quantization.keep, quantization.reduced]
 
 
-def build_cost_row(outline: Outline, latency: Latency, size: int) -> JsonObject:
-    """Returns a measured outline as `costs.json` stores it; `size` is in bytes."""
-    return asdict(outline) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms, "bytes": size}
+def build_cost_row(outline: Outline, latency: Latency) -> JsonObject:
+    """Returns a measured outline as `costs.json` stores it."""
+    return asdict(outline) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms}
 
 
 def fit_size_model(costs: Artefact) -> CostModel:
     """Returns a cost model of file sizes in bytes, with the terms of the latency model, fitted to the same models."""
-    measured = json.loads((costs.folder / COSTS).read_text())["measured"]
-    outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in measured]
-    return fit_costs(outlines, [row["bytes"] for row in measured])
+    sizes = json.loads((costs.folder / COSTS).read_text())["sizes"]
+    outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in sizes]
+    return fit_costs(outlines, [row["bytes"] for row in sizes])

@@ -34,12 +34,12 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
     def work(folder: Path) -> JsonObject:
         search = ShapeSearch(run, config, inputs, target, folder)
         space, whole = search.space, get_outline(axes_of(load_pruned(inputs.tokens.folder / MODEL), search.task))
-        begin, end = space.costs.predict(whole), target.milliseconds(search.teacher_ms)
+        begin, end = space.predict(whole), search.milliseconds
         milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
         chosen = choose_candidate(space, list_candidates(space, milliseconds))
         shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape
         outline = get_outline(space.axes) if chosen is None else chosen.outline
-        predicted_ms = space.costs.predict(outline)
+        predicted_ms = space.predict(outline)
         metrics = {"milliseconds": milliseconds, "predicted_ms": predicted_ms, "outline": asdict(outline)}
         write_json(folder / SHAPE, {"shape": shape.to_dict()} | metrics)
         run.console.say(

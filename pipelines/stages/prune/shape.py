@@ -35,6 +35,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.settings.schemes import is_dynamic_reduced
 from pipelines.stages.cache.writing import load_teacher
+from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL
@@ -44,7 +45,6 @@ from pipelines.stages.prune.budget_timing import (
     TimingTexts,
     build_timed,
     draw_texts,
-    target_for,
     time_together,
 )
 from pipelines.stages.prune.importance import SCORES
@@ -54,7 +54,7 @@ from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
 MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
@@ -83,24 +83,32 @@ class ShapeInputs:
 
 def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
-    settings = {
-        "target": asdict(target),
-        "budget": config.budget.timing_settings()
-        | {"uniform": config.budget.uniform, "speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
+    settings = describe_measuring(config, target) | {
         "trials": config.prune.trials,
         "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
+    }
+
+    def work(folder: Path) -> JsonObject:
+        return write_shape(folder, ShapeSearch(run, config, inputs, target, folder).choose())
+
+    return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
+
+
+def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject:
+    """Returns the target and the settings of its measurements, for stage keys."""
+    return {
+        "target": asdict(target),
+        "budget": config.budget.timing_settings() | {"uniform": config.budget.uniform},
         "max_length": config.data.max_length,
         "scheme": rounding_key(config),
     }
 
-    def work(folder: Path) -> JsonObject:
-        search = ShapeSearch(run, config, inputs, target, folder)
-        result = search.choose()
-        write_json(folder / SHAPE, result)
-        return {name: result[name] for name in (*MEASURED, "outline", "teacher_score")}
 
-    return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
+def write_shape(folder: Path, result: JsonObject) -> JsonObject:
+    """Writes `shape.json` and returns the metrics of its stage."""
+    write_json(folder / SHAPE, result)
+    return {name: result[name] for name in (*MEASURED, "outline", "teacher_score")}
 
 
 class TimedCandidate(NamedTuple):
@@ -120,10 +128,13 @@ class ShapeSearch:
         self.model: PreTrainedModel = load_pruned(inputs.start.folder / MODEL)
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(inputs.start.folder / MODEL)
         self.axes: Sequence[Axis] = axes_of(self.model, self.task)
-        costs, self.teacher_ms = read_costs(inputs.costs)
+        costs = read_costs(inputs.costs)
+        allowed = [target.milliseconds(each.teacher_ms) for each in costs]
+        self.milliseconds = allowed[0]  # at the first length of the budget; costs at the others are scaled to it
+        scaled = [each.costs.scale(allowed[0] / own) for each, own in zip(costs, allowed, strict=True)]
         scores = Scores.load(inputs.scores.folder / SCORES, self.model)
         size = Limit(fit_size_model(inputs.costs), target.max_bytes) if target.max_bytes else None
-        self.space = SearchSpace(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform, size)
+        self.space = SearchSpace(self.axes, scores, scaled, head_width(self.model.config), self.budget.uniform, size)
 
     @cached_property
     def splits(self) -> Splits:
@@ -155,7 +166,7 @@ class ShapeSearch:
 
     def choose(self) -> JsonObject:
         """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents."""
-        milliseconds = self.target.milliseconds(self.teacher_ms) / AIM
+        milliseconds = self.milliseconds / AIM
         candidates = list_candidates(self.space, milliseconds)
         if not candidates:
             self.refuse_target(milliseconds)
@@ -232,14 +243,20 @@ class ShapeSearch:
         return TimedCandidate(candidate, model)
 
     def measure(self, candidate: Candidate, model: TimedModel) -> JsonObject:
-        """Times the candidate alternately with the teacher."""
+        """Times the candidate alternately with the teacher; of several lengths, returns the slowest for its target."""
+        measured = [self.measure_length(length, candidate, model) for length in self.budget.lengths]
+        return min(measured, key=self.relative_speed)
+
+    def measure_length(self, length: int, candidate: Candidate, model: TimedModel) -> JsonObject:
+        """Times the candidate alternately with the teacher on texts of a length."""
         rounds = CANDIDATE_ROUNDS * self.budget.rounds
-        label = f"shape-{self.target.name}: timing {candidate.label}"
+        label = f"shape-{self.target.name}: timing {candidate.label}{f' on {length} tokens' if length else ''}"
         models = {"teacher": self.teacher, "student": model}
-        times = time_together(models, self.budget, rounds, self.run.console, label)
+        times = time_together(models, self.budget, length, rounds, self.run.console, label)
         teacher, student = times["teacher"].best_ms, times["student"].best_ms
         return {
             "label": candidate.label,
+            "length": length,
             "teacher_ms": teacher,
             "best_ms": student,
             "speedup": teacher / student,
@@ -289,9 +306,7 @@ class ShapeSearch:
 
     def relative_speed(self, measured: JsonObject) -> float:
         """Returns the measured speed relative to the requested speed."""
-        if self.target.latency_ms:
-            return self.target.latency_ms / float(measured["best_ms"])
-        return float(measured["speedup"]) / self.target.speedup
+        return self.target.share_reached(measured["speedup"], measured["best_ms"])
 
     def check_bytes(self, measured: JsonObject) -> None:
         """Checks the size of the measured files.

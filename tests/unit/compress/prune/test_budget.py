@@ -9,7 +9,7 @@ import pytest
 
 from compress.errors import CompressError
 from compress.prune import budget as budgets
-from compress.prune.budget import Budget, parse_bytes
+from compress.prune.budget import THROUGHPUT_BATCH, Budget, parse_bytes
 from compress.prune.importance.estimate import score_by_magnitude
 from compress.prune.search.allocate import LayerOptions, Limit, allocate
 from compress.prune.search.candidates import (
@@ -70,7 +70,12 @@ def test_speedups_are_sorted():
     [
         ({"speedup": "ten"}, "expected numbers such as 10 or 2,4,8,15, found 'ten'"),
         ({"speedup": "0.5"}, "expected more than 1, found 0.5"),
-        ({"speedup": "4", "latency_ms": 2}, "found both"),
+        ({"speedup": "4", "latency_ms": 2}, "found speedup and latency_ms: all but one of them would be ignored"),
+        ({"latency_ms": 2, "texts_per_second": 9}, "found latency_ms and texts_per_second"),
+        ({"texts_per_second": -1}, "budget.texts_per_second: expected more than 0"),
+        ({"speedup": "4", "recuts": -1}, "budget.recuts: expected at least 0"),
+        ({"speedup": "4", "length": "16,x"}, "a number of tokens, or several such as 16,64,256, found '16,x'"),
+        ({"speedup": "4", "length": "16,64,16"}, "expected different lengths"),
         (
             {"speedup": "2,4,8,4.0", "max_bytes": "1MB,2MB,3MB"},
             "expected different speed-ups, found 4 twice in '2,4,8,4.0'",
@@ -94,8 +99,20 @@ def test_a_runtime_that_is_not_installed_is_rejected(monkeypatch):
 
 
 def test_the_default_precision_depends_on_the_runtime():
-    assert Budget(speedup="4").resolve_precision().precision == "int8"
-    assert Budget(speedup="4", runtime="pytorch").resolve_precision().precision == "fp32"
+    assert Budget(speedup="4").resolve().precision == "int8"
+    assert Budget(speedup="4", runtime="pytorch").resolve().precision == "fp32"
+
+
+def test_the_default_batch_is_one_text_and_of_a_throughput_several():
+    assert Budget(speedup="4").resolve().batch == 1
+    assert Budget(texts_per_second=500).resolve().batch == THROUGHPUT_BATCH
+    assert Budget(texts_per_second=500, batch=8).resolve().batch == 8
+
+
+def test_lengths_are_sorted_and_a_single_one_is_stored_as_a_number():
+    assert Budget(length="64, 16,256").lengths == (16, 64, 256)
+    assert Budget(length="64,16").timing_settings()["length"] == [16, 64]
+    assert Budget(length="64").timing_settings()["length"] == 64
 
 
 # --- cost models
@@ -183,7 +200,7 @@ def test_allocation_within_the_time_limit_has_the_least_loss(seed, uniform):
             for layers, heads, ffn, loss in every_choice(options, depth, uniform)
             if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds
         ]
-        found = allocate(options, COSTS, 16, depth, milliseconds, uniform=uniform)
+        found = allocate(options, [COSTS], 16, depth, milliseconds, uniform=uniform)
         if not within:
             assert found is None
             continue
@@ -203,23 +220,44 @@ def test_allocation_within_time_and_byte_limits_has_the_least_loss(seed):
             for _, heads, ffn, loss in every_choice(options, 2, False)
             if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds and BYTES.predict(Outline(16, heads, ffn)) <= most
         ]
-        found = allocate(options, COSTS, 16, 2, milliseconds, size=Limit(BYTES, most))
+        found = allocate(options, [COSTS], 16, 2, milliseconds, size=Limit(BYTES, most))
         assert (found is None) == (not within)
         if found is not None:
             assert found.loss == pytest.approx(min(within))
             assert BYTES.predict(Outline(16, found.heads, found.ffn)) <= most
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_allocation_holds_the_slowest_of_several_lengths_to_the_time_limit(seed):
+    options, milliseconds = some_options(seed), 3.4
+    long = CostModel((0.5, 0.005, 0.4, 0.0, 0.1, 0.001, 0.03, 0.0001), 0.0)  # neurons cost more, heads less
+    within = [
+        loss
+        for _, heads, ffn, loss in every_choice(options, 2, False)
+        if max(each.predict(Outline(16, heads, ffn)) for each in (COSTS, long)) <= milliseconds
+    ]
+    found = allocate(options, [COSTS, long], 16, 2, milliseconds)
+    assert found.loss == pytest.approx(min(within))
+    predicted = [each.predict(Outline(16, found.heads, found.ffn)) for each in (COSTS, long)]
+    assert found.milliseconds == pytest.approx(max(predicted)) <= milliseconds + 1e-9
+    assert found.loss > min(allocate(options, [each], 16, 2, milliseconds).loss for each in (COSTS, long)), "both bind"
+
+
+def test_scaled_costs_predict_the_scaled_time():
+    outline = Outline(16, (2,), (8,))
+    assert COSTS.scale(0.25).predict(outline) == pytest.approx(COSTS.predict(outline) / 4)
+
+
 def test_allocation_keeps_exactly_the_requested_layers():
     options = some_options(1)
     for among in ((0, 1), (0, 2), (1, 2)):
-        found = allocate(options, COSTS, 16, 2, 3.4, among=among)
+        found = allocate(options, [COSTS], 16, 2, 3.4, among=among)
         assert found is not None
         assert found.layers == among
 
 
 def test_allocation_returns_none_when_nothing_fits():
-    assert allocate(some_options(0), COSTS, 16, 1, 1.0) is None
+    assert allocate(some_options(0), [COSTS], 16, 1, 1.0) is None
 
 
 # --- candidates
@@ -230,7 +268,7 @@ def space() -> SearchSpace:
     model = build_model("bert")
     axes = find_axes(model)
     scores = score_by_magnitude(model, axes)
-    return SearchSpace(axes, scores, COSTS, 8)
+    return SearchSpace(axes, scores, [COSTS], 8)
 
 
 def whole_ms(space: SearchSpace) -> float:
@@ -253,7 +291,7 @@ def test_candidates_spend_the_budget_without_exceeding_it(space):
 def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(neurons):
     model = build_model("bert", intermediate_size=neurons)
     axes = find_axes(model)
-    space = SearchSpace(axes, score_by_magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
+    space = SearchSpace(axes, score_by_magnitude(model, axes), [COSTS], 24)  # a step that doesn't divide the width
     assert space.list_widths()[0] == space.hidden
     assert all(each.ffn[-1] == neurons for each in list_layer_options(space, space.hidden))
 
@@ -285,7 +323,7 @@ def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(s
 def test_uniform_candidates_fit_the_stock_class():
     model = build_model("bert")
     axes = find_axes(model)
-    space = SearchSpace(axes, score_by_magnitude(model, axes), COSTS, 8, uniform=True)
+    space = SearchSpace(axes, score_by_magnitude(model, axes), [COSTS], 8, uniform=True)
     found = list_candidates(space, whole_ms(space) / 2)
     assert found
     for each in found:

@@ -131,9 +131,15 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
         ((*NEEDED, "--seed", "-1"), "seed: expected 0 to 4294967295, found -1"),
         ((*NEEDED, "--teacher_train.epochs", "0"), "teacher_train.epochs: expected at least 1, found 0"),
         ((*NEEDED, "--general.train.epochs", "0"), "general.train.epochs: expected at least 1, found 0"),
-        ((*NEEDED, "--max-bytes", "1MB"), "budget.max_bytes: expected a speedup or a latency_ms beside it"),
-        ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup or a latency_ms beside it"),
-        ((*NEEDED, "--min-score", "0.9"), "budget.min_score: expected a speedup or a latency_ms beside it"),
+        (
+            (*NEEDED, "--max-bytes", "1MB"),
+            "budget.max_bytes: expected a speedup, latency_ms or texts_per_second beside it",
+        ),
+        ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup, latency_ms or texts_per_second beside it"),
+        (
+            (*NEEDED, "--min-score", "0.9"),
+            "budget.min_score: expected a speedup, latency_ms or texts_per_second beside it",
+        ),
         (
             (*NEEDED, "--student", "teacher", "--student.given", "--quantize", "int8", "--speedup", "4"),
             "budget: expected none with student.given",

@@ -20,7 +20,6 @@ from pipelines.stages.prediction import (
     RANDOM_BATCHES,
     SampleSizes,
     count_epochs,
-    measure_lengths,
     measure_scale,
     sample_part,
     sample_splits,
@@ -28,6 +27,7 @@ from pipelines.stages.prediction import (
     shorten_plan,
     shorten_training,
 )
+from pipelines.stages.prepare.compared_texts import measure_lengths
 
 NOTHING = Examples([], None, [])
 

@@ -20,6 +20,7 @@ from distill.data.splits.examples import Examples
 from pipelines.stages.deliver import export_proof as proofs
 from pipelines.stages.deliver.evaluate import compare_with_teacher
 from pipelines.stages.deliver.export_proof import ExportVerifier
+from pipelines.stages.deliver.latencies import Measured, describe_speedup
 from pipelines.stages.prepare.compared_texts import hash_texts
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
 
@@ -105,14 +106,14 @@ def test_corrected_labels_change_the_hash_of_the_texts():
 
 
 def test_a_teacher_missing_for_a_runtime_leaves_that_speedup_empty():
-    latency = {"best_ms": 2.0}
-
-    def entry(name: str, runtime: str) -> dict:
-        return {"name": name, "runtime": runtime, "precision": "fp32", "latency": latency, "latency_batched": latency}
-
-    entries = [entry("teacher", "pytorch"), entry("student", "pytorch"), entry("student", "openvino")]
-    decided = np.asarray([1, 2])
-    compare_with_teacher(entries, {(e["name"], e["runtime"], e["precision"]): decided for e in entries})
-    assert entries[1]["speedup"]["vs_teacher_same_runtime"] == 1
-    assert entries[2]["speedup"] == {"vs_teacher_pytorch": 1.0, "vs_teacher_same_runtime": None}
+    keys = [("teacher", "pytorch", "fp32"), ("student", "pytorch", "fp32"), ("student", "openvino", "fp32")]
+    faster = {"value": 2.0, "low": 1.9, "high": 2.1}
+    measured = Measured({key: {"best_ms": 4.0 if key == keys[0] else 2.0} for key in keys}, {keys[1]: faster})
+    found = [describe_speedup(key, measured) for key in keys]
+    assert [each["vs_teacher_same_runtime"] for each in found] == [1.0, 2.0, None]
+    assert found[1]["same_runtime"] == faster
+    assert [each["vs_teacher_pytorch"] for each in found] == [1.0, 2.0, 2.0]
+    assert describe_speedup(keys[1], Measured({keys[1]: {"best_ms": 2.0}}, {})) is None
+    entries = [dict(zip(("name", "runtime", "precision"), key, strict=True)) for key in keys]
+    compare_with_teacher(entries, dict.fromkeys(keys, np.asarray([1, 2])))
     assert entries[2]["agreement_with_teacher"] == 1

@@ -1,0 +1,108 @@
+"""Timing of models in blocks of texts, until their speed-ups are known closely enough."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+import numpy as np
+
+from compress.measure.interval import MIN_BLOCKS
+from compress.measure.latency import TEXTS_PER_TURN, Latency, Name, Runner, TimedInputs, summarize_times, time_rounds
+
+MAX_GROWTH = 8  # times the smallest number of blocks
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured at least and at most.
+
+    Args:
+        rounds: Times that each input is run.
+        size: Texts of a block.
+        least, most: Number of blocks.
+        seconds: Time after which no further block is begun, once there are `least`.
+    """
+
+    rounds: int
+    size: int
+    least: int
+    most: int
+    seconds: float
+
+    @staticmethod
+    def plan(texts: int, rounds: int, batch: int, seconds: float) -> "Effort":
+        """Returns the effort for at least `texts` texts, `batch` in a call, and at most MAX_GROWTH times as many.
+
+        A call on a batch takes as long as many calls on single texts, so that it is repeated a third as often.
+        """
+        size = max(batch, min(TEXTS_PER_TURN, -(-texts // MIN_BLOCKS)) // batch * batch)
+        least = max(MIN_BLOCKS, -(-texts // size))
+        return Effort(rounds if batch == 1 else -(-rounds // 3), size, least, MAX_GROWTH * least, seconds)
+
+
+@dataclass
+class BlockTimes:
+    """A model's times: for each block its milliseconds [rounds, calls] and its inputs [calls]."""
+
+    times: list[np.ndarray] = field(default_factory=list)
+    inputs: list[TimedInputs] = field(default_factory=list)
+
+    @property
+    def fastest(self) -> np.ndarray:
+        """Milliseconds of each call's fastest repetition [blocks, calls]."""
+        return np.stack([each.min(axis=0) for each in self.times])
+
+    def summarize(self, threads: int) -> Latency:
+        """Returns the statistics over all blocks."""
+        return summarize_times(np.concatenate(self.times, axis=1), self.inputs, threads)
+
+
+@dataclass(frozen=True)
+class TimedGroup(Generic[Name]):
+    """Models that are timed on the same blocks until `is_settled` accepts their times."""
+
+    names: Sequence[Name]
+    is_settled: Callable[[Mapping[Name, BlockTimes]], bool]
+
+
+def time_blocks(
+    runners: Mapping[Name, Runner],
+    groups: Sequence[TimedGroup[Name]],
+    draw: Callable[[int], Mapping[Name, Sequence[TimedInputs]]],
+    effort: Effort,
+    *,
+    threads: int = 1,
+    on_call: Callable[[], None] = lambda: None,
+) -> dict[Name, BlockTimes]:
+    """Times all models block by block; those of a settled group are left out of further blocks.
+
+    A block is timed by `time_rounds`, so that models alternate on it. The next block has other texts and comes later:
+    blocks differ as the texts of the data do, and as the machine does from minute to minute.
+
+    Args:
+        runners: Name -> runner, as of `time_rounds`.
+        groups: Each runner's group.
+        draw: Returns the inputs of a block by its number.
+        effort: Least and most blocks.
+        threads, on_call: As of `time_rounds`.
+
+    Returns:
+        Name -> times.
+    """
+    found: dict[Name, BlockTimes] = {name: BlockTimes() for each in groups for name in each.names}
+    unsettled, start = list(groups), time.perf_counter()
+    for number in range(effort.most):
+        if number >= effort.least:
+            unsettled = [each for each in unsettled if not each.is_settled(found)]
+            if not unsettled or time.perf_counter() - start > effort.seconds:
+                break
+        names = [name for each in unsettled for name in each.names]
+        inputs = draw(number)
+        times = time_rounds(
+            {name: runners[name] for name in names}, inputs, rounds=effort.rounds, threads=threads, on_call=on_call
+        )
+        for name in names:
+            found[name].times.append(times[name])
+            found[name].inputs += inputs[name]
+    return found

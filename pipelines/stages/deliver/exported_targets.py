@@ -1,0 +1,53 @@
+"""The export targets of a run's models."""
+
+from compress.export.common.targets import FLOAT, ExportTarget, formats_of
+from compress.prune.budget import Budget
+from compress.quantize.schemes import resolve_scheme
+from distill.tasks.names import WRITING
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.schemes import is_dynamic, schemes_of
+from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, rounded_targets
+
+
+def forms_of_teacher(config: DistillConfig) -> list[ExportTarget]:
+    """Returns the teacher's export targets, for the comparison: the float targets of the students that it can have."""
+    return [target for target in float_targets(config) if target.kind.attention]
+
+
+def float_targets(config: DistillConfig) -> list[ExportTarget]:
+    """Returns the float targets of the students."""
+    is_measured = config.budget.requested and config.budget.runtime != "pytorch"
+    names = [*formats_of(config.export), *([config.budget.runtime] if is_measured else [])]
+    return list(dict.fromkeys((*ALWAYS, *(ExportTarget(name) for name in names if ExportTarget(name).kind.floats))))
+
+
+def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarget]:
+    """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
+
+    Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
+    """
+    floats, schemes = float_targets(config), schemes_of(config)
+    if config.task in WRITING and "onnx" in formats_of(config.export):
+        floats.append(ExportTarget("onnx-decoder"))
+    if not scheme:
+        return [*floats, *([ExportTarget("onnxruntime", "int8")] if is_dynamic(config) else [])]
+    taken = rounded_targets(schemes[scheme], resolve_scheme(scheme).precision)
+    if scheme != next(iter(schemes)):  # a student in addition to the main one
+        floats = [HUGGINGFACE, *(ExportTarget(each.format) for each in taken if each.kind.floats)]
+    others = {name for each, names in schemes.items() if each != scheme for name in names}
+    return [*(each for each in floats if each.format not in others), *taken]
+
+
+def scored_target(config: DistillConfig, scheme: str | None = None) -> ExportTarget | None:
+    """Returns the target of a student with a scheme, or of the teacher, to which the budget's minimum score applies."""
+    if not (config.budget.requested and config.budget.min_score):
+        return None
+    wanted = target_for(config.budget, teacher=scheme is None)
+    forms = student_targets(config, scheme) if scheme is not None else [wanted]
+    return wanted if wanted in forms else forms[-1]
+
+
+def target_for(budget: Budget, *, teacher: bool = False) -> ExportTarget:
+    """Returns the export target of a budget; the teacher's is in fp32."""
+    name = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
+    return ExportTarget(name, "int8" if budget.precision == "int8" and not teacher else FLOAT)

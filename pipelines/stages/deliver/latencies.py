@@ -1,0 +1,142 @@
+"""Latencies and speed-ups of the evaluated files, alone and in batches."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from compress.export.runtimes import open_export
+from compress.measure.blocks import BlockTimes, Effort, TimedGroup
+from compress.measure.interval import estimate_ratio
+from pipelines.reports.schema import EstimateEntry
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.stage import Run
+from pipelines.settings.distill_config import MeasureConfig
+from pipelines.stages.deliver.evaluated import EvaluatedModel, Key, key_of
+from pipelines.stages.deliver.timed_texts import EncodedTexts
+from pipelines.stages.deliver.timing import CallConditions, estimate_entry, time_models
+
+if TYPE_CHECKING:
+    from compress.measure.latency import Runner
+
+ENTRY_NAMES = (("latency", "speedup"), ("latency_batched", "speedup_batched"))  # entries of single texts and of batches
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Latencies and speed-ups by entry: measured here, or taken from the stages that measured a requested speed."""
+
+    latencies: dict[Key, JsonObject]
+    speedups: dict[Key, EstimateEntry]
+
+
+def add_latencies(
+    run: Run,
+    candidates: Sequence[EvaluatedModel],
+    entries: list[JsonObject],
+    tests: Mapping[str, EncodedTexts],
+    measure: MeasureConfig,
+    end: float,
+) -> None:
+    """Adds latencies and speed-ups over the teacher to the entries, at one text per call and in batches.
+
+    The models of a runtime are timed with the teacher's on the same blocks, until each of their speed-ups is known
+    closely enough, or until `end`, a time of `time.perf_counter`.
+    """
+    count = min(len(test) for test, _ in tests.values())  # another tokenizer may yield fewer blocks
+    runners = {
+        (c.name, *target.where): open_export(target, c.path(target), measure.threads)
+        for c in candidates
+        for target in c.targets
+    }
+    found: dict[int, Measured] = {}
+    for (latency, speedup), batch, share in zip(ENTRY_NAMES, (1, min(measure.batch, count)), (0.5, 1.0), strict=True):
+        if batch not in found:
+            conditions = CallConditions(batch, 0, measure.threads)
+            seconds = share * max(0.0, end - time.perf_counter())
+            found[batch] = measure_entries(run, entries, runners, tests, measure, conditions, seconds)
+        for entry in entries:
+            entry[latency] = found[batch].latencies[key_of(entry)]
+            entry[speedup] = describe_speedup(key_of(entry), found[batch])
+
+
+def measure_entries(
+    run: Run,
+    entries: Sequence[JsonObject],
+    runners: Mapping[Key, "Runner"],
+    tests: Mapping[str, EncodedTexts],
+    measure: MeasureConfig,
+    conditions: CallConditions,
+    seconds: float,
+) -> Measured:
+    """Returns latencies and speed-ups under some conditions; what was measured under them already is reused."""
+    found = reuse_measurements(entries, conditions)
+    groups = group_by_runtime([key_of(entry) for entry in entries], found, measure.interval)
+    names = [name for group in groups for name in group.names]
+    if not names:
+        return found
+    effort = Effort.plan(measure.texts, measure.rounds, conditions.batch, seconds)
+    chosen = {name: runners[name] for name in names}
+    texts = {name: tests[name[0]] for name in names}
+    label = f"evaluate: timing batches of {conditions.batch}"
+    times = time_models(run, label, chosen, texts, groups, conditions, effort)
+    for name, own in times.items():
+        found.latencies[name] = asdict(own.summarize(conditions.threads))
+        teacher = times.get(teacher_of(name))
+        if teacher is not None and name != teacher_of(name):
+            found.speedups[name] = estimate_entry(estimate_ratio(teacher.fastest, own.fastest))
+    return found
+
+
+def reuse_measurements(entries: Sequence[JsonObject], conditions: CallConditions) -> Measured:
+    """Returns the latencies of students, and of their teachers, whose requested speed is that of these conditions."""
+    found = Measured({}, {})
+    for entry in entries:
+        target = entry.get("target")
+        if target is None or target["length"] != conditions.length:
+            continue
+        if (target["student"]["batch"], target["student"]["threads"]) == (conditions.batch, conditions.threads):
+            found.latencies[key_of(entry)] = target["student"]
+            found.latencies[teacher_of(key_of(entry))] = target["teacher"]
+            found.speedups[key_of(entry)] = target["speedup"]
+    return found
+
+
+def group_by_runtime(keys: Sequence[Key], known: Measured, interval: float) -> list[TimedGroup[Key]]:
+    """Returns the models that remain to be timed, by runtime: those without a speed-up, and the teacher beside them."""
+    groups = []
+    for runtime in dict.fromkeys(runtime for _, runtime, _ in keys):
+        names = [key for key in keys if key[1] == runtime and key not in known.latencies]
+        reference = ("teacher", runtime, "fp32")
+        if names and reference in keys and reference not in names:
+            names.insert(0, reference)
+        if names:
+            groups.append(TimedGroup(names, partial(are_narrow, names=names, interval=interval)))
+    return groups
+
+
+def are_narrow(times: Mapping[Key, BlockTimes], names: Sequence[Key], interval: float) -> bool:
+    """Returns whether all speed-ups over the teacher have intervals of at most this width; true without a teacher."""
+    teacher = teacher_of(names[0])
+    others = [name for name in names if name != teacher] if teacher in names else []
+    return all(estimate_ratio(times[teacher].fastest, times[name].fastest).width <= interval for name in others)
+
+
+def teacher_of(key: Key) -> Key:
+    """Returns the key of the teacher in fp32 on the same runtime."""
+    return ("teacher", key[1], "fp32")
+
+
+def describe_speedup(key: Key, measured: Measured) -> JsonObject | None:
+    """Returns an entry's speed-ups over the teacher in fp32; None without a teacher in PyTorch."""
+    teacher = measured.latencies.get(("teacher", "pytorch", "fp32"))
+    if teacher is None:
+        return None
+    estimate = measured.speedups.get(key)
+    same = 1.0 if key == teacher_of(key) else None
+    return {
+        "vs_teacher_pytorch": teacher["best_ms"] / measured.latencies[key]["best_ms"],
+        "vs_teacher_same_runtime": estimate["value"] if estimate else same,
+        "same_runtime": estimate,
+    }

@@ -1,0 +1,177 @@
+"""The stages after training: exports, measured speeds, students that are cut again for being slow, and evaluation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from compress.export.common.targets import ExportTarget
+from distill.data.splits.examples import Splits
+from distill.tasks.language import Language
+from distill.tasks.task import Task
+from pipelines.reports.pruning_summary import student_name
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, targets_of
+from pipelines.settings.schemes import is_dynamic_reduced, measured_scheme
+from pipelines.stages.deliver.evaluate import evaluate_stage
+from pipelines.stages.deliver.evaluated import EvaluatedModel, JudgedSpeed
+from pipelines.stages.deliver.export import export_stage
+from pipelines.stages.deliver.exported_targets import forms_of_teacher, scored_target, student_targets, target_for
+from pipelines.stages.deliver.speed import find_correction, speed_stage
+from pipelines.stages.deliver.timing import remaining_seconds
+from pipelines.stages.prepare.compared_texts import as_plain_texts
+from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.teacher import MODEL
+from pipelines.stages.students import Stages, TrainedStudent, build_pipeline, prune_student, quantize_students
+
+_BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
+TEACHER_EXPORT = "export-teacher"
+
+
+def deliver_students(
+    run: Run, plan: Plan, made: Mapping[str, Artefact], students: Sequence[TrainedStudent], precision: str
+) -> tuple[list[TrainedStudent], Stages]:
+    """Returns the students as delivered, and the stages that exported, measured and, if need be, cut them again."""
+    if any(each.stage.digest is None for each in students):  # in a dry run
+        for name in (*delivery_stages(plan.settings), "evaluate", "report"):
+            run.plan_stage(name)
+        return list(students), {}
+    delivery = Delivery(run, plan, precision, dict(made), list(students))
+    delivery.export_all()
+    for target in judged_targets(plan.settings):
+        delivery.reach_speed(target)
+    delivery.evaluate()
+    return delivery.students, delivery.made
+
+
+class Delivery:
+    """Exports and measures students, and has them cut again if they are too slow.
+
+    Args:
+        run: The run.
+        plan: Its plan.
+        precision: Precision of training.
+        made: All stages by name; a student that is cut again replaces its stages.
+        students: The trained students.
+    """
+
+    def __init__(self, run: Run, plan: Plan, precision: str, made: Stages, students: list[TrainedStudent]):
+        self.run, self.plan, self.precision = run, plan, precision
+        self.made, self.students = made, students
+        self.speeds: dict[str, JudgedSpeed] = {}  # by the student's name
+
+    @property
+    def config(self) -> DistillConfig:
+        """The run's settings."""
+        return self.plan.settings
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The data's splits."""
+        return read_data(self.made["data"])
+
+    @cached_property
+    def task(self) -> Task:
+        """The task, with its labels."""
+        return read_task(self.made["data"])
+
+    def export_all(self) -> None:
+        """Exports the teacher and all students."""
+        self.export(TEACHER_EXPORT, self.made["teacher"], forms_of_teacher(self.config))
+        for each in self.students:
+            self.export_student(each)
+
+    def export_student(self, student: TrainedStudent) -> None:
+        """Exports a student."""
+        self.export(f"export{student.suffix}", student.stage, student_targets(self.config, student.scheme))
+
+    def export(self, name: str, model: Artefact, targets: Sequence[ExportTarget]) -> None:
+        """Exports a model to its targets."""
+        parity = self.config.measure.parity
+        self.made[name] = export_stage(
+            self.run,
+            name,
+            model,
+            model.folder / MODEL,
+            as_plain_texts(self.splits.test),
+            parity=min(parity, _BLOCKS) if isinstance(self.task, Language) else parity,
+            max_length=self.config.data.max_length,
+            targets=targets,
+            reduced=is_dynamic_reduced(self.config),
+        )
+
+    def reach_speed(self, target: SpeedTarget) -> None:
+        """Measures the student of a target, and cuts it again while it is too slow and that is allowed.
+
+        Every attempt is a set of stages of its own: the students that were too slow are kept in their folders.
+        """
+        recuts = 0
+        while (stage := self.measure(target)) is not None:
+            factor, reason = find_correction(stage.metrics), ""
+            if factor is not None:
+                target = replace(target, correction=target.correction * factor)
+                reason = self.cut_again(target, factor, recuts)
+            if factor is None or reason:
+                wanted = target_for(self.config.budget)
+                self.speeds[self.find_judged(target).name] = JudgedSpeed(wanted, stage, recuts, reason)
+                return
+            recuts += 1
+
+    def measure(self, target: SpeedTarget) -> Artefact | None:
+        """Returns the stage that measures the speed of a target's student; None if it has no proven file."""
+        exports = {
+            "teacher": self.made[TEACHER_EXPORT],
+            "student": self.made[f"export{self.find_judged(target).suffix}"],
+        }
+        seconds = remaining_seconds(self.run, self.config.measure) / (2 * len(judged_targets(self.config)))
+        stage = speed_stage(self.run, self.config, target, self.made["data"], exports, seconds)
+        if stage is not None:
+            self.made[stage.name] = stage
+        return stage
+
+    def find_judged(self, target: SpeedTarget) -> TrainedStudent:
+        """Returns the student of a target that is exported in the budget's runtime and precision."""
+        scheme = measured_scheme(self.config)
+        return next(each for each in self.find_students(target) if each.scheme == scheme)
+
+    def find_students(self, target: SpeedTarget) -> list[TrainedStudent]:
+        """Returns a target's student in all its precisions."""
+        return [each for each in self.students if each.target is not None and each.target.name == target.name]
+
+    def cut_again(self, target: SpeedTarget, factor: float, recuts: int) -> str:
+        """Replaces a target's student by one that is pruned further, trained and exported; returns why not if it isn't.
+
+        The pruned model is cut from the same start as before, not from the trained one, so that the student is the one
+        that a higher target would have given.
+        """
+        most = self.config.budget.recuts
+        if recuts == most:
+            return f"budget.recuts allows {most}"
+        self.run.console.say(
+            f"  speed-{target.name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
+        )
+        pipeline = build_pipeline(self.run, self.plan, self.made, self.precision)
+        name = student_name(target.name, len(targets_of(self.config.budget)))
+        student, stages = prune_student(pipeline, target, name, previous=self.made[f"shape-{target.name}"])
+        if not stages[f"shape-{target.name}"].metrics["faster"]:
+            return "no faster shape has the same layers and width"
+        self.made |= stages
+        fresh, self.made = quantize_students(self.run, self.config, self.made, [student], self.made, self.precision)
+        by_name = {each.name: each for each in fresh}
+        self.students = [by_name.get(each.name, each) for each in self.students]
+        for each in fresh:
+            self.export_student(each)
+        return ""
+
+    def evaluate(self) -> None:
+        """Scores and times all models."""
+        config, made = self.config, self.made
+        teacher = made["teacher"].name
+        models = [EvaluatedModel("teacher", teacher, made[TEACHER_EXPORT], scored_target(config))]
+        for each in self.students:
+            export, judged = made[f"export{each.suffix}"], scored_target(config, each.scheme)
+            models.append(EvaluatedModel(each.name, each.stage.name, export, judged, self.speeds.get(each.name)))
+        measure, seconds = config.measure, remaining_seconds(self.run, config.measure)
+        made["evaluate"] = evaluate_stage(
+            self.run, models, self.splits, made["data"], measure, config.data.max_length, self.task, seconds
+        )

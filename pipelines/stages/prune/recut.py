@@ -1,0 +1,70 @@
+"""The shape of a student that was evaluated as too slow: the same layers and width, fewer units."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from compress.prune.search.candidates import allocate_layers
+from compress.prune.search.cost import Outline
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import SpeedTarget
+from pipelines.stages.prune.shape import (
+    AIM,
+    MEASURED,
+    ShapeInputs,
+    ShapeSearch,
+    describe_measuring,
+    write_shape,
+)
+from pipelines.stages.train.pruned_start import SHAPE
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+
+
+def recut_stage(
+    run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, previous: Artefact
+) -> Artefact:
+    """Writes `shape.json` of a faster shape than a `previous` one, with the same layers and width but fewer units.
+
+    The target's correction says how much faster. No candidate is trained: the one that learned best at nearly the same
+    speed is taken again. If no faster shape has these layers and this width, the shape stays as it is, and the metric
+    `faster` is false.
+    """
+    settings = describe_measuring(config, target)
+
+    def work(folder: Path) -> JsonObject:
+        search = ShapeSearch(run, config, inputs, target, folder)
+        stored = json.loads((previous.folder / SHAPE).read_text())
+        factor = target.correction / previous.manifest["config"]["target"]["correction"]
+        result = shrink_shape(search, stored, factor)
+        return write_shape(folder, result or stored) | {"faster": result is not None}
+
+    stages = inputs.by_name() | {"previous": previous}
+    return run.stage(f"shape-{target.name}", settings, stages, work, version=VERSION)
+
+
+def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> JsonObject | None:
+    """Returns `shape.json`'s contents for a shape that is `factor` times as fast as a stored one, measured once.
+
+    Shapes as similar as these deviate from the predictions by the same factor. Returns None if no faster shape has
+    the layers and the width of the stored one.
+    """
+    outline = Outline(*(stored["outline"][name] for name in ("hidden", "heads", "ffn")))
+    milliseconds = search.space.predict(outline) / factor / AIM
+    candidate = allocate_layers(search.space, outline.hidden, stored["shape"]["layers"], milliseconds)
+    if candidate is None:
+        return None
+    candidate, model = search.fit_bytes(candidate)
+    measured = search.measure(candidate, model)
+    measured["by_all"] = measured["speedup"]
+    search.check_bytes(measured)
+    search.report_measurement(candidate, measured)
+    return stored | {
+        "shape": candidate.shape.to_dict(),
+        "outline": asdict(candidate.outline),
+        "label": candidate.label,
+        "measurements": [*stored["measurements"], measured],
+        **{name: measured[name] for name in MEASURED},
+    }

@@ -1,0 +1,170 @@
+"""Requested speeds of tiny models: a student that was measured as too slow is pruned further, also after a kill."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizerFast
+
+from pipelines.runs.files import hash_content, write_json
+from pipelines.runs.manifest import MANIFEST, describe_outputs, hash_outputs, seal_manifest
+from support.commands import run_to_success, start
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+
+NAME = "1.3x"
+TOO_SLOW = {"value": 0.8, "low": 0.79, "high": 0.81}
+
+
+def arguments(place: Path, output: Path, *more: str) -> list[str]:
+    return [
+        *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(output), "--epochs", "2"),
+        *("--precision", "32", "--threads", "1", "--measure.texts", "6", "--measure.rounds", "1"),
+        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
+        *("--prune.samples", "32", "--prune.trials", "0", "--budget.rounds", "1", "--batch-size", "8"),
+        *("--budget.runtime", "pytorch", "--budget.precision", "fp32", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("speeds")
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    saved(build_model("bert", intermediate_size=512), tokenizer, folder / "model")
+    (folder / "data").mkdir()
+    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
+        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
+        (folder / "data" / f"{split}.csv").write_text(f"text,label\n{rows}")
+    return folder
+
+
+def only(output: Path, stage: str) -> Path:
+    (found,) = finished(output, stage)
+    return found
+
+
+def finished(output: Path, stage: str) -> list[Path]:
+    """Returns the stage's complete folders, the oldest first."""
+    return [
+        file.parent for file in sorted((output / stage).glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime)
+    ]
+
+
+def shape_of(folder: Path) -> dict:
+    return json.loads((folder / "shape.json").read_text())
+
+
+def record_as_too_slow(speed: Path) -> None:
+    """Replaces a stored measurement by one of a machine on which the student is too slow, with a manifest to match."""
+    record = json.loads((speed / "speed.json").read_text())
+    write_json(speed / "speed.json", record | {"share": TOO_SLOW, "settled": True})
+    manifest = json.loads((speed / MANIFEST).read_text())
+    manifest.pop("checksum")
+    outputs = describe_outputs(speed)
+    changed = {"outputs": outputs, "digest": hash_outputs(outputs), "metrics": {"share": TOO_SLOW, "settled": True}}
+    write_json(speed / MANIFEST, seal_manifest(manifest | changed))
+
+
+@pytest.fixture(scope="module")
+def too_slow(place) -> Path:
+    """A finished run whose student was measured as 20 % too slow."""
+    output = place / "slow"
+    run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "0"))
+    record_as_too_slow(only(output, f"speed-{NAME}"))
+    return output
+
+
+@pytest.fixture(scope="module")
+def recut(place, too_slow) -> tuple[Path, str]:
+    """The same run after it went on, and what it printed."""
+    output = place / "recut"
+    shutil.copytree(too_slow, output)
+    return output, run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1"))
+
+
+@pytest.mark.slow
+def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again(too_slow, recut):
+    output, message = recut
+    assert f"speed-{NAME}: already complete, skipped" in message
+    assert f"speed-{NAME}: too slow: pruned further, to 1.25 times its speed, and trained again" in message
+    first, second = map(shape_of, finished(output, f"shape-{NAME}"))
+    assert first["shape"]["layers"] == second["shape"]["layers"]
+    assert first["outline"]["hidden"] == second["outline"]["hidden"]
+    sizes = [sum(each["outline"]["heads"]) + sum(each["outline"]["ffn"]) for each in (first, second)]
+    assert sizes[1] < sizes[0]
+    for stage in (f"distill-{NAME}", f"export-{NAME}", f"speed-{NAME}", "evaluate"):
+        assert len(finished(output, stage)) == 2, stage
+    models = json.loads((output / "report.json").read_text())["models"]
+    (target,) = [entry["target"] for entry in models if "target" in entry]
+    assert target["recuts"] == 1
+    assert target["target"]["speedup"] == 1.3, "the request stays what it was"
+    assert set(target["control"]) == {"value", "low", "high"}
+    assert "Requested speed" in message
+    assert "It was pruned further and trained again once." in (output / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_student_that_was_too_slow_is_kept(too_slow, recut):
+    before = only(too_slow, f"distill-{NAME}")
+    after = recut[0] / before.relative_to(too_slow)
+    assert hash_content(after / "model") == hash_content(before / "model")
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_takes_the_same_decision(place, recut):
+    output, _ = recut
+    message = run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1"))
+    assert ": started (" not in message
+    assert len(finished(output, f"shape-{NAME}")) == 2
+
+
+@pytest.mark.slow
+def test_without_further_attempts_the_reached_speed_is_reported_plainly(place, too_slow, tmp_path):
+    output = tmp_path / "reported"
+    shutil.copytree(too_slow, output)
+    message = run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "0"))
+    wanted = "student: requested 1.3×, measured 1.04× (95 % interval 1.03× to 1.05×): missed by 20.0 %."
+    assert wanted in message
+    assert "It remains too slow: budget.recuts allows 0." in message
+    assert len(finished(output, f"distill-{NAME}")) == 1
+
+
+@pytest.mark.slow
+def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_slow, recut, tmp_path):
+    output = tmp_path / "killed"
+    shutil.copytree(too_slow, output)
+    words = arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1")
+    process = start("prune", words)
+    while not list((output / f"distill-{NAME}").glob("*.partial")) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(finished(output, f"distill-{NAME}")) == 1
+    run_to_success("prune", words)
+    students = [finished(each, f"distill-{NAME}")[-1] for each in (output, recut[0])]
+    shapes = [shape_of(finished(each, f"shape-{NAME}")[-1])["shape"] for each in (output, recut[0])]
+    assert shapes[0] == shapes[1]
+    assert hash_content(students[0] / "model") == hash_content(students[1] / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [("--texts-per-second", "1"), ("--speedup", "1.1", "--budget.length", "8,24")])
+def test_throughputs_and_lengths_are_measured_under_their_own_conditions(place, target, tmp_path):
+    output = tmp_path / "other"
+    more = ("--budget.recuts", "0", "--budget.threads", "2", "--measure.texts", "32")
+    run_to_success("prune", arguments(place, output, *target, *more))
+    models = json.loads((output / "report.json").read_text())["models"]
+    (found,) = [entry["target"] for entry in models if "target" in entry]
+    (costs,) = (output / "costs").glob("*/costs.json")
+    lengths = json.loads(costs.read_text())["lengths"]
+    for each in (found["student"], found["teacher"], *(each["teacher"] for each in lengths)):
+        assert (each["batch"], each["threads"]) == (32 if "--texts-per-second" in target else 1, 2)
+    if "--budget.length" in target:
+        assert [each["teacher"]["length"] for each in lengths] == [8, 24]
+        assert [each["student"]["length"] for each in found["lengths"]] == [8, 24]
+        assert found["share"]["value"] == min(each["share"]["value"] for each in found["lengths"])
+    else:
+        assert found["target"]["texts_per_second"] == 1
+        assert found["share"]["value"] > 1
