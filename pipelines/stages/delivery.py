@@ -107,7 +107,8 @@ class Delivery:
         """
         recuts = 0
         while (stage := self.measure(target)) is not None:
-            factor, reason = find_correction(stage.metrics), ""
+            factor = find_correction(stage.metrics) if stage.digest is not None else None  # unmeasured in a dry run
+            reason = ""
             if factor is not None:
                 target = replace(target, correction=target.correction * factor)
                 reason = self.cut_again(target, factor, recuts)
@@ -123,7 +124,7 @@ class Delivery:
             "teacher": self.made[TEACHER_EXPORT],
             "student": self.made[f"export{self.find_judged(target).suffix}"],
         }
-        seconds = remaining_seconds(self.run, self.config.measure) / (2 * len(judged_targets(self.config)))
+        seconds = remaining_seconds(self.run) / (2 * len(judged_targets(self.config)))
         stage = speed_stage(self.run, self.config, target, self.made["data"], exports, seconds)
         if stage is not None:
             self.made[stage.name] = stage
@@ -171,7 +172,7 @@ class Delivery:
         for each in self.students:
             export, judged = made[f"export{each.suffix}"], scored_target(config, each.scheme)
             models.append(EvaluatedModel(each.name, each.stage.name, export, judged, self.speeds.get(each.name)))
-        measure, seconds = config.measure, remaining_seconds(self.run, config.measure)
+        seconds = remaining_seconds(self.run)
         made["evaluate"] = evaluate_stage(
-            self.run, models, self.splits, made["data"], measure, config.data.max_length, self.task, seconds
+            self.run, models, self.splits, made["data"], config.measure, config.data.max_length, self.task, seconds
         )

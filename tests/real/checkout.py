@@ -42,7 +42,7 @@ LIMIT = 3600  # seconds
 MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2}
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
-PRUNED = {"prune.trials": 2, "prune.samples": 16}
+PRUNED = {"prune.trials": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
 # Reduced settings by part of the command. If the command already has the flag, its value is replaced.
 SMALLER = {
     "pipelines.distill ": RUN,
@@ -61,6 +61,7 @@ SMALLER = {
     "recipes/tinybert": GENERAL,
     "configs/pruned": PRUNED,
     "--speedup": PRUNED,
+    "--texts-per-second": PRUNED,
     "--model my-llama": {"data.max_length": 64, "precision": 32},  # each candidate computes the whole vocabulary
     "my_tagger": {"epochs": 4},
     "--min-score": {"min-score": 0.01},  # of the score of a teacher trained on a slice

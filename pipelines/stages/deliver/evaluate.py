@@ -46,8 +46,8 @@ def evaluate_stage(
 ) -> Artefact:
     """Writes `evaluation.json`, an entry for each model in each runtime with the teacher first, and `baseline.json`.
 
-    The baseline is the score reached without a model; it is omitted for tasks where it is meaningless. After `seconds`,
-    no more than the least number of texts is timed.
+    The baseline is the score reached without a model; it is omitted for tasks where it is meaningless. After `seconds`
+    from the start of the stage, no more than the least number of texts is timed.
     """
     # The result is a measurement on this machine, so the machine is part of the stage's key.
     settings: JsonObject = {"measure": asdict(measure), "max_length": max_length, "machine": describe_machine()}

@@ -76,7 +76,7 @@ def measure_entries(
     names = [name for group in groups for name in group.names]
     if not names:
         return found
-    effort = Effort.plan(measure.texts, measure.rounds, conditions.batch, seconds)
+    effort = Effort.plan(measure.texts, measure.rounds, conditions.batch, min(seconds, measure.seconds))
     chosen = {name: runners[name] for name in names}
     texts = {name: tests[name[0]] for name in names}
     label = f"evaluate: timing batches of {conditions.batch}"

@@ -52,11 +52,13 @@ def speed_stage(
         target: The requested speed.
         data: The data stage; texts of its test split are timed.
         exports: The exports of `teacher` and `student`.
-        seconds: Time after which no more than the least number of texts is timed.
+        seconds: Time after which no more than the least number of texts is timed, if `measure.seconds` allow as much.
 
     Returns:
         The stage; None if a file that the budget is about failed its verification.
     """
+    if any(export.digest is None for export in exports.values()):
+        return run.plan_stage(f"speed-{target.name}")
     files = {name: target_for(config.budget, teacher=name == TEACHER) for name in exports}
     for name, export in exports.items():
         if str(files[name]) not in [proof["target"] for proof in export.metrics["parity"]]:
@@ -110,7 +112,7 @@ def measure_speed(
     """Times teacher, its copy and student on texts of a length (0: their own) until the student's speed is settled."""
     budget, measure = config.budget, config.measure
     conditions = CallConditions(budget.batch, length, budget.threads)
-    effort = Effort.plan(measure.texts, measure.rounds, budget.batch, seconds)
+    effort = Effort.plan(measure.texts, measure.rounds, budget.batch, min(seconds, measure.seconds))
 
     def is_settled(found: Mapping[str, BlockTimes]) -> bool:
         return estimate_share(target, found).width <= measure.interval

@@ -71,13 +71,13 @@ def estimate_entry(estimate: Estimate) -> EstimateEntry:
     return {"value": estimate.value, "low": estimate.low, "high": high}
 
 
-def remaining_seconds(run: Run, measure: MeasureConfig) -> float:
+def remaining_seconds(run: Run) -> float:
     """Returns how long evaluation may still take in a run with training, so that its share is EVALUATION_SHARE."""
     seconds = {True: 0.0, False: 0.0}
     for stage in run.done:
         seconds[is_evaluation(stage.name)] += stage.manifest["wall_seconds"]
     allowed = EVALUATION_SHARE / (1 - EVALUATION_SHARE) * seconds[False] - seconds[True]
-    return max(0.0, min(measure.seconds, allowed))
+    return max(0.0, allowed)
 
 
 def is_evaluation(stage: str) -> bool:

@@ -27,7 +27,7 @@ from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.timed_texts import RowBlocks, collate_calls
 from pipelines.stages.prepare.compared_texts import measure_lengths, select_texts_and_pairs
 
-TEXTS, MIN_CALLS = 64, 8  # texts that are timed, unless they would be fewer calls
+TEXTS, MIN_CALLS = 64, 4  # texts that are timed, unless they would be fewer calls
 
 
 @dataclass(frozen=True)

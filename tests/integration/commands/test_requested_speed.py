@@ -1,6 +1,7 @@
 """Requested speeds of tiny models: a student that was measured as too slow is pruned further, also after a kill."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -118,6 +119,19 @@ def test_a_run_that_goes_on_takes_the_same_decision(place, recut):
     message = run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1"))
     assert ": started (" not in message
     assert len(finished(output, f"shape-{NAME}")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [f"speed-{NAME}", f"export-{NAME}"])
+def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, missing, tmp_path):
+    output = tmp_path / "dry"
+    shutil.copytree(too_slow, output)
+    shutil.rmtree(output / missing)
+    words = arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1", "--dry-run", "--probe", "false")
+    message = run_to_success("prune", words)
+    planned = dict(re.findall(r"│ (\S+) +│ (complete|will run)", message))
+    assert planned[f"distill-{NAME}"] == "complete"
+    assert planned[missing] == planned[f"speed-{NAME}"] == planned["evaluate"] == "will run"
 
 
 @pytest.mark.slow
