@@ -38,7 +38,7 @@ def write_measurement_notes(report: Report) -> list[str]:
     entry, wording = headline_entry(report), WORDING[report["task"]]
     notes = [*_write_test_notes(report, entry), _write_latency_note(report, entry)]
     if entry["speedup"]:
-        notes.append("A speedup is the teacher's latency divided by the model's.")
+        notes.append("A speedup is the teacher's latency divided by the model's, where both were timed in turn.")
     if entry["agreement_with_teacher"] is not None:
         compared = wording.agreement
         notes.append(

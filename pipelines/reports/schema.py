@@ -92,7 +92,7 @@ class SpeedMeasurement(TypedDict):
 class TargetSpeed(SpeedMeasurement):
     """How fast a student is, which was asked to be so: at the slowest of its lengths, relative to what was requested.
 
-    `recuts` is how often it was pruned further because it was too slow, `reason` why it remained so, empty if it isn't.
+    `recuts` is how often it was pruned further because it was too slow, `reason` why not again; empty if it isn't slow.
     """
 
     target: TargetEntry

@@ -139,10 +139,10 @@ def describe_measurement(measured: SpeedMeasurement) -> str:
 
 
 def explain_recuts(measured: TargetSpeed) -> list[str]:
-    """Returns sentences on how often the student was cut again, and why it isn't faster."""
-    count = measured["recuts"]
+    """Returns sentences on how often the student was cut again for being too slow, and why not again."""
+    count, reason = measured["recuts"], measured["reason"]
     made = [f"It was pruned further and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
-    return made + ([f"It remains too slow: {measured['reason']}"] if measured["reason"] else [])
+    return made + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
 
 
 def measured_speed(report: Report, student: PrunedStudent) -> MeasuredSpeed:

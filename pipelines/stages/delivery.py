@@ -17,7 +17,7 @@ from pipelines.stages.deliver.evaluate import evaluate_stage
 from pipelines.stages.deliver.evaluated import EvaluatedModel, JudgedSpeed
 from pipelines.stages.deliver.export import export_stage
 from pipelines.stages.deliver.exported_targets import forms_of_teacher, scored_target, student_targets, target_for
-from pipelines.stages.deliver.speed import find_correction, speed_stage
+from pipelines.stages.deliver.speed import find_correction, is_slow, speed_stage
 from pipelines.stages.deliver.timing import remaining_seconds
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import read_data, read_task
@@ -26,6 +26,7 @@ from pipelines.stages.students import Stages, TrainedStudent, build_pipeline, pr
 
 _BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 TEACHER_EXPORT = "export-teacher"
+WIDE = "the interval is too wide to tell whether it is too slow"  # why a student isn't cut again
 
 
 def deliver_students(
@@ -107,8 +108,9 @@ class Delivery:
         """
         recuts = 0
         while (stage := self.measure(target)) is not None:
-            factor = find_correction(stage.metrics) if stage.digest is not None else None  # unmeasured in a dry run
-            reason = ""
+            measured = stage.metrics if stage.digest is not None else None  # unmeasured in a dry run
+            factor = find_correction(measured) if measured else None
+            reason = WIDE if measured and factor is None and is_slow(measured["share"]["value"]) else ""
             if factor is not None:
                 target = replace(target, correction=target.correction * factor)
                 reason = self.cut_again(target, factor, recuts)

@@ -22,7 +22,7 @@ class JudgedSpeed:
         target: The export target that the budget is about.
         stage: The stage that measured it.
         recuts: How often the student was pruned further because it was too slow.
-        reason: Why it remained too slow; empty if it isn't.
+        reason: Why it wasn't pruned again although it is slow; empty if it isn't.
     """
 
     target: ExportTarget

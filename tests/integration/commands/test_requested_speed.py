@@ -141,7 +141,7 @@ def test_without_further_attempts_the_reached_speed_is_reported_plainly(place, t
     message = run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "0"))
     wanted = "student: requested 1.3×, measured 1.04× (95 % interval 1.03× to 1.05×): missed by 20.0 %."
     assert wanted in message
-    assert "It remains too slow: budget.recuts allows 0." in message
+    assert "It wasn't pruned further: budget.recuts allows 0." in message
     assert len(finished(output, f"distill-{NAME}")) == 1
 
 
