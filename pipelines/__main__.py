@@ -14,6 +14,7 @@ COMMANDS = {
     "quantize": "train a model to compute in integers",
     "export": "write a checkpoint for the runtimes that it is deployed on",
     "evaluate": "score a checkpoint, measure its size and speed",
+    "cascade": "let a small student answer what it is sure of, and larger ones the rest",
     "report": "draw the report of a finished run again, or report on any checkpoint",
     "plan": "predict memory and time of every layout on machines that need not be here, and choose one",
     "launch": "write what torchrun, Kubernetes, Slurm, SkyPilot or Marathon runs, and submit it",

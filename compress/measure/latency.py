@@ -38,6 +38,7 @@ TEXTS_PER_TURN = 16  # a runner's uninterrupted calls
 Name = TypeVar("Name", bound=Hashable)
 TimedInputs = dict[str, np.ndarray]
 Runner = Callable[[TimedInputs], object]
+Inputs = TypeVar("Inputs")
 
 
 def measure_latency(
@@ -81,6 +82,23 @@ def time_rounds(
     Returns:
         Name -> milliseconds [rounds, inputs].
     """
+    times = time_in_turn(runners, inputs, rounds=rounds, warmup=warmup, threads=threads, on_call=on_call)
+    return {name: _summarize(values, inputs[name], threads) for name, values in times.items()}
+
+
+def time_in_turn(
+    runners: Mapping[Name, Callable[[Inputs], object]],
+    inputs: Mapping[Name, Sequence[Inputs]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    threads: int = 1,
+    on_call: Callable[[], None] = lambda: None,
+) -> dict[Name, np.ndarray]:
+    """Returns the milliseconds of every call, [rounds, texts] for each name; see `measure_latency`.
+
+    The inputs of a call may be of any type, which the runner takes.
+    """
     names = list(runners)
     times: dict[Name, list[float]] = {name: [] for name in names}
     with limit_torch_threads(threads):
@@ -105,7 +123,9 @@ def limit_torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def _time_calls(runner: Runner, batches: Sequence[TimedInputs], on_call: Callable[[], None]) -> list[float]:
+def _time_calls(
+    runner: Callable[[Inputs], object], batches: Sequence[Inputs], on_call: Callable[[], None]
+) -> list[float]:
     """Returns the milliseconds of each call, after a call that isn't counted."""
     runner(batches[0])
     milliseconds = []

@@ -49,6 +49,7 @@ SMALLER = {
     "pipelines.prune ": RUN | PRUNED,
     "pipelines.quantize ": RUN,
     "pipelines.evaluate ": MEASURED,
+    "pipelines.cascade ": {"measure.rounds": 1, "measure.texts": 4, "measure.parity": 8},
     "pipelines.report --model ": MEASURED,
     "pipelines.export ": {"parity": 8},
     "pipelines.harness ": {"limit": 4},

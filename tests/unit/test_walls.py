@@ -82,6 +82,7 @@ ROOMS = (  # each imports from those above it only
     "compress.export.executorch",
     "compress.export.litert",
     "compress.export",
+    "compress.cascade",
     "pipelines.settings",
     "pipelines.runs",
     "pipelines.reports",
@@ -183,7 +184,10 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
     [
         (
             "onnxruntime",
-            ["compress/export/onnx/graph.py", "compress/export/onnx/fuse.py", "compress/export/onnx/int8.py"],
+            [
+                *(f"compress/export/onnx/{name}.py" for name in ("graph", "fuse", "int8")),
+                "compress/cascade/reader.py",
+            ],
         ),
         ("openvino", ["compress/export/openvino/ir.py"]),
         ("onnx", ["compress/export/"]),
@@ -240,6 +244,7 @@ COPIED = (  # beside checkpoints, which must load without Stillroom
     ROOT / "distill/checkpoint/pruned/modeling_pruned.py",
     ROOT / "distill/checkpoint/pruned/modeling_token_vectors.py",
     ROOT / "compress/export/arrays/reader.py",
+    ROOT / "compress/cascade/reader.py",
 )
 SHARED_NAMES = {  # one of each in every module of a kind
     "EXAMPLES": "of a command's help",

@@ -43,24 +43,31 @@ def evaluate_standalone(
     console.say(f"  task: {task_name} ({reason}{note})")
     data = data_stage(run, config.data, task_name)
     splits, task = read_data(data), read_task(data)
-    candidates = []
-    for checkpoint in checkpoints:
-        name = checkpoint.role
-        ordered = by_label_stage(run, checkpoint, data)
-        export = export_stage(
-            run,
-            f"export-{name}",
-            ordered,
-            ordered.folder / MODEL,
-            as_plain_texts(splits.test),
-            parity=config.measure.parity,
-            max_length=config.data.max_length,
-            targets=requested_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
-            reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
-        )
-        candidates.append(EvaluatedModel(name, "given", export))
+    candidates = [export_checkpoint(run, config, checkpoint, data) for checkpoint in checkpoints]
     done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task, seconds=math.inf)
     return run, candidates, data, done
+
+
+def export_checkpoint(run: Run, config: EvaluateConfig, checkpoint: Checkpoint, data: Artefact) -> EvaluatedModel:
+    """Exports a checkpoint, with its labels in the data's order, in the configured formats.
+
+    Raises:
+        InputError: The checkpoint's head lacks the data's labels.
+        ArtefactError: No format reproduces the model.
+    """
+    name, ordered = checkpoint.role, by_label_stage(run, checkpoint, data)
+    export = export_stage(
+        run,
+        f"export-{name}",
+        ordered,
+        ordered.folder / MODEL,
+        as_plain_texts(read_data(data).test),
+        parity=config.measure.parity,
+        max_length=config.data.max_length,
+        targets=requested_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
+        reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
+    )
+    return EvaluatedModel(name, "given", export)
 
 
 def check_evaluated_models(
@@ -72,8 +79,9 @@ def check_evaluated_models(
         InputError: A checkpoint is incomplete, or a tokenizer doesn't belong to its model.
     """
     task = TASKS[task_name](())
+    configs = {each.role: each.config for each in checkpoints}  # which registers a pruned model's class for its weights
     for each in checkpoints:
         task.check_weights(each.folder, each.role)
-    models = {each.role: (each.config, load_checked_tokenizer(each, task)) for each in checkpoints}
+    models = {each.role: (configs[each.role], load_checked_tokenizer(each, task)) for each in checkpoints}
     length, note = fitted_length(config.data.max_length, task, models)
     return replace(config, data=replace(config.data, max_length=length)), note

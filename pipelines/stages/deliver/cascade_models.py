@@ -1,0 +1,141 @@
+"""The exported models of a cascade: their inputs, answers, scores and latencies."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compress.cascade.reader import Member
+from compress.export.common.targets import ExportTarget
+from compress.measure.latency import time_in_turn
+from distill.errors import InputError
+from distill.tasks.text_classification import MultiLabel
+from pipelines.runs.console import CALLS, TEXTS
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.cascade_config import TEACHER_ROLE, CascadeConfig
+from pipelines.settings.this_machine import describe_machine
+from pipelines.stages.deliver.evaluate import EvaluatedModel, encode_part, to_arrays
+from pipelines.stages.prepare.data import read_data, read_task
+
+if TYPE_CHECKING:
+    from distill.data.batches.batches import EncodedRows
+    from distill.data.splits.examples import Splits
+    from distill.tasks.task import Task
+
+Arrays = dict[str, np.ndarray]
+
+
+class CascadeModels:
+    """The students, and the teacher if there is one, as files of ONNX Runtime that are asked about one text at a time.
+
+    Args:
+        run: The run.
+        config: Its settings, with the length of texts.
+        data: The data stage.
+        models: The exported models.
+    """
+
+    def __init__(self, run: Run, config: CascadeConfig, data: Artefact, models: Sequence[EvaluatedModel]):
+        self.run, self.config, self.data = run, config, data
+        self.models = {each.name: each for each in models}
+        self.folders = {name: each.path(find_deployed(each)) for name, each in self.models.items()}
+        self.students = [name for name in self.models if name != TEACHER_ROLE]
+        self.encode = cache(self._encode)
+
+    @cached_property
+    def splits(self) -> "Splits":
+        """The data."""
+        return read_data(self.data)
+
+    @cached_property
+    def task(self) -> "Task":
+        """The task of the models."""
+        return read_task(self.data)
+
+    @property
+    def several(self) -> bool:
+        """Whether a text has any number of labels."""
+        return isinstance(self.task, MultiLabel)
+
+    @property
+    def settings(self) -> JsonObject:
+        """The settings of the stages that measure the models, and the machine that they measure on."""
+        measure, length = asdict(self.config.measure), self.config.data.max_length
+        return {"measure": measure, "max_length": length, "machine": describe_machine()}
+
+    @property
+    def inputs(self) -> dict[str, Artefact | str]:
+        """The inputs of those stages."""
+        return {"data": self.data, **{name: each.export for name, each in self.models.items()}}
+
+    def open_members(self) -> dict[str, Member]:
+        """Returns all models, opened in ONNX Runtime."""
+        return {name: Member(folder, threads=self.config.measure.threads) for name, folder in self.folders.items()}
+
+    def _encode(self, name: str, part: str) -> tuple["EncodedRows", int]:
+        """Returns a split encoded by a model's own tokenizer, and its pad id."""
+        return encode_part(self.models[name], getattr(self.splits, part), self.config.data.max_length, self.task)
+
+    def find_truth(self, part: str) -> np.ndarray:
+        """Returns the labels of a split: classes [rows], or which labels apply [rows, labels]."""
+        return np.asarray(getattr(self.splits, part).labels)
+
+    def compute_logits(self, name: str, member: Member, part: str) -> np.ndarray:
+        """Returns a model's logits of a split, [rows, classes], at one text a call as in deployment."""
+        rows, pad_id = self.encode(name, part)
+        found = []
+        with self.run.console.track(f"{name} on {part}", len(rows), TEXTS) as advance:
+            for i in range(len(rows)):
+                found.append(member(to_arrays(rows.collate([i], pad_id))))
+                advance(1)
+        return np.concatenate(found)
+
+    def list_timed_inputs(self, name: str, part: str) -> list[Arrays]:
+        """Returns a model's inputs for the texts of a split that are timed, one text each."""
+        rows, pad_id = self.encode(name, part)
+        drawn = np.random.default_rng(self.run.seed).permutation(len(rows))[: self.config.measure.texts]
+        return [to_arrays(rows.collate([i], pad_id)) for i in drawn]
+
+    def time_texts(self, runners: Mapping[str, Callable[[Any], object]], inputs: Mapping[str, Sequence[Any]]) -> Arrays:
+        """Returns the milliseconds of each text's fastest call, [texts] for each name; all take turns."""
+        rounds, threads = self.config.measure.rounds, self.config.measure.threads
+        total = sum(map(len, inputs.values())) * (rounds + 1)
+        with self.run.console.track("timing texts", total, CALLS) as advance:
+            times = time_in_turn(runners, inputs, rounds=rounds, threads=threads, on_call=lambda: advance(1))
+        return {name: each.min(0) for name, each in times.items()}
+
+    def score_logits(self, part: str, logits: np.ndarray) -> dict[str, float]:
+        """Returns the task's scores of logits [rows, classes] for a split."""
+        import torch
+
+        from distill.data.batches.batches import EvalBatches
+
+        rows, pad_id = self.encode(self.students[0], part)
+        batches, scorer = EvalBatches(rows, self.task.eval_batch_size, pad_id), self.task.scorer(rows)
+        for numbers, batch in zip(batches.order, batches, strict=True):
+            scorer.record(numbers, batch, torch.from_numpy(logits[numbers]))
+        return scorer.scores()
+
+    def find_label(self, logits: np.ndarray) -> str | list[str]:
+        """Returns the label, or the labels, of one text's logits [classes]."""
+        if self.several:
+            return [self.task.labels[i] for i in np.flatnonzero(logits > 0)]
+        return str(self.task.labels[int(logits.argmax())])
+
+
+def find_deployed(model: EvaluatedModel) -> ExportTarget:
+    """Returns the target of a model that a cascade runs: its last one for ONNX Runtime, which is rounded if any is.
+
+    Raises:
+        InputError: No file for ONNX Runtime reproduces the model.
+    """
+    found = [target for target in model.targets if target.format == "onnxruntime"]
+    if not found:
+        raise InputError(
+            f"{model.name}: expected a file for ONNX Runtime, found none that reproduces the model: it "
+            "can't be a member"
+        )
+    return found[-1]

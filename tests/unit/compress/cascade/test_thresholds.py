@@ -1,0 +1,136 @@
+"""The choice of members and thresholds, compared with all choices on small data."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from compress.cascade.reader import compute_probabilities, measure_margins
+from compress.cascade.temperature import fit_temperature
+from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascade
+from compress.errors import CompressError
+
+MILLISECONDS = {"small": 0.1, "middle": 0.7, "large": 2.0}
+
+
+def draw_answers(rows: int, seed: int, *, several: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns probabilities of three students, each better than the one before, and the right answers."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 2, (rows, 3)) if several else rng.integers(0, 4, rows)
+    centre = 2.0 * truth - 1 if several else 2.0 * np.eye(4)[truth]
+    found = {}
+    for name, noise in (("large", 0.5), ("small", 2.0), ("middle", 1.2)):
+        found[name] = compute_probabilities(centre + rng.normal(0, noise, centre.shape), 1.0, several)
+    return found, truth
+
+
+def score(predicted: np.ndarray, truth: np.ndarray) -> float:
+    if truth.ndim == 1:
+        return float((predicted.argmax(-1) == truth).mean())
+    positive = predicted > 0.5
+    return 2 * (positive & (truth > 0)).sum() / max(1, positive.sum() + truth.sum())
+
+
+def list_every_cascade(probabilities: dict[str, np.ndarray], truth: np.ndarray) -> list[tuple[float, float]]:
+    """Returns (score, mean milliseconds) of all chains with a threshold at each margin of each member."""
+    margins = {name: measure_margins(each, truth.ndim == 2) for name, each in probabilities.items()}
+    found = []
+    for length in (1, 2, 3):
+        for chain in combinations(MILLISECONDS, length):
+            for thresholds in product(*(np.unique(margins[name]) for name in chain[:-1])):
+                answer, cost = probabilities[chain[-1]].copy(), np.zeros(len(truth))
+                waiting = np.ones(len(truth), bool)
+                for name, threshold in zip(chain, (*thresholds, 0.0), strict=True):
+                    cost += waiting * MILLISECONDS[name]
+                    own = waiting & (margins[name] >= threshold)
+                    answer[own] = probabilities[name][own]
+                    waiting &= ~own
+                found.append((score(answer, truth), float(cost.mean())))
+    return found
+
+
+def apply(chosen: ChosenCascade, probabilities: dict[str, np.ndarray], truth: np.ndarray) -> tuple[float, float]:
+    """Returns the score and the mean milliseconds of a chosen cascade, row by row."""
+    answer, total = np.zeros_like(probabilities["large"]), 0.0
+    for row in range(len(truth)):
+        for name, threshold in zip(chosen.order, chosen.thresholds, strict=True):
+            total += MILLISECONDS[name]
+            answer[row] = probabilities[name][row]
+            if measure_margins(answer[row][None], truth.ndim == 2)[0] >= threshold:
+                break
+    return score(answer, truth), total / len(truth)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_cascade_beats_the_chosen_one(seed, several):
+    probabilities, truth = draw_answers(14, seed, several=several)
+    every = list_every_cascade(probabilities, truth)
+    for share in (0.8, 0.95, 1.0):
+        least = share * max(each[0] for each in every)
+        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(score=least))
+        assert chosen.score >= least - 1e-9
+        assert chosen.milliseconds == pytest.approx(min(ms for found, ms in every if found >= least - 1e-9))
+        assert apply(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
+    for limit in (0.1, 0.4, 1.0, 3.0):
+        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=limit))
+        assert chosen.milliseconds <= limit * (1 + 1e-6)
+        assert chosen.score == pytest.approx(max(found for found, ms in every if ms <= limit + 1e-9))
+
+
+def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
+    probabilities, truth = draw_answers(3000, 0, several=False)
+    chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=1.0))
+    assert chosen.milliseconds <= 1.0
+    assert sum(chosen.shares) == pytest.approx(1)
+    assert apply(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
+    small = measure_margins(probabilities["small"])
+    for threshold in np.quantile(small, np.linspace(0, 1, 200)):  # pairs within the limit
+        own = small >= threshold
+        if 0.1 + 2.0 * (~own).mean() <= 1.0:
+            mixed = np.where(own[:, None], probabilities["small"], probabilities["large"])
+            assert chosen.score >= score(mixed, truth) - 0.005
+
+
+def test_a_single_student_is_chosen_where_another_member_gains_nothing():
+    probabilities, truth = draw_answers(50, 1, several=False)
+    perfect = {**probabilities, "small": np.eye(4)[truth]}
+    chosen = choose_cascade(perfect, truth, MILLISECONDS, CascadeAim(score=1.0))
+    assert (chosen.order, chosen.thresholds, chosen.shares) == (("small",), (0.0,), (1.0,))
+
+
+def test_an_aim_that_nothing_reaches_is_refused_with_the_best_that_is_reached():
+    truth = np.array([0, 1, 1])
+    wrong = {"small": np.eye(2)[1 - truth], "large": np.eye(2)[[0, 0, 1]]}
+    with pytest.raises(CompressError, match=r"reach a score of 0\.9000 .* found 0\.6667"):
+        choose_cascade(wrong, truth, MILLISECONDS, CascadeAim(score=0.9))
+    with pytest.raises(CompressError, match=r"at most 0\.05 ms, found 0\.1 ms"):
+        choose_cascade(wrong, truth, MILLISECONDS, CascadeAim(milliseconds=0.05))
+    with pytest.raises(CompressError, match="found both"):
+        CascadeAim(score=0.9, milliseconds=1.0)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_fitted_temperature_has_the_smallest_cross_entropy(several):
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, (400, 3)) if several else rng.integers(0, 4, 400)
+    centre = truth - 0.5 if several else np.eye(4)[truth]
+    logits = 5 * (centre + rng.normal(0, 0.8, centre.shape))
+
+    def cross_entropy(temperature: float) -> float:
+        found = compute_probabilities(logits, temperature, several)
+        right = np.where(truth == 1, found, 1 - found) if several else found[np.arange(400), truth]
+        return -np.log(right).mean()
+
+    fitted = fit_temperature(logits, truth)
+    assert cross_entropy(fitted) <= min(map(cross_entropy, np.geomspace(0.5, 10, 300))) + 1e-12
+    assert fitted == pytest.approx(fit_temperature(logits * 2, truth) / 2)
+
+
+def test_the_temperature_of_an_unerring_student_is_bounded():
+    assert fit_temperature(np.eye(3)[[0, 1, 2]], np.array([0, 1, 2])) == pytest.approx(0.05)
+
+
+def test_a_margin_is_the_lead_of_the_best_class_or_that_of_the_least_sure_label():
+    assert measure_margins(np.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]])) == pytest.approx([0.2, 0.0])
+    assert measure_margins(np.array([[0.9, 0.4], [0.5, 1.0]]), several=True) == pytest.approx([0.2, 0.0])
