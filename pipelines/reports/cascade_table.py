@@ -28,7 +28,7 @@ def build_cascade_table(metric: str, models: Sequence[Mapping[str, Any]]) -> Rep
 
 
 def describe_cascade_result(metric: str, models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns sentences: which members answer, and how a single student of the same mean latency compares."""
+    """Returns sentences: which members answer, and how a single model of the same mean latency compares."""
     cascade, *others = models
     members = list(cascade["shares"])
     if len(members) == 1:
@@ -37,7 +37,7 @@ def describe_cascade_result(metric: str, models: Sequence[Mapping[str, Any]]) ->
     lines = [f"of the test split's texts answer: {shares}"]
     near = [each for each in others if abs(each["mean_ms"] / cascade["mean_ms"] - 1) <= SAME_LATENCY]
     if not near:
-        return [*lines, f"no single student's mean latency is within {SAME_LATENCY:.0%} of the cascade's"]
+        return [*lines, f"no single model's mean latency is within {SAME_LATENCY:.0%} of the cascade's"]
     single = min(near, key=lambda each: abs(each["mean_ms"] - cascade["mean_ms"]))
     gain = 100 * (cascade["score"] - single["score"])
     return [

@@ -10,6 +10,7 @@ from pipelines.settings.evaluate_config import EvaluateConfig
 from pipelines.settings.places import check_data, open_local
 
 TEACHER_ROLE = "teacher"
+TAKEN_NAMES = {TEACHER_ROLE, "cascade", "data", "answers"}  # names of the results and inputs beside the members
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class CascadeConfig:
             `score`.
         teacher: Checkpoint to compare with: a local folder or a hub id.
         data: The data set: thresholds are chosen on its validation split, and the cascade is scored on its test split.
-        measure: How speed is measured.
+        measure: How speed is measured; always with one text a call.
         seed: Seed that selects the timed texts, and the splits that the data set lacks.
         task: text-classification or multi-label; auto infers it from the first model's head, or else from the data.
         dynamic: Use ONNX Runtime's dynamic int8 quantization of students that aren't quantized.
@@ -111,6 +112,6 @@ def name_members(models: list[str]) -> dict[str, str]:
     paths = [[part for part in model.split("/") if part not in ("", ".", "..")] or ["model"] for model in models]
     for length in range(1, max(map(len, paths)) + 1):
         names = ["-".join(path[-length:]) for path in paths]
-        if len(set(names)) == len(models) and TEACHER_ROLE not in names:
+        if len(set(names)) == len(models) and not TAKEN_NAMES & set(names):
             return dict(zip(names, models, strict=True))
     return {f"student-{number}": model for number, model in enumerate(models, 1)}
