@@ -27,6 +27,7 @@ class PruneConfig:
             them.
         embedding_rank: Columns of the token embedding, which a projection maps to the hidden width; 0 keeps the full
             embedding.
+        nested: Train the students of all target speeds as one set of weights: each is a part of the slower one.
     """
 
     scores: Literal["fisher", "taylor", "activation", "magnitude"] = "fisher"
@@ -39,6 +40,7 @@ class PruneConfig:
     vocabulary: bool = True
     unseen: float = 0.001
     embedding_rank: int = 0
+    nested: bool = False
 
     def __post_init__(self) -> None:
         for name, smallest in (("rounds", 2), ("samples", 1), ("trials", 0), ("embedding_rank", 0)):

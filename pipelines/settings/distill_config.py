@@ -50,6 +50,7 @@ SHORT_OPTIONS = {
     "max_bytes": "budget.max_bytes",
     "min_score": "budget.min_score",
     "uniform": "budget.uniform",
+    "nested": "prune.nested",
     "quantize": "quantize.scheme",
     "wandb": "machine.wandb",
     "precision": "machine.precision",

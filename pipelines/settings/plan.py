@@ -186,8 +186,11 @@ def student_stages(settings: DistillConfig) -> list[str]:
     elif not settings.budget.requested:
         trained = ["distill"]
     else:
-        trained = ["start", "costs", "scores"]
-        trained += [stage for target in targets_of(settings.budget) for stage in pruning_stages(settings, target)]
+        targets, trained = targets_of(settings.budget), ["start", "costs", "scores"]
+        if settings.prune.nested:
+            trained += nested_stages([target.name for target in targets])
+        else:
+            trained += [stage for target in targets for stage in pruning_stages(settings, target)]
     quantized = [f"quantize{suffix}" for suffix in student_suffixes(settings)] if settings.quantize.scheme else []
     return [*trained, *quantized]
 
@@ -214,6 +217,12 @@ def delivery_stages(settings: DistillConfig) -> list[str]:
 def judged_targets(settings: DistillConfig) -> list[SpeedTarget]:
     """Returns the budget's targets if a student is exported as the budget measures it, otherwise none."""
     return targets_of(settings.budget) if measured_scheme(settings) is not None else []
+
+
+def nested_stages(names: Sequence[str]) -> list[str]:
+    """Returns the stages of a nested family, by the names of its targets."""
+    searched = [f"{stage}-{name}" for name in names[:-1] for stage in ("shape", "cut")]
+    return [*searched, f"shape-{names[-1]}", *(f"distill-{name}" for name in names)]
 
 
 def student_suffixes(settings: DistillConfig) -> list[str]:

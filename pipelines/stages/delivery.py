@@ -8,7 +8,6 @@ from compress.export.common.targets import ExportTarget
 from distill.data.splits.examples import Splits
 from distill.tasks.language import Language
 from distill.tasks.task import Task
-from pipelines.reports.pruning_summary import student_name
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, targets_of
@@ -22,7 +21,7 @@ from pipelines.stages.deliver.timing import remaining_seconds
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.students import Stages, TrainedStudent, build_pipeline, prune_student, quantize_students
+from pipelines.stages.students import Stages, TrainedStudent, build_pipeline, collect_student, prune_to, quantize_students
 
 _BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 TEACHER_EXPORT = "export-teacher"
@@ -148,16 +147,18 @@ class Delivery:
         that a higher target would have given.
         """
         most = self.config.budget.recuts
+        if self.config.prune.nested:
+            return "students of a nested family aren't cut again: their weights are those of the others"
         if recuts == most:
             return f"budget.recuts allows {most}"
         self.run.console.say(
             f"  speed-{target.name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
         )
         pipeline = build_pipeline(self.run, self.plan, self.made, self.precision)
-        name = student_name(target.name, len(targets_of(self.config.budget)))
-        student, stages = prune_student(pipeline, target, name, previous=self.made[f"shape-{target.name}"])
+        stages = prune_to(pipeline, target, previous=self.made[f"shape-{target.name}"])
         if not stages[f"shape-{target.name}"].metrics["faster"]:
             return "no faster shape has the same layers and width"
+        student = collect_student(stages, target, len(targets_of(self.config.budget)))
         self.made |= stages
         fresh, self.made = quantize_students(self.run, self.config, self.made, [student], self.made, self.precision)
         by_name = {each.name: each for each in fresh}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pipelines.runs.stage import Artefact, Run
     from pipelines.stages.students import TrainedStudent
 
+NESTED_FOLDER = "nested"
+
 
 def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["TrainedStudent"]]:
     """Runs all stages in order up to the evaluation, or to the last one requested.
@@ -110,6 +112,7 @@ def run_to_report(run: "Run", plan: Plan) -> None:
     settings = plan.settings
     if run.world.is_rank_zero:
         check_publishable(run.output / STUDENT)
+        check_publishable(run.output / NESTED_FOLDER)
         write_json(run.output / "config.json", asdict(settings))
     made, students = run_stages(run, plan)
     if settings.until != "report":
@@ -120,9 +123,25 @@ def run_to_report(run: "Run", plan: Plan) -> None:
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
     if run.world.is_rank_zero:
         places = publish_results(run, report, exports, find_preprocessing(made))
+        if settings.prune.nested:
+            places |= publish_nested(run, made)
         print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(settings, made["evaluate"])
     check_refused(list(exports.values()))
+
+
+def publish_nested(run: "Run", made: Mapping[str, "Artefact"]) -> dict[str, Path]:
+    """Publishes the folder from which every student of a nested family can be loaded."""
+    from distill.slicing.nested import SLICES
+    from pipelines.runs.publication import link_tree, republish_folder
+    from pipelines.stages.deliver.report import add_preprocessing
+    from pipelines.stages.prepare.teacher import MODEL
+
+    source = next(stage.folder / MODEL for stage in made.values() if (stage.folder / MODEL / SLICES).is_file())
+    with republish_folder(run.output / NESTED_FOLDER, run.console.say) as fresh:
+        link_tree(source, fresh)
+        add_preprocessing(fresh, find_preprocessing(made))
+    return {NESTED_FOLDER: run.output / NESTED_FOLDER}
 
 
 def find_preprocessing(made: Mapping[str, "Artefact"]) -> Path | None:

@@ -1,6 +1,6 @@
 """The students of a run: the student that the settings describe, or one for each target speed of the budget."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from pipelines.reports.pruning_summary import student_name
@@ -9,6 +9,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
 from pipelines.settings.schemes import quantization_by, schemes_of
 from pipelines.stages.prepare.label_order import by_label_stage
+from pipelines.stages.prune.cut import cut_stage
 from pipelines.stages.prune.gradual import close_stage
 from pipelines.stages.prune.importance import scores_stage
 from pipelines.stages.prune.inputs import costs_stage, start_stage
@@ -16,6 +17,7 @@ from pipelines.stages.prune.recut import recut_stage
 from pipelines.stages.prune.rounds import round_stage
 from pipelines.stages.prune.shape import ShapeInputs, shape_stage
 from pipelines.stages.train.distill import student_stage
+from pipelines.stages.train.nested import NestedTraining, nested_stage, slice_stage
 from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.quantize import quantize_stage
 
@@ -97,12 +99,13 @@ def prune_students(
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
     stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
     pipeline = build_pipeline(run, plan, {**earlier, **stages}, precision)
-    targets, students = targets_of(config.budget), []
-    for target in targets:
-        student, own = prune_student(pipeline, target, student_name(target.name, len(targets)))
-        students.append(student)
-        stages |= own
-    return students, stages
+    targets = targets_of(config.budget)
+    if config.prune.nested:
+        stages |= prune_nested(pipeline, targets)
+    else:
+        for target in targets:
+            stages |= prune_to(pipeline, target)
+    return [collect_student(stages, target, len(targets)) for target in targets], stages
 
 
 def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningPipeline:
@@ -112,13 +115,15 @@ def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision
     return PruningPipeline(run, plan, inputs, precision)
 
 
-def prune_student(
-    pipeline: PruningPipeline, target: SpeedTarget, name: str, previous: Artefact | None = None
-) -> tuple[TrainedStudent, Stages]:
-    """Returns a student pruned to a target and trained, and its stages; see `cut_shape` for `previous`."""
-    stages = SCHEDULES[pipeline.config.prune.schedule](pipeline, target, previous)
+def prune_to(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
+    """Returns the stages that prune a student to a target and train it; see `cut_shape` for `previous`."""
+    return SCHEDULES[pipeline.config.prune.schedule](pipeline, target, previous)
+
+
+def collect_student(stages: Stages, target: SpeedTarget, students: int) -> TrainedStudent:
+    """Returns a target's student, from the stages by name; `students` is the number of students of the run."""
     stage, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
-    return TrainedStudent(name, f"-{target.name}", stage, shape, target=target), stages
+    return TrainedStudent(student_name(target.name, students), f"-{target.name}", stage, shape, target=target)
 
 
 def cut_shape(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None) -> Artefact:
@@ -167,6 +172,27 @@ def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Arte
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
 
 
+def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> Stages:
+    """Searches each target's shape within that of the slower one, and trains all of them as one set of weights."""
+    run, config, inputs = pipeline.run, pipeline.config, pipeline.inputs
+    stages: Stages = {}
+    shapes: Stages = {}
+    for number, target in enumerate(targets, 1):
+        shape = shapes[target.name] = shape_stage(run, config, inputs, target)
+        stages[f"shape-{target.name}"] = shape
+        if number < len(targets):
+            cut = stages[f"cut-{target.name}"] = cut_stage(run, inputs, shape, target.name)
+            inputs = replace(inputs, start=cut, scores=cut)
+    first, *others = shapes
+    begun = pipeline.inputs
+    start = PrunedStart(first, begun.start, shapes[first], begun.tokens)
+    training = NestedTraining(
+        run, pipeline.plan, begun.data, begun.teacher, begun.cache, pipeline.precision, start, None, shapes
+    )
+    nested = stages[f"distill-{first}"] = nested_stage(training)
+    return stages | {f"distill-{name}": slice_stage(run, config, begun.data, nested, name) for name in others}
+
+
 def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Alternates partial pruning, training and new importance scores, until the last round meets the target.
 
@@ -203,6 +229,8 @@ SCHEDULES = {"oneshot": prune_at_once, "iterative": prune_iteratively, "gradual"
 def plan_epochs(config: DistillConfig, target: SpeedTarget) -> dict[str, int]:
     """Returns the epochs of each stage that trains a pruned student for the target, by the stage's name."""
     epochs, last = config.train.epochs, f"distill-{target.name}"
+    if config.prune.nested and target != targets_of(config.budget)[0]:
+        return {}
     if config.prune.schedule == "iterative":
         *earlier, final = split_epochs(epochs, config.prune.rounds)
         return {f"distill-{round_name(target, n)}": each for n, each in enumerate(earlier, 1)} | {last: final}

@@ -37,6 +37,7 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
 from pipelines.settings.places import check_data, is_url, path_exists
 from pipelines.settings.rules.asynchronous import check_asynchronous, check_replica_precision
+from pipelines.settings.rules.nested import check_nested
 from pipelines.settings.rules.segments import check_segment_task, check_student_segments, check_teacher_segments
 from pipelines.settings.rules.vector_students import check_vector_student
 from pipelines.settings.schemes import check_processor
@@ -483,6 +484,7 @@ RULES: tuple[Rule | Check, ...] = (
     ),
     Check(check_ignored_budget),
     Check(check_vector_student),
+    Check(check_nested),
     Rule(
         lambda s, f: s.budget.requested and read_norm(s.student.spec),
         "student {s.student.spec!r}: expected no norm= with a budget, found one: a student with other normalisations "
@@ -1074,6 +1076,18 @@ RULES: tuple[Rule | Check, ...] = (
         lambda s, f: s.budget.requested and s.prune.schedule == "gradual" and is_on_several(f),
         "prune.schedule gradual: expected one process, found {f.student_processes}: each would "
         "remove different units; use iterative or oneshot",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.prune.nested and f.precision not in ("32", "bf16-mixed", "16-mixed"),
+        "prune.nested: expected precision 32, bf16-mixed or 16-mixed, found {f.precision}: slices are taken of weights "
+        "in float32",
+        ("precision",),
+    ),
+    Rule(
+        lambda s, f: s.prune.nested and is_on_several(f),
+        "prune.nested: expected one process, found {f.student_processes}: each would have a part of every weight, of "
+        "which no slice can be taken",
         ("student_layout",),
     ),
     Rule(

@@ -148,21 +148,26 @@ def publish_model(
     run: Run, place: Path, report: Artefact, export: Artefact, preprocessing: Path | None = None
 ) -> dict[str, Path]:
     """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
-    from distill.data.clean.deployment import read_deployed_steps
-    from distill.data.clean.tokenizer_normalizer import add_normalizers
-
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
     with republish_folder(place, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
-        if preprocessing is not None:
-            for folder in (fresh, *(fresh / target for target in others)):
-                shutil.copyfile(preprocessing, folder / preprocessing.name)
-                add_normalizers(folder, read_deployed_steps(folder))
+        for folder in (fresh, *(fresh / target for target in others)):
+            add_preprocessing(folder, preprocessing)
         own = report.folder / f"{place.name}.md"  # with several students each has its own card
         shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
+
+
+def add_preprocessing(folder: Path, preprocessing: Path | None) -> None:
+    """Adds the file that says how texts are cleaned to a folder, and to its tokenizer the steps that it can apply."""
+    from distill.data.clean.deployment import read_deployed_steps
+    from distill.data.clean.tokenizer_normalizer import add_normalizers
+
+    if preprocessing is not None:
+        shutil.copyfile(preprocessing, folder / preprocessing.name)
+        add_normalizers(folder, read_deployed_steps(folder))
 
 
 def print_results(console: Console, report: Report, places: Mapping[str, Path]) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import lightning
 from torch.distributed.device_mesh import DeviceMesh
@@ -117,7 +118,7 @@ class StudentTraining:
         run, config = self.run, self.plan.settings
         prepared = self.prepare(folder)
         student, texts, tokenizer = prepared.module.student, prepared.texts, prepared.tokenizers.student
-        if self.pruned is not None and self.pruned.is_unpruned(student):
+        if self.is_trained_already(student):
             run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
             save_model(student, tokenizer, folder / MODEL)
             metrics = validate_module(prepared.module, texts, machine=config.machine, precision=self.precision)
@@ -129,6 +130,10 @@ class StudentTraining:
         notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
         notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
         return metrics | {"wait_share": texts.wait_share, "params": student.num_parameters()} | notes
+
+    def is_trained_already(self, student: PreTrainedModel) -> bool:
+        """Returns whether pruning removed nothing but tokens, so that the weights are those of a trained model."""
+        return self.pruned is not None and self.pruned.is_unpruned(student)
 
     def prepare(self, folder: Path) -> PreparedTraining:
         """Returns the student and what it is trained on; `folder` is that of the stage."""
@@ -229,7 +234,7 @@ class StudentTraining:
         on_policy = None
         if config.on_policy.share:
             on_policy = OnPolicy(config.on_policy, self.run.seed, self.teacher_config)
-        return DistillationModule(
+        return self.create_module(
             student,
             loss=config.loss,
             train=train,
@@ -242,6 +247,10 @@ class StudentTraining:
             across=across,
             on_policy=on_policy,
         )
+
+    def create_module(self, student: PreTrainedModel, **settings: Any) -> DistillationModule:
+        """Returns the module that trains the student."""
+        return DistillationModule(student, **settings)
 
     def build_texts(
         self, splits: Splits, task: Task, tokenizers: Tokenizers, remote: RemoteTeacher | None

@@ -1,0 +1,117 @@
+"""A nested family: students of several speeds as slices of one set of weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress.prune.importance.restrict import restrict_scores
+from compress.prune.importance.scores import Scores, compute_fingerprint
+from distill.checkpoint.pruned import load_pruned
+from distill.slicing import Shape, find_axes, prune
+from distill.slicing.nested import load_slice
+from pipelines import distill
+from pipelines.settings.plan import nested_stages
+from support.commands import refusal_of, run_to_success, small_run
+from support.pruning_axes import tiny_model_with_axes
+from support.run_inputs import make_inputs, write_csv
+from support.tiny_models import build_model, make_rows, saved
+
+NAMES = ("1.2x", "1.5x", "2x")
+FAMILY = ("--student", "teacher", "--speedup", "1.2,1.5,2", "--nested", "true", "--prune.trials", "2")
+FAMILY += ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4", "--budget.rounds", "2")
+FAMILY += ("--prune.samples", "32", "--epochs", "2", "--prune.vocabulary", "false")
+
+
+@pytest.fixture(scope="module")
+def inputs(tokenizer, tmp_path_factory) -> tuple[Path, Path]:
+    """Returns a classifier with layers wide enough for measurable latencies, and the data."""
+    place = tmp_path_factory.mktemp("nested")
+    (place / "data").mkdir()
+    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
+        write_csv(place / "data" / f"{split}.csv", make_rows(count, seed))
+    return saved(build_model("bert", intermediate_size=512), tokenizer, place / "model"), place / "data"
+
+
+@pytest.fixture(scope="module")
+def family(inputs, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("family") / "run"
+    run_to_success("distill", small_run(*inputs, output, *FAMILY))
+    return output
+
+
+def stage(output: Path, name: str) -> Path:
+    (folder,) = (output / name).glob("*/manifest.json")
+    return folder.parent
+
+
+@pytest.mark.slow
+def test_every_student_is_a_slice_of_the_largest_and_is_exported_alone(family):
+    largest = load_pruned(family / "nested").state_dict()
+    sizes = []
+    for name in NAMES:
+        student, piece = load_pruned(family / f"student-{name}"), load_slice(family / "nested", name)
+        weights, cut = student.state_dict(), piece.state_dict()
+        assert list(weights) == list(cut)
+        assert all(torch.equal(weights[each], cut[each]) for each in cut)
+        assert (family / f"student-{name}" / "onnxruntime" / "model.onnx").is_file()
+        sizes.append(student.num_parameters())
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+    assert sum(each.numel() for each in largest.values()) >= sizes[0]
+
+
+@pytest.mark.slow
+def test_the_family_is_trained_once_and_reported_as_other_students_are(family):
+    report = json.loads((family / "report.json").read_text())
+    assert {each["name"] for each in report["models"]} == {"teacher", *(f"student-{name}" for name in NAMES)}
+    assert [each["name"] for each in report["pruning"]["students"]] == [f"student-{name}" for name in NAMES]
+    logs = [name for name in NAMES if list(stage(family, f"distill-{name}").glob("logs/*/metrics.csv"))]
+    assert logs == ["1.2x"], "slices have no training of their own"
+
+
+@pytest.mark.slow
+def test_a_family_is_trained_to_the_same_bits_again(family, inputs):
+    before = (stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes()
+    for name in NAMES:
+        stage(family, f"distill-{name}").rename(family / f"old-{name}")
+    run_to_success("distill", small_run(*inputs, family, *FAMILY, "--until", "distill"))
+    assert (stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_the_plan_lists_the_stages_of_a_family():
+    assert nested_stages(["4x", "10x", "15x"]) == [
+        "shape-4x", "cut-4x", "shape-10x", "cut-10x", "shape-15x", "distill-4x", "distill-10x", "distill-15x",
+    ]  # fmt: skip
+
+
+def test_restricted_scores_are_those_of_the_units_that_are_left():
+    model, axes = tiny_model_with_axes("bert")
+    values = {axis.name: torch.randn(axis.units, dtype=torch.float64) for axis in axes if axis.kind != "vocabulary"}
+    scores = Scores("fisher", values, torch.arange(4.0), 8, 80, compute_fingerprint(model))
+    kept = {"hidden": torch.arange(0, 32, 2), "layers.3.heads": torch.tensor([1, 2]), "layers.1.ffn": torch.tensor([7])}
+    shape = Shape((1, 3), kept)
+    small = prune(model, axes, shape)
+    found = restrict_scores(scores, shape, small, find_axes(small))
+    assert found.fingerprint == compute_fingerprint(small)
+    assert found.layers.tolist() == [1.0, 3.0]
+    assert torch.equal(found.values["hidden"], values["hidden"][::2])
+    assert torch.equal(found.values["layers.1.heads"], values["layers.3.heads"][1:3])
+    assert torch.equal(found.values["layers.0.heads"], values["layers.1.heads"])
+    assert "layers.0.ffn" not in found.values, "one neuron is left, so that nothing can be chosen"
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (("--speedup", "2"), "budget.speedup: expected two or more speeds, such as 4,10,15, with prune.nested, found 2"),
+    (("--prune.schedule", "gradual"), "prune.schedule: expected oneshot with prune.nested, found gradual"),
+    (("--prune.embedding_rank", "8"), "prune.embedding_rank: expected 0 with prune.nested, found 8"),
+    (("--loss.hidden", "1"), "loss: expected terms on outputs with prune.nested, found terms on layers"),
+    (("--loss.balance", "10"), "loss.balance: expected 0 with prune.nested, found 10"),
+    (("--sparsity.pattern", "2:4"), "sparsity.pattern: expected none with prune.nested, found 2:4"),
+])  # fmt: skip
+def test_what_a_nested_family_cannot_have_is_refused_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
+    teacher, data = make_inputs(tmp_path)
+    arguments = small_run(teacher, data, tmp_path / "run", *FAMILY, *more)
+    assert message in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert not list((tmp_path / "run").glob("*/*"))

@@ -1,0 +1,90 @@
+"""Training of a model together with slices of its weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.batches.data_module import TextDataModule
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LossConfig
+from distill.slicing import Shape, prune
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.online import OnlineTeacher
+from distill.train.module import DistillationModule
+from distill.train.nested import EXTRA_WORK, NestedModule, measure_work
+from pipelines.runs import trainer as trainers
+from pipelines.runs.console import Console
+from pipelines.runs.manifest import SCRATCH
+from support.interrupted_training import BASE as LONGER
+from support.interrupted_training import LABELS, MACHINE, SPLITS, Killed, killed_at
+from support.pruning_axes import tiny_model_with_axes
+
+SHAPES = (
+    Shape((0, 2), {"hidden": torch.arange(0, 32, 2), "layers.0.ffn": torch.arange(30)}),
+    Shape((2,), {"hidden": torch.arange(0, 32, 4), "layers.2.heads": torch.tensor([1])}),
+)
+LOSS = LossConfig(kl=1, temperature=2)
+BASE = replace(LONGER, epochs=1)
+
+
+def build_module(**settings: object) -> NestedModule:
+    student, axes = tiny_model_with_axes("bert")
+    teacher, _ = tiny_model_with_axes("bert")
+    options = {"loss": LOSS, "train": BASE, "signals": OnlineTeacher(teacher, LOSS.teacher_outputs)}
+    return NestedModule(student, axes=axes, shapes=SHAPES, **(options | settings))
+
+
+def fit(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    """Trains a nested family and returns its weights."""
+    lightning.seed_everything(7, verbose=False)
+    module = build_module(metric=TextClassification(LABELS).scorer())
+    data = TextDataModule(SPLITS, tokenizer, batch_size=BASE.batch_size, max_length=32, seed=7)
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+    trainers.fit_module(
+        module, data, folder, label="test", train=BASE, machine=MACHINE, precision="32", seed=7,
+        console=Console(quiet=True), wandb_folder=folder,
+    )  # fmt: skip
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def test_slices_take_turns_within_their_share_of_the_work():
+    module = build_module()
+    turns = [module.choose_slice(step) for step in range(3000)]
+    shares = [measure_work(step.student) / measure_work(module.student) for step in module.steps]
+    extra = sum(shares[turn] for turn in turns if turn is not None) / len(turns)
+    assert extra == pytest.approx(EXTRA_WORK, rel=0.01) or (extra < EXTRA_WORK and None not in turns)
+    assert abs(turns.count(0) - turns.count(1)) <= 1
+
+
+def test_the_loss_of_a_slice_is_that_of_the_pruned_model(token_batch):
+    module = build_module()
+    batch = {**token_batch, "labels": torch.arange(6) % 5}
+    student, axes = tiny_model_with_axes("bert")
+    for number, shape in enumerate(SHAPES):
+        alone = DistillationModule(prune(student, axes, shape), loss=LOSS, train=BASE, signals=module.signals)
+        expected = weighted_sum(alone.current_loss, alone.compute_terms(batch))
+        assert module.compute_slice_loss(number, batch).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_slices_add_no_weights_to_the_optimizer_or_the_checkpoint():
+    module = build_module()
+    plain = DistillationModule(tiny_model_with_axes("bert")[0], loss=LOSS, train=BASE, signals=module.signals)
+    assert list(module.state_dict()) == list(plain.state_dict())
+    assert len(list(module.parameters())) == len(list(plain.parameters()))
+
+
+def test_training_is_repeated_to_the_bit_and_resumes_to_the_bit(tokenizer, tmp_path, monkeypatch):
+    expected = fit(tmp_path / "whole", tokenizer)
+    killed_at(5, monkeypatch)
+    with pytest.raises(Killed):
+        fit(tmp_path / "killed", tokenizer)
+    monkeypatch.undo()
+    found = fit(tmp_path / "killed", tokenizer)
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    plain = tiny_model_with_axes("bert")[0].state_dict()
+    assert any(not torch.equal(found[f"student.{name}"], plain[name]) for name in plain)
