@@ -56,8 +56,8 @@ def measure_latency(
 
 
 def time_rounds(
-    runners: Mapping[Name, Runner],
-    inputs: Mapping[Name, Sequence[TimedInputs]],
+    runners: Mapping[Name, Callable[[Inputs], object]],
+    inputs: Mapping[Name, Sequence[Inputs]],
     *,
     rounds: int,
     warmup: int = 1,
@@ -71,9 +71,10 @@ def time_rounds(
     first call of a turn isn't counted. The order of the runners changes from turn to turn.
 
     Args:
-        runners: Name -> function of one padded batch of token ids ([batch, length] int64 each).
-        inputs: Name -> its batches of the same texts, which tokenizers may have split differently; all with the same
-            number of rows.
+        runners: Name -> function of one call's inputs, such as a padded batch of token ids ([batch, length] int64
+            each).
+        inputs: Name -> the inputs of its calls, on the same texts for all, which tokenizers may have split differently,
+            and with the same number of rows.
         rounds: Times each input is run.
         warmup: Rounds that aren't counted.
         threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
@@ -81,23 +82,6 @@ def time_rounds(
 
     Returns:
         Name -> milliseconds [rounds, inputs].
-    """
-    times = time_in_turn(runners, inputs, rounds=rounds, warmup=warmup, threads=threads, on_call=on_call)
-    return {name: _summarize(values, inputs[name], threads) for name, values in times.items()}
-
-
-def time_in_turn(
-    runners: Mapping[Name, Callable[[Inputs], object]],
-    inputs: Mapping[Name, Sequence[Inputs]],
-    *,
-    rounds: int,
-    warmup: int = 1,
-    threads: int = 1,
-    on_call: Callable[[], None] = lambda: None,
-) -> dict[Name, np.ndarray]:
-    """Returns the milliseconds of every call, [rounds, texts] for each name; see `measure_latency`.
-
-    The inputs of a call may be of any type, which the runner takes.
     """
     names = list(runners)
     times: dict[Name, list[float]] = {name: [] for name in names}

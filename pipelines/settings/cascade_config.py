@@ -26,7 +26,8 @@ class CascadeConfig:
         latency_ms: Longest mean latency of a text in milliseconds, at which the score is to be best; instead of
             `score`.
         teacher: Checkpoint to compare with: a local folder or a hub id.
-        data: The data set: thresholds are chosen on its validation split, and the cascade is scored on its test split.
+        data: The data set: thresholds are chosen on its validation split, on which no student may have been trained,
+            and the cascade is scored on its test split.
         measure: How speed is measured; always with one text a call.
         seed: Seed that selects the timed texts, and the splits that the data set lacks.
         task: text-classification or multi-label; auto infers it from the first model's head, or else from the data.

@@ -21,7 +21,14 @@ from pipelines.stages.deliver.timing import remaining_seconds
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.students import Stages, TrainedStudent, build_pipeline, collect_student, prune_to, quantize_students
+from pipelines.stages.students import (
+    Stages,
+    TrainedStudent,
+    build_pipeline,
+    collect_student,
+    prune_to,
+    quantize_students,
+)
 
 _BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 TEACHER_EXPORT = "export-teacher"

@@ -81,22 +81,27 @@ def check_members(checkpoints: Sequence[Checkpoint], task: str) -> None:
 
 
 def member_answers_stage(models: CascadeModels) -> Artefact:
-    """Writes `validation.npz` and `test.npz`, the logits of every model, and measures the students' mean latencies.
-
-    A student's latency includes the computation of its margin.
-    """
+    """Writes `validation.npz` and `test.npz`, the logits of every model, and measures the students' mean latencies."""
 
     def work(folder: Path) -> JsonObject:
         members = models.open_members()
         for part in ("validation", "test"):
             logits = {name: models.compute_logits(name, member, part) for name, member in members.items()}
             np.savez(folder / f"{part}.npz", **logits)  # type: ignore[arg-type]
-        students = {name: members[name] for name in models.students}
-        inputs = {name: models.list_timed_inputs(name, "validation") for name in students}
-        times = models.time_texts({name: judge_by(each, models) for name, each in students.items()}, inputs)
-        return {"milliseconds": {name: float(each.mean()) for name, each in times.items()}}
+        return time_members(models, {name: members[name] for name in models.students})
 
     return models.run.stage("member-answers", models.settings, models.inputs, work, version=VERSION)
+
+
+def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonObject:
+    """Returns each student's mean latency on validation texts, and how long the margin of an answer takes, in ms."""
+    inputs = {name: models.list_timed_inputs(name, "validation") for name in students}
+    runners: dict[str, Any] = dict(students)
+    runners |= {f"judged {name}": judge_by(member, models) for name, member in students.items()}
+    given = inputs | {f"judged {name}": each for name, each in inputs.items()}
+    means = {name: float(each.mean()) for name, each in models.time_texts(runners, given).items()}
+    judging = float(np.median([means[f"judged {name}"] - means[name] for name in students]))
+    return {"milliseconds": {name: means[name] for name in students}, "judging": max(0.0, judging)}
 
 
 def judge_by(member: Member, models: CascadeModels) -> Any:
@@ -119,7 +124,7 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
         logits = {part: read_arrays(answers.folder / f"{part}.npz") for part in ("validation", "test")}
         truth, place = models.find_truth("validation"), folder / CASCADE
         temperatures = {name: fit_temperature(logits["validation"][name], truth) for name in models.students}
-        chosen = choose_members(models, logits["validation"], temperatures, answers.metrics["milliseconds"])
+        chosen = choose_members(models, logits["validation"], temperatures, answers.metrics)
         write_cascade(
             place,
             chosen,
@@ -143,7 +148,7 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
 
 
 def choose_members(
-    models: CascadeModels, logits: Arrays, temperatures: Mapping[str, float], milliseconds: Mapping[str, float]
+    models: CascadeModels, logits: Arrays, temperatures: Mapping[str, float], measured: JsonObject
 ) -> ChosenCascade:
     """Returns the cascade that the settings ask for.
 
@@ -151,7 +156,7 @@ def choose_members(
         models: All models.
         logits: Name -> logits of the validation split [rows, classes].
         temperatures: Student -> temperature of its logits.
-        milliseconds: Student -> mean latency of a text.
+        measured: The result of `time_members`.
 
     Raises:
         InputError: No cascade reaches the requested score or latency.
@@ -165,7 +170,8 @@ def choose_members(
         references = [TEACHER_ROLE] if TEACHER_ROLE in logits else models.students
         scores = [next(iter(models.score_logits("validation", logits[name]).values())) for name in references]
         aim = CascadeAim(score=models.config.score * max(scores))
-    return choose_cascade(probabilities, models.find_truth("validation"), milliseconds, aim)
+    truth = models.find_truth("validation")
+    return choose_cascade(probabilities, truth, measured["milliseconds"], aim, judging=measured["judging"])
 
 
 def combine_logits(

@@ -9,7 +9,7 @@ import numpy as np
 
 from compress.cascade.reader import Member
 from compress.export.common.targets import ExportTarget
-from compress.measure.latency import time_in_turn
+from compress.measure.latency import time_rounds
 from distill.errors import InputError
 from distill.tasks.text_classification import MultiLabel
 from pipelines.runs.console import CALLS, TEXTS
@@ -17,11 +17,12 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.cascade_config import TEACHER_ROLE, CascadeConfig
 from pipelines.settings.this_machine import describe_machine
-from pipelines.stages.deliver.evaluate import EvaluatedModel, encode_part, to_arrays
+from pipelines.stages.deliver.evaluated import EvaluatedModel
+from pipelines.stages.deliver.export import HUGGINGFACE
+from pipelines.stages.deliver.timed_texts import EncodedTexts, encode_split, to_arrays
 from pipelines.stages.prepare.data import read_data, read_task
 
 if TYPE_CHECKING:
-    from distill.data.batches.batches import EncodedRows
     from distill.data.splits.examples import Splits
     from distill.tasks.task import Task
 
@@ -75,9 +76,9 @@ class CascadeModels:
         """Returns all models, opened in ONNX Runtime."""
         return {name: Member(folder, threads=self.config.measure.threads) for name, folder in self.folders.items()}
 
-    def _encode(self, name: str, part: str) -> tuple["EncodedRows", int]:
-        """Returns a split encoded by a model's own tokenizer, and its pad id."""
-        return encode_part(self.models[name], getattr(self.splits, part), self.config.data.max_length, self.task)
+    def _encode(self, name: str, part: str) -> EncodedTexts:
+        checkpoint = self.models[name].path(HUGGINGFACE)
+        return encode_split(checkpoint, getattr(self.splits, part), self.config.data.max_length, self.task)
 
     def find_truth(self, part: str) -> np.ndarray:
         """Returns the labels of a split: classes [rows], or which labels apply [rows, labels]."""
@@ -104,7 +105,7 @@ class CascadeModels:
         rounds, threads = self.config.measure.rounds, self.config.measure.threads
         total = sum(map(len, inputs.values())) * (rounds + 1)
         with self.run.console.track("timing texts", total, CALLS) as advance:
-            times = time_in_turn(runners, inputs, rounds=rounds, threads=threads, on_call=lambda: advance(1))
+            times = time_rounds(runners, inputs, rounds=rounds, threads=threads, on_call=lambda: advance(1))
         return {name: each.min(0) for name, each in times.items()}
 
     def score_logits(self, part: str, logits: np.ndarray) -> dict[str, float]:
