@@ -35,7 +35,7 @@ from compress.export.write import write_targets
 from distill.checkpoint.pruned import load_pruned, save_pruned
 from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student
-from distill.student.token_vectors import compute_token_vectors, fill_table
+from distill.student.token_vectors import compute_token_vectors, fill_table, leave_out_special_tokens
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.schedule import build_schedule
@@ -142,6 +142,7 @@ class Experiment(LogitExperiment):
         batches = [rows for epoch in range(epochs) for rows in epoch_order(self.train.lengths, BATCH, seed, epoch)]
         student = build_student(self.teacher, f"fresh,{spec},embeddings={self.options.width}", seed)
         fill_table(student.base_model, self.load_vectors())
+        leave_out_special_tokens(student.base_model, self.tokenizer)
         set_dropout(student.train(), self.options.dropout)
         optimizer = build_optimizer(student, [], train)
         schedule = build_schedule(optimizer, train, len(batches))

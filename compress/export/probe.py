@@ -74,6 +74,24 @@ def probe_litert(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     return run_litert_products(folder / str(target) / LITERT_FILE, source, inputs)
 
 
+def probe_arrays(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
+    """Returns the products of the quantized layers that numpy computes."""
+    from compress.export.arrays.reader import Reader
+
+    found: dict[str, Product] = {}
+    names = {name.rpartition(".")[2]: name for name, layer in source.layers.items() if layer.inputs != "table"}
+
+    class RecordingReader(Reader):
+        def apply_linear(self, name: str, given: np.ndarray) -> np.ndarray:
+            gave: np.ndarray = super().apply_linear(name, given)
+            if name in names:
+                found[names[name]] = Product(given, gave, biased=True)
+            return gave
+
+    RecordingReader(folder / str(target))(inputs)
+    return found
+
+
 @torch.inference_mode()
 def probe_checkpoint(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of the linear layers of the reloaded checkpoint."""
@@ -103,4 +121,5 @@ PROBES: dict[str, Probe] = {
     "litert": probe_litert,
     "torchao": probe_checkpoint,
     "compressed-tensors": probe_checkpoint,
+    "numpy": probe_arrays,
 }

@@ -10,7 +10,7 @@ def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:
     """Opens the artefact of kind `target` in `folder`, with `threads` threads (PyTorch's are set by the caller).
 
     The returned model maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch,
-    classes], and has the `names` of its inputs.
+    classes], and has the `names` of its inputs; that of a library which reads texts maps texts to vectors.
 
     Raises:
         CompressError: The runtime isn't installed.
@@ -41,6 +41,14 @@ def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:
         from compress.export.arrays.reader import Reader
 
         return Reader(folder)
+    if runtime == "model2vec":
+        from compress.export.static_vectors.model2vec import Model2VecModel
+
+        return Model2VecModel(folder)
+    if runtime == "static-embedding":
+        from compress.export.static_vectors.static_embedding import StaticEmbeddingModel
+
+        return StaticEmbeddingModel(folder)
     from compress.export.common.huggingface import TorchModel
 
     return TorchModel(folder)

@@ -149,16 +149,25 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
 
 def run_samples(target: ExportTarget, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
     """Returns logits of the samples, load time and peak memory, using only the artefact and the tokenizer beside it."""
+    CHECKPOINT_READERS.update(samples["readers"])
+    start = time.perf_counter()
+    model = open_export(target, folder, threads=1)
+    load_ms = (time.perf_counter() - start) * 1e3
+    if target.kind.reads_texts:
+        logits, lengths = model(samples["texts"]), np.ones(len(samples["texts"]), np.int64)
+    else:
+        logits, lengths = run_batches(model, folder, samples)
+    return {"logits": logits, "lengths": lengths, "load_ms": load_ms, "peak_bytes": read_peak_memory()}
+
+
+def run_batches(model: Any, folder: Path, samples: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns logits of the samples and the tokens of each, with the tokenizer in `folder`."""
     from tokenizers import Tokenizer
 
-    CHECKPOINT_READERS.update(samples["readers"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(samples["max_length"])
     tokenizer.enable_padding(pad_id=pad_id(folder))
     rows = list(zip(samples["texts"], samples["pairs"], strict=True)) if samples["pairs"] else samples["texts"]
-    start = time.perf_counter()
-    model = open_export(target, folder, threads=1)
-    load_ms = (time.perf_counter() - start) * 1e3
     words = not isinstance(samples["texts"][0], str)
     parts, lengths = [], []
     for first in range(0, len(rows), BATCH):
@@ -166,9 +175,7 @@ def run_samples(target: ExportTarget, folder: Path, samples: dict[str, Any]) -> 
         mask = np.asarray([each.attention_mask for each in encoded])
         parts.append(flatten_tokens(model(pad_batch(encoded, model)), mask))
         lengths.append(mask.sum(1))
-    most = read_peak_memory()
-    result = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
-    return result | {"load_ms": load_ms, "peak_bytes": most}
+    return np.concatenate(parts), np.concatenate(lengths)
 
 
 def flatten_tokens(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:

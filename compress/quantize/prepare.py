@@ -92,10 +92,10 @@ def prepare_quantized(
         else:
             continue
         names.append(name)
-    if not find_quantized_linears(model):
+    if not names:
         raise CompressError(
-            f"quantize: expected linear layers to quantize, found none in {type(model).__name__} that the scheme "
-            "applies to: nothing would be quantized"
+            f"quantize: expected linear layers or tables to quantize, found none in {type(model).__name__} that the "
+            "scheme applies to: nothing would be quantized"
         )
     return names
 
@@ -167,8 +167,8 @@ def find_lowest_precision(quantization: ModelQuantization) -> str:
 def find_quantizable_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn.Linear | nn.Embedding]:
     """Returns the linear layers and embedding tables that can be quantized.
 
-    Excluded are tables that do more than look up rows (Gemma 3's multiplies them), layers that match `keep`, and any
-    layer that shares its weight with one of these.
+    Excluded are tables that do more than look up rows (Gemma 3's multiplies them) or whose rows are single numbers, no
+    larger than a scale, layers that match `keep`, and any layer that shares its weight with one of these.
 
     Raises:
         CompressError: The model has Conv1D layers, which hold most of its weights.
@@ -183,8 +183,10 @@ def find_quantizable_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dic
             )
         if isinstance(layer, nn.Linear | nn.Embedding):
             layers[name] = layer
-            scales_rows = isinstance(layer, nn.Embedding) and type(layer).forward is not nn.Embedding.forward
-            if scales_rows or any(fnmatch(name, pattern) for pattern in keep):
+            is_kept = isinstance(layer, nn.Embedding) and (
+                type(layer).forward is not nn.Embedding.forward or layer.embedding_dim == 1
+            )
+            if is_kept or any(fnmatch(name, pattern) for pattern in keep):
                 excluded.add(id(layer.weight))
     return {name: layer for name, layer in layers.items() if id(layer.weight) not in excluded}
 

@@ -67,5 +67,5 @@ def set_form(config: PretrainedConfig, form: SentenceForm) -> None:
 
 def vector_width(config: PretrainedConfig) -> int:
     """Returns the width of a text's vector."""
-    form = get_form(config)
-    return form.projections[-1].width if form and form.projections else int(config.hidden_size)
+    form, pooled = get_form(config), getattr(config, "pooled_features", 0)  # pooled: of a model without attention
+    return form.projections[-1].width if form and form.projections else int(pooled or config.hidden_size)

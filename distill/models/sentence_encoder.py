@@ -13,6 +13,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from distill.checkpoint.config import load_config
+from distill.checkpoint.pruned.modeling_token_vectors import TokenVectorsConfig, TokenVectorsSentenceModel
 from distill.checkpoint.sentence_folder import read_form, read_projections, write_form
 from distill.checkpoint.sentence_form import SentenceForm, get_form, set_form
 from distill.errors import InputError
@@ -51,7 +52,7 @@ class PooledModel(PreTrainedModel):
     The body's weights keep their names. Models are loaded and built by `PooledModel.from_pretrained` and
     `PooledModel.from_config`, as by an auto class; their class is derived from the body's class, and the config stores
     the form under `sentence`. `save_pretrained` writes the stock checkpoint and the additional files that
-    `SentenceTransformer` reads.
+    `SentenceTransformer` reads. An encoder without attention, whose class pools by itself, is loaded as it is.
 
     A body's own pooler is retained, since these files contain it, but it is not used and never trained.
     """
@@ -80,7 +81,7 @@ class PooledModel(PreTrainedModel):
         Raises:
             InputError: The config is of an encoder-decoder, or of no stock body.
         """
-        model: PooledModel = derive_pooled_class(config)._from_config(config, **settings)
+        model: PooledModel = find_encoder_class(config)._from_config(config, **settings)
         model.eval()
         return model
 
@@ -104,6 +105,8 @@ class PooledModel(PreTrainedModel):
         """
         path = Path(pretrained_model_name_or_path)
         config = load_config(path) if config is None else config
+        if isinstance(config, TokenVectorsConfig):
+            return TokenVectorsSentenceModel.from_pretrained(path, *inputs, config=config, **settings)
         set_form(config, read_form(path) or get_form(config) or SentenceForm())
         if cls is PooledModel:
             return derive_pooled_class(config).from_pretrained(path, *inputs, config=config, **settings)
@@ -166,6 +169,15 @@ def get_stock_body(model: PreTrainedModel) -> PreTrainedModel:
     body.__class__ = AutoModel._model_mapping[type(model.config)]  # type: ignore[assignment]
     body._modules = {name: module for name, module in model._modules.items() if name != "projections"}
     return body
+
+
+def find_encoder_class(config: PretrainedConfig) -> Any:
+    """Returns the class of a config's sentence encoder: a `PooledModel`, or that of encoders without attention.
+
+    Raises:
+        InputError: As in `derive_pooled_class`.
+    """
+    return TokenVectorsSentenceModel if isinstance(config, TokenVectorsConfig) else derive_pooled_class(config)
 
 
 def derive_pooled_class(config: PretrainedConfig) -> type[PooledModel]:

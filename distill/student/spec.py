@@ -124,6 +124,7 @@ SHARE_PRESETS = {
 }
 BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
 VECTOR_PRESETS = ("static", "cnn", "gru")  # over vectors of tokens, without attention
+DEFAULT_POOLING = {"static": ("weighted",), "cnn": ("mean", "max"), "gru": ("mean", "max")}
 PRESETS = (*SHARE_PRESETS, *BLOCKS, *VECTOR_PRESETS)
 
 

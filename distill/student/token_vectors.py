@@ -10,18 +10,21 @@ from distill.checkpoint.pruned.modeling_token_vectors import (
     TokenVectorsConfig,
     TokenVectorsForSequenceClassification,
     TokenVectorsForTokenClassification,
+    TokenVectorsSentenceModel,
 )
 from distill.errors import InputError
-from distill.student.spec import StudentSpec
+from distill.models.sentence_encoder import PooledModel, get_stock_body
+from distill.student.spec import DEFAULT_POOLING, StudentSpec
 
 VECTOR_HEADS = {
     "ForSequenceClassification": TokenVectorsForSequenceClassification,
     "ForTokenClassification": TokenVectorsForTokenClassification,
 }
 ENCODER_LAYERS = {"static": 0, "cnn": 3, "gru": 1}
-DEFAULT_POOLING = {"static": ("weighted",), "cnn": ("mean", "max"), "gru": ("mean", "max")}
 TOKENS_AT_ONCE = 512  # tokens that the teacher reads at a time
 RARE = 1e-4  # share below which a token has nearly its full weight
+LEFT_OUT = -1e4  # logarithm of a weight that is exactly 0, and has no gradient
+VERSION = 2  # of how these students are built; bump it when the same teacher gives another student (docs/stages.md)
 
 
 def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair: bool = False) -> TokenVectorsConfig:
@@ -91,10 +94,11 @@ def build_token_vectors(
     Each token is read by the teacher between the tokenizer's special tokens, and the mean of the last layer is its
     vector. The principal components of these vectors become the table, and frequent tokens get small weights (in the
     order of the vocabulary, by Zipf's law): as a weight of their own for `pooling=weighted`, otherwise as the length of
-    the vector. The layers and the head are random from `seed`, and so is the whole table of a `fresh` student.
+    the vector. The layers and the head are random from `seed`, and so is the whole table of a `fresh` student. A static
+    student's weights of special tokens are 0 and stay 0.
 
     Args:
-        teacher: A classifier or tagger.
+        teacher: A classifier, a tagger or a sentence encoder.
         given: The student's spec.
         tokenizer: The teacher's.
         seed: Of the random weights.
@@ -106,10 +110,7 @@ def build_token_vectors(
     Source: van Dongen & Tulkens 2024, Model2Vec; the weights are those of Arora et al. 2017 (A Simple but Tough-to-Beat
     Baseline for Sentence Embeddings, section 3). There the table is used as it is; here it is trained.
     """
-    head = next((each for name, each in VECTOR_HEADS.items() if type(teacher).__name__.endswith(name)), None)
-    if head is None or (head is TokenVectorsForTokenClassification and given.preset == "static"):
-        expected = "classifies texts" if given.preset == "static" else "classifies texts or tags tokens"
-        raise InputError(f"student {given.preset}: expected a teacher that {expected}, found {type(teacher).__name__}")
+    head = choose_vector_head(teacher, given.preset)
     config = token_vectors_config(teacher.config, given, pair=pair)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -118,7 +119,37 @@ def build_token_vectors(
         if tokenizer is None:
             raise InputError(f"student {given.preset}: expected the teacher's tokenizer, found none")
         fill_table(student.base_model, compute_token_vectors(teacher, tokenizer))
+    if tokenizer is not None:
+        leave_out_special_tokens(student.base_model, tokenizer)
     return student
+
+
+def choose_vector_head(teacher: PreTrainedModel, encoder: str) -> type[PreTrainedModel]:
+    """Returns the class of a student without attention that does what the teacher does.
+
+    Raises:
+        InputError: There is none.
+    """
+    if isinstance(teacher, PooledModel):
+        return TokenVectorsSentenceModel
+    head = next((each for name, each in VECTOR_HEADS.items() if type(teacher).__name__.endswith(name)), None)
+    if head is None or (head is TokenVectorsForTokenClassification and encoder == "static"):
+        tags = "" if encoder == "static" else ", tags tokens"
+        raise InputError(
+            f"student {encoder}: expected a teacher that classifies texts{tags} or encodes sentences, found "
+            f"{type(teacher).__name__}"
+        )
+    return head
+
+
+def leave_out_special_tokens(vectors: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sets the weights of special tokens, and of unknown ones, to 0 where a static student has weights of tokens.
+
+    Without words of their own they would only dilute a mean, and libraries of static vectors leave them out.
+    """
+    if vectors.config.encoder == "static" and vectors.importance is not None:
+        with torch.no_grad():
+            vectors.importance.weight[tokenizer.all_special_ids] = LEFT_OUT
 
 
 def fill_table(vectors: Any, found: Tensor) -> None:
@@ -138,7 +169,7 @@ def fill_table(vectors: Any, found: Tensor) -> None:
 @torch.no_grad()
 def compute_token_vectors(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Returns the mean of the teacher's last layer over each token alone between special tokens, [tokens, width]."""
-    body: Any = teacher.base_model
+    body: Any = get_stock_body(teacher).base_model
     size = teacher.config.vocab_size
     before, after = (torch.tensor(ids, dtype=torch.long) for ids in split_specials(tokenizer))
     found = []

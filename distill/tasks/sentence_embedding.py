@@ -20,7 +20,7 @@ from distill.data.config import DataConfig
 from distill.data.rows.sentences import encode_sentences, load_all_sentences, load_sentences
 from distill.data.splits.examples import Examples, Splits
 from distill.losses.teacher_signals import TeacherSignals
-from distill.models.sentence_encoder import PooledModel, check_projections, derive_pooled_class
+from distill.models.sentence_encoder import PooledModel, check_projections, find_encoder_class
 from distill.tasks.correlation import pearson, spearman
 from distill.tasks.logit_rows import OutputRows
 from distill.tasks.scorer import Scorer, concatenate_state
@@ -97,7 +97,7 @@ class SentenceEmbedding(Task):
                 unsupported computation.
         """
         super().check(config, path)
-        derive_pooled_class(config)
+        find_encoder_class(config)
         if Path(path).is_dir():
             read_form(Path(path))
 

@@ -13,6 +13,8 @@ RUNTIMES = {
     "executorch": "ExecuTorch",
     "litert": "LiteRT",
     "numpy": "numpy",
+    "model2vec": "model2vec",
+    "static-embedding": "Sentence Transformers",
 }
 CORRELATIONS = frozenset({"Spearman", "Pearson"})
 LOWER_IS_BETTER = frozenset({"perplexity", "RMSE"})  # all scores but these and correlations are shares

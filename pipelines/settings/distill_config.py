@@ -229,7 +229,7 @@ class DistillConfig:
         sparsity: Which weights are set to zero while the student trains.
         quantize: Number of bits of the final student, and how the student is trained for them.
         export: Formats in which the student is exported in addition to its checkpoint, separated by commas: onnx,
-            onnxruntime, openvino, executorch, litert, torchao, compressed-tensors, numpy.
+            onnxruntime, openvino, executorch, litert, torchao, compressed-tensors, numpy, model2vec, static-embedding.
         data: The data set.
         clean: Cleaning of the data before anything is trained on it; none without steps.
         augment: Synthetic examples for the student; none without kinds.

@@ -22,7 +22,8 @@ class ExportConfig:
         max_length: Maximum text length in tokens. 0: 256, or the number of positions of the model if that is smaller.
         export: Formats to write in addition to the checkpoint, separated by commas: onnx (standard operators, for any
             runtime), onnxruntime (operators fused for its CPU kernels), openvino, executorch, litert, numpy
-            (students without attention), torchao or compressed-tensors (quantized checkpoints).
+            (students without attention), model2vec, static-embedding (static students, without their head), torchao or
+            compressed-tensors (quantized checkpoints).
         dynamic: Also export with ONNX Runtime's dynamic int8 quantization; for float models only.
         processor: Processor that the dynamic int8 model will run on. Weights have 7 bits for avx2 and avx512 (x86
             without VNNI), and for here if this machine is such a processor; otherwise (vnni, arm) 8 bits.

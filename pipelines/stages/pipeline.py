@@ -43,6 +43,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     if not run.is_sample and (settings.augment.requested or settings.select.requested):
         run.world.compute_once(lambda: check_data_settings(plan, run.seed))
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
+    check_pair_formats(settings, made["data"])
     precision = chosen_precision(run, plan, made["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
@@ -99,6 +100,23 @@ def check_data_settings(plan: Plan, seed: int) -> bool:
         elif settings.select.requested:
             check_selection(settings.select, splits)
     return True
+
+
+def check_pair_formats(config: DistillConfig, data: "Artefact") -> None:
+    """Checks before any training that the files to export can hold a student of these texts.
+
+    Raises:
+        InputError: The rows have two texts, and a file holds vectors of single texts only.
+    """
+    from compress.export.common.targets import FORMATS, formats_of
+    from pipelines.stages.prepare.data import read_data
+
+    name = next((name for name in formats_of(config.export) if FORMATS[name].reads_texts), None)
+    if name and data.digest is not None and getattr(read_data(data).train, "pairs", None) is not None:
+        raise InputError(
+            f"export {name}: expected rows of one text, found pairs in {config.data.path!r}: the library has no vector "
+            "of a pair; numpy's files hold such a student"
+        )
 
 
 def run_to_report(run: "Run", plan: Plan) -> None:

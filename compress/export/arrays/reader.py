@@ -5,9 +5,12 @@ Stillroom ships this file beside the arrays of such students:
     from reader import Reader
 
     reader = Reader("student/numpy")
-    reader.classify(["Where is my card?"])      # one (label, logits) for each text
+    reader.classify(["Where is my card?"])      # one (answer, logits) for each text
+    reader.encode(["Where is my card?"])        # vectors [texts, width] of length 1, if it is a sentence encoder
 
     echo "Where is my card?" | python reader.py   # in the folder of this file
+
+Tables and linear layers are in float32, or in 8 bits with a scale for each row of a table and each output of a layer.
 """
 
 # mypy: ignore-errors
@@ -20,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 MULTIPLIER = 1_000_003  # of the first id in the hash of two
+LARGEST = 255  # level of an input of 8 bits
 ROWS = 256  # texts at a time
 
 
@@ -31,6 +35,8 @@ class Reader:
         self.config = json.loads((self.folder / "config.json").read_text())
         with np.load(self.folder / "weights.npz") as stored:
             self.weights = {name: stored[name] for name in stored.files}
+        for name in [name for name in self.weights if name.endswith(".weight.scales")]:
+            self.weights[name.removesuffix(".scales")] = self.weights[name.removesuffix(".scales")] * self.weights[name]
         self.names = ["input_ids", "attention_mask", "token_type_ids"]
 
     @cached_property
@@ -43,30 +49,67 @@ class Reader:
         return tokenizer
 
     def classify(self, texts, max_length=512):
-        """Returns (name of the label with the largest logit, all logits) for each text or pair of texts."""
+        """Returns (answer, logits) for each text or pair of texts.
+
+        The answer is the label with the largest logit, all labels with a positive logit if a text may have several, a
+        number, or the label of each token that isn't special.
+        """
+        return [(self.choose_answer(row, logits), logits) for row, logits in self.run(texts, max_length)]
+
+    def encode(self, texts, max_length=512):
+        """Returns a sentence encoder's vectors of length 1 [texts, width]."""
+        return np.stack([vector for _, vector in self.run(texts, max_length)])
+
+    def run(self, texts, max_length):
+        """Yields the encoding and the logits of each text."""
         self.tokenizer.enable_truncation(max_length)
-        found = []
         for start in range(0, len(texts), ROWS):
             rows = self.tokenizer.encode_batch(texts[start : start + ROWS])
-            found += list(self.compute_logits(*(
-                np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask", "type_ids")
-            )))  # fmt: skip
-        labels = self.config["id2label"]
-        return [(labels[str(int(np.argmax(logits)))], logits) for logits in found]
+            inputs = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask", "type_ids"))
+            yield from zip(rows, self.compute_logits(*inputs), strict=True)
+
+    def choose_answer(self, row, logits):
+        """Returns what the logits of a text mean, see `classify`."""
+        labels, problem = self.config["id2label"], self.config.get("problem_type")
+        if logits.ndim == 2:
+            named = zip(logits.argmax(-1), row.special_tokens_mask, strict=True)
+            return [labels[str(label)] for label, special in named if not special]
+        if problem == "regression":
+            return float(logits[0])
+        if problem == "multi_label_classification":
+            return [labels[str(label)] for label in np.flatnonzero(logits > 0)]
+        return labels[str(int(np.argmax(logits)))]
 
     def __call__(self, inputs):
         """Returns the logits of a batch of named inputs."""
         return self.compute_logits(*(inputs[name] for name in self.names))
 
     def compute_logits(self, ids, mask, types=None):
-        """Returns float32 [rows, labels], or [rows, length, labels] of a tagger; all inputs [rows, length]."""
+        """Returns float32 [rows, labels] for inputs [rows, length].
+
+        A tagger's are [rows, length, labels]; a sentence encoder's are vectors [rows, width].
+        """
         ids, counted = np.asarray(ids), np.asarray(mask, np.float32)[..., None]
-        vectors = ENCODERS[self.config["encoder"]](self, self.weights["words"][ids], counted)
+        vectors = ENCODERS[self.config["encoder"]](self, self.look_up("words", ids), counted)
+        if "classifier.weight" not in self.weights:
+            pooled = self.pool(ids, vectors, counted, types)
+            return pooled / np.maximum(np.linalg.norm(pooled, axis=-1, keepdims=True), np.float32(1e-12))
         if "dense.weight" not in self.weights:
-            return apply_linear(self.weights, "classifier", vectors)
-        pooled = self.pool(ids, vectors, counted, types)
-        hidden = np.maximum(apply_linear(self.weights, "dense", pooled), 0)
-        return apply_linear(self.weights, "classifier", hidden)
+            return self.apply_linear("classifier", vectors)
+        hidden = np.maximum(self.apply_linear("dense", self.pool(ids, vectors, counted, types)), 0)
+        return self.apply_linear("classifier", hidden)
+
+    def look_up(self, name, ids):
+        """Returns rows of a table; of one in 8 bits, these alone become floats."""
+        rows, scales = self.weights[name][ids], self.weights.get(f"{name}.scales")
+        return rows if scales is None else rows * scales[ids]
+
+    def apply_linear(self, name, given):
+        """Returns a linear layer's outputs; its weight is [inputs, outputs], and its inputs may be rounded to bytes."""
+        if f"{name}.grid" in self.weights:
+            scale, zero = self.weights[f"{name}.grid"]
+            given = np.clip(np.round(given / scale), -zero, LARGEST - zero) * scale
+        return given @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def pool(self, ids, vectors, counted, types):
         """Returns the features of each row, [rows, features]."""
@@ -75,14 +118,14 @@ class Reader:
         if buckets:
             hashed = (ids[:, :-1].astype(np.int64) * MULTIPLIER + ids[:, 1:]) % buckets
             ids = np.concatenate([ids, hashed + self.config["vocab_size"]], 1)
-            vectors = np.concatenate([vectors, self.weights["ngrams"][hashed]], 1)
+            vectors = np.concatenate([vectors, self.look_up("ngrams", hashed)], 1)
             counted = np.concatenate([counted, counted[:, 1:] * counted[:, :-1]], 1)
             second = np.concatenate([second, second[:, 1:]], 1)
         shares = counted
         if "importance" in self.weights:
             shares = counted * np.exp(self.weights["importance"][ids])
         elif "importance.weight" in self.weights:
-            shares = counted * np.exp(apply_linear(self.weights, "importance", vectors))
+            shares = counted * np.exp(self.apply_linear("importance", vectors))
         if not self.config["pair"]:
             return self.pool_rows(vectors, counted, shares)
         one, two = (self.pool_rows(vectors, counted * each, shares * each) for each in (1 - second, second))
@@ -112,13 +155,13 @@ def keep_vectors(reader, vectors, counted):
 
 def convolve(reader, vectors, counted):
     """Returns vectors after residual convolutions, [rows, length, features]."""
-    hidden = apply_linear(reader.weights, "widen", vectors)
+    hidden = reader.apply_linear("widen", vectors)
     size, length = reader.config["kernel_size"], vectors.shape[1]
     before = (size - 1) // 2
     for layer in range(reader.config["encoder_layers"]):
         padded = np.pad(hidden * counted, ((0, 0), (before, size - 1 - before), (0, 0)))
         windows = np.concatenate([padded[:, i : i + length] for i in range(size)], -1)
-        hidden = hidden + np.maximum(apply_linear(reader.weights, f"convolution.{layer}", windows), 0)
+        hidden = hidden + np.maximum(reader.apply_linear(f"convolution.{layer}", windows), 0)
     return hidden
 
 
@@ -128,19 +171,19 @@ def recur(reader, vectors, counted):
     places, last = np.arange(length)[None], counted.sum((1, 2)).astype(np.int64)[:, None] - 1
     reverse = np.where(places <= last, last - places, places)[..., None]
     for layer in range(reader.config["encoder_layers"]):
-        forward = run_gates(reader.weights, f"forward.{layer}", hidden)
-        backward = run_gates(reader.weights, f"backward.{layer}", np.take_along_axis(hidden, reverse, 1))
+        forward = run_gates(reader, f"forward.{layer}", hidden)
+        backward = run_gates(reader, f"backward.{layer}", np.take_along_axis(hidden, reverse, 1))
         hidden = np.concatenate([forward, np.take_along_axis(backward, reverse, 1)], -1)
     return hidden
 
 
-def run_gates(weights, name, given):
+def run_gates(reader, name, given):
     """Returns the states of a gated recurrent layer, [rows, length, width] (torch.nn.GRU's equations)."""
-    inputs = apply_linear(weights, f"{name}.input", given)
+    inputs = reader.apply_linear(f"{name}.input", given)
     state = np.zeros((len(given), inputs.shape[-1] // 3), np.float32)
     states = []
     for step in range(given.shape[1]):
-        kept = np.split(apply_linear(weights, f"{name}.state", state), 3, -1)
+        kept = np.split(reader.apply_linear(f"{name}.state", state), 3, -1)
         new = np.split(inputs[:, step], 3, -1)
         reset, update = (1 / (1 + np.exp(-(one + other))) for one, other in zip(new[:2], kept[:2], strict=True))
         state = (1 - update) * np.tanh(new[2] + reset * kept[2]) + update * state
@@ -148,14 +191,12 @@ def run_gates(weights, name, given):
     return np.stack(states, 1)
 
 
-def apply_linear(weights, name, given):
-    """Returns a linear layer's outputs; its weight is [inputs, outputs]."""
-    return given @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-
 ENCODERS = {"static": keep_vectors, "cnn": convolve, "gru": recur}
 
 if __name__ == "__main__":
-    lines = [line.rstrip("\n") for line in sys.stdin]
-    for line, (label, _) in zip(lines, Reader(Path(__file__).parent).classify(lines), strict=True):
-        print(f"{label}\t{line}")
+    lines, reader = [line.rstrip("\n") for line in sys.stdin], Reader(Path(__file__).parent)
+    encodes = "classifier.weight" not in reader.weights
+    answers = reader.encode(lines) if encodes else [answer for answer, _ in reader.classify(lines)]
+    for line, answer in zip(lines, answers, strict=True):
+        words = map(str, answer) if isinstance(answer, (list, np.ndarray)) else [str(answer)]
+        print(f"{' '.join(words)}\t{line}")

@@ -1,6 +1,7 @@
 """Writes a student without attention as arrays of numpy, with the code that reads them."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ from transformers import PreTrainedModel
 
 from compress.errors import ArtefactError
 from compress.export.arrays import reader
+from compress.export.common.rows import Layer
 from distill.checkpoint.pruned import has_token_vectors
 
 ARRAYS_FILE = "weights.npz"
 
 
-def export_arrays(model: PreTrainedModel, folder: Path) -> None:
+def export_arrays(model: PreTrainedModel, folder: Path, layers: Mapping[str, Layer]) -> None:
     """Writes `weights.npz` and `reader.py`, which runs the student with numpy and tokenizers only.
+
+    Args:
+        model: The student.
+        folder: Where to write.
+        layers: Its quantized layers and tables by name, which are written as integers; none of a float model.
 
     Raises:
         ArtefactError: The model has attention.
@@ -28,8 +35,11 @@ def export_arrays(model: PreTrainedModel, folder: Path) -> None:
             "has no runtime for it; export onnxruntime"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(value.detach().float().numpy()) for name, value in list_arrays(model).items()}
-    np.savez(folder / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
+    arrays = {name: value.detach().float().numpy() for name, value in list_arrays(model).items()}
+    for name, layer in layers.items():
+        arrays |= list_integers(name.rpartition(".")[2], layer)
+    contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    np.savez(folder / ARRAYS_FILE, **contiguous)  # type: ignore[arg-type]
     shutil.copyfile(reader.__file__, folder / "reader.py")
 
 
@@ -59,6 +69,14 @@ def list_arrays(model: PreTrainedModel) -> dict[str, Tensor]:
     for name, layer in heads.items():
         arrays |= transpose_linear(name, layer)
     return arrays
+
+
+def list_integers(name: str, layer: Layer) -> dict[str, np.ndarray]:
+    """Returns the arrays that replace a table or a linear layer's weight: integers, scales and the input's grid."""
+    if layer.inputs == "table":
+        return {name: layer.integers, f"{name}.scales": layer.scales}
+    grid = {} if layer.grid is None else {f"{name}.grid": np.asarray(layer.grid, np.float32)}
+    return {f"{name}.weight": layer.integers.T, f"{name}.weight.scales": layer.scales[:, 0]} | grid
 
 
 def transpose_linear(name: str, layer: Any) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ def kind_of(model: Any) -> DecisionKind:
     name, config = type(model).__name__, model.config
     if name.endswith("QuestionAnswering"):
         return "span"
-    if name == "PooledModel":
+    if name.endswith("SentenceModel") or getattr(config, "sentence", None) is not None:
         return "vector"
     if getattr(config, "problem_type", None) == "multi_label_classification":
         return "labels"

@@ -14,6 +14,8 @@ EXTRAS = {  # formats whose library is this package's extra of the same name -> 
     "executorch": "executorch",
     "litert": "litert_torch",
     "compressed-tensors": "compressed_tensors",
+    "model2vec": "model2vec",
+    "static-embedding": "sentence_transformers",
 }
 
 
@@ -29,6 +31,8 @@ class Format:
         saturates: Whether its runtime saturates byte products on x86 processors without VNNI.
         refuses: Unsupported scheme -> reason.
         attention: Whether it supports models with attention.
+        reads_texts: Whether it is the folder of a library that computes vectors of texts, with its own tokenizer and
+            config; it holds the table of a static student, and no head.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Format:
     saturates: bool = False
     refuses: Mapping[str, str] = field(default_factory=dict)
     attention: bool = True
+    reads_texts: bool = False
 
 
 NO_FLOATS = {
@@ -98,7 +103,21 @@ FORMATS: Mapping[str, Format] = {
             },
         ),
         Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4),
-        Format("numpy", "numpy", rounded=False, attention=False),
+        Format(
+            "numpy",
+            "numpy",
+            attention=False,
+            refuses=dict.fromkeys(
+                ("int8-dynamic", "int4-dynamic"),
+                "its reader computes no scales in each call; int8-static is for it",
+            )
+            | {"int4-weights": "numpy has no integers of 4 bits; int8-weights is for it"}
+            | NO_FLOATS,
+        ),
+        *(
+            Format(name, name, rounded=False, tolerance=1e-5, attention=False, reads_texts=True)
+            for name in ("model2vec", "static-embedding")
+        ),
     )
 }
 
@@ -149,7 +168,7 @@ class ExportTarget:
     @property
     def measured(self) -> bool:
         """Whether its runtime is available here and measuring it isn't redundant."""
-        return self.format not in ("onnx", "onnx-decoder", "compressed-tensors")
+        return self.format not in ("onnx", "onnx-decoder", "compressed-tensors") and not self.kind.reads_texts
 
 
 def target_of(name: str) -> ExportTarget:

@@ -68,6 +68,9 @@ def write_graph(
     import torch
 
     apart = sum(each.nbytes for each in module.parameters()) > LARGEST
+    # During an export torch replaces the kernel of recurrent layers and leaves the cache of kernels as it is: after an
+    # earlier export in this process the length of the example would be fixed.
+    torch.ops.aten.gru.input._dispatch_cache.clear()
     try:
         with quiet():
             torch.onnx.export(

@@ -127,10 +127,11 @@ def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | No
 
 def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
     """Writes a lookup of byte rows, each multiplied by its scale."""
+    # Not `out_scale`: a product that reads the rows names the scale of its bytes so.
     ids, out = node.input[1], node.output[0]
-    rows = writer.node("Gather", [writer.constant(f"{name}.int8", table.integers), ids], f"{out}_int8", axis=0)
-    scales = writer.node("Gather", [writer.constant(f"{name}.scales", table.scales), ids], f"{out}_scale", axis=0)
-    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_float", to=1), scales], out)
+    rows = writer.node("Gather", [writer.constant(f"{name}.int8", table.integers), ids], f"{out}_rows_int8", axis=0)
+    scales = writer.node("Gather", [writer.constant(f"{name}.scales", table.scales), ids], f"{out}_rows_scale", axis=0)
+    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_rows_float", to=1), scales], out)
 
 
 def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:

@@ -19,10 +19,13 @@ With `config.pair` the two texts of a row are pooled apart, and their difference
 
 # mypy: ignore-errors
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.utils import ModelOutput
 
 MULTIPLIER = 1_000_003  # of the first id in the hash of two; prime
 
@@ -223,6 +226,26 @@ def hash_pairs(ids, buckets):
     return (ids[:, :-1] * MULTIPLIER + ids[:, 1:]) % buckets
 
 
+@dataclass
+class TextVectorsOutput(ModelOutput):
+    """Vectors of texts [rows, width], called logits as the results of the other models are."""
+
+    logits: torch.Tensor | None = None
+
+
+class TokenVectorsSentenceModel(TokenVectorsPreTrainedModel):
+    """A sentence encoder: a text's vector of length 1."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.vectors = TokenVectorsModel(config)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, **unused):
+        pooled = self.vectors(input_ids, attention_mask, token_type_ids).pooler_output
+        return TextVectorsOutput(logits=nn.functional.normalize(pooled, dim=-1))
+
+
 class TokenVectorsForSequenceClassification(TokenVectorsPreTrainedModel):
     """A classifier of texts or of pairs of texts, with one hidden layer."""
 
@@ -259,5 +282,6 @@ class TokenVectorsForTokenClassification(TokenVectorsPreTrainedModel):
 
 TokenVectorsConfig.register_for_auto_class()
 TokenVectorsModel.register_for_auto_class("AutoModel")
+TokenVectorsSentenceModel.register_for_auto_class("AutoModel")
 TokenVectorsForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
 TokenVectorsForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")

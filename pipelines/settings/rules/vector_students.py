@@ -1,18 +1,19 @@
 """What is refused of a student without attention: static, cnn and gru."""
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from compress.export.common.targets import FORMATS, formats_of
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
-from distill.student.spec import is_relative, parse_spec
+from distill.student.spec import DEFAULT_POOLING, is_relative, parse_spec
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 
 MODEL_TYPE = "token_vectors"  # of checkpoints of such students
-CLASSIFYING = ("text-classification", "multi-label", "regression")
-VECTOR_TASKS = {"static": CLASSIFYING, **dict.fromkeys(("cnn", "gru"), (*CLASSIFYING, "token-classification"))}
+TEXT_TASKS = ("text-classification", "multi-label", "regression", "sentence-embedding")
+VECTOR_TASKS = {"static": TEXT_TASKS, **dict.fromkeys(("cnn", "gru"), (*TEXT_TASKS, "token-classification"))}
 
 
 def check_vector_student(f: Facts) -> None:
@@ -31,6 +32,7 @@ def check_vector_student(f: Facts) -> None:
         others = [other for other, tasks in VECTOR_TASKS.items() if f.task in tasks]
         take = " or ".join(others) or "a student with attention, such as layers=2"
         raise InputError(f"student {kind}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}; take {take}")
+    check_vector_formats(f, kind)
     layout = f.student_layout
     if layout is not None and layout.sharded:
         raise InputError(f"student.layout {layout}: expected replicated for a {kind} student, which has no layers")
@@ -44,10 +46,47 @@ def check_formats_with_attention(f: Facts) -> None:
     """
     for name in formats_of(f.settings.export):
         if not FORMATS[name].attention and (f.is_student_built or f.student is not None):
+            expected = "static" if FORMATS[name].reads_texts else " or ".join(VECTOR_TASKS)
             raise InputError(
-                f"export {name}: expected student {' or '.join(VECTOR_TASKS)}, found {f.settings.student.spec!r}: no "
-                f"{name} file can hold a model with attention; onnxruntime's can"
+                f"export {name}: expected student {expected}, found {f.settings.student.spec!r}: no {name} file can "
+                "hold a model with attention; onnxruntime's can"
             )
+
+
+def check_vector_formats(f: Facts, kind: str) -> None:
+    """Checks that the files to export can hold the student.
+
+    Raises:
+        InputError: A library of static vectors computes only weighted means of tokens; or a runtime can't hash pairs.
+    """
+    pooling, ngrams = describe_vectors_of(f, kind)
+    found = f"{kind}, pooling={'+'.join(pooling)}" + f", ngrams={ngrams}" * bool(ngrams)
+    for name in formats_of(f.settings.export):
+        if FORMATS[name].reads_texts and (kind, pooling, ngrams) != ("static", ("weighted",), 0):
+            raise InputError(
+                f"export {name}: expected student static, pooling=weighted and no ngrams, found {found}: a mean of "
+                "vectors of tokens would be another vector; numpy's files hold it"
+            )
+        if name == "openvino" and ngrams:
+            raise InputError(
+                f"export openvino: expected a student without ngrams, found {found}: OpenVINO hashes pairs in 32-bit "
+                "floats, and so finds other rows; onnxruntime's files hold it"
+            )
+
+
+def describe_vectors_of(f: Facts, kind: str) -> tuple[tuple[str, ...], int]:
+    """Returns the kinds of pooling and the number of hashed pairs of the student or of the model to compress."""
+    spec = f.settings.student.spec
+    if is_relative(spec) and parse_spec(spec).is_vectors:
+        given = parse_spec(spec)
+        return given.pooling or DEFAULT_POOLING[kind], given.requested.get("ngrams", (0,))[0]
+    description = next(each.description for each in (f.student, f.teacher) if is_vector_checkpoint(each))
+    return tuple(description.get("pooling", ())), int(description.get("ngram_buckets", 0))
+
+
+def is_vector_checkpoint(checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
+    """Returns whether a checkpoint is of a student without attention."""
+    return checkpoint is not None and checkpoint.model_type == MODEL_TYPE
 
 
 def find_kind(f: Facts) -> str:
@@ -55,8 +94,7 @@ def find_kind(f: Facts) -> str:
     spec = f.settings.student.spec
     if is_relative(spec) and parse_spec(spec).is_vectors:
         return parse_spec(spec).preset
-    models: list[Checkpoint] = [each for each in (f.student, f.teacher) if each is not None]
-    found = (str(each.description.get("encoder")) for each in models if each.model_type == MODEL_TYPE)
+    found = (str(each.description.get("encoder")) for each in (f.student, f.teacher) if is_vector_checkpoint(each))
     return next((kind for kind in found if kind in VECTOR_TASKS), "")
 
 
@@ -67,7 +105,6 @@ def list_vector_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]
         (name, found, expected)
         for name, found, expected, is_refused in (
             ("budget", "a target speed", "none", s.budget.requested),
-            ("quantize.scheme", s.quantize.scheme, "none", s.quantize.scheme),
             ("sparsity.pattern", s.sparsity.pattern, "none", s.sparsity.requested),
             ("general.data", s.general.data, "none", s.general.data),
             ("loss", ", ".join(layer_terms), "terms on its outputs", layer_terms),

@@ -18,6 +18,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
 from compress.export.onnx.decoder import verify_decoder
 from compress.export.onnx.graph import OnnxModel
+from compress.export.static_vectors.table import compute_text_vectors
 from compress.export.verify import flatten_tokens, verify_export
 from compress.export.write import check_layers, write_target
 from compress.quantize.store import is_quantized, load_quantization
@@ -89,7 +90,11 @@ class ExportVerifier:
         """Compares the logits of the drawn texts with those of the model."""
         if target.format == "onnx-decoder":
             return self.verify_generation(target)
-        place, expected = self.folder / str(target), self.logits
+        place = self.folder / str(target)
+        if target.kind.reads_texts:
+            expected = compute_text_vectors(self.source.model, self.source.tokenizer, self.drawn[0])
+        else:
+            expected = self.logits
         if target.rounded:  # dynamic int8 differs from the float model: compare with the file's own logits
             expected = reference_logits(
                 OnnxModel(place, threads=1), self.source.tokenizer, *self.drawn, self.max_length

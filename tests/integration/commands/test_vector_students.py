@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from distill.checkpoint.pruned import load_pruned
 from pipelines import distill, prune
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
-from support.task_data import multi_label_data, regression_data, tagged_data
+from support.task_data import multi_label_data, pair_data, regression_data, tagged_data
+from support.tiny_models import FILLERS
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +80,14 @@ def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monke
 
 @pytest.mark.parametrize(("more", "message"), [
     (("--speedup", "4"), "budget: expected none for a static student, found a target speed"),
-    (("--quantize", "int8"), "quantize.scheme: expected none for a static student, found int8"),
+    (("--quantize", "int4", "--export", "numpy"), "export numpy: can't hold int4: numpy has no integers of 4 bits"),
+    (("--student", "static,ngrams=64", "--export", "openvino"), "export openvino: expected a student without ngrams"),
+    (("--student", "static,pooling=mean", "--export", "model2vec"),
+     "export model2vec: expected student static, pooling=weighted and no ngrams, found static, pooling=mean:"),
+    (("--student", "cnn", "--export", "static-embedding"), "found cnn, pooling=mean+max"),
+    (("--student", "layers=2", "--export", "model2vec"), "export model2vec: expected student static, found 'layers=2'"),
     (("--loss.hidden", "1"), "loss: expected terms on its outputs for a static student, found hidden"),
-    (("--task", "token-classification"), "student static: expected text-classification, multi-label, regression"),
+    (("--task", "token-classification"), "expected text-classification, multi-label, regression, sentence-embedding"),
     (("--task", "causal-lm"), "found causal-lm; take a student with attention, such as layers=2"),
 ])  # fmt: skip
 def test_what_such_a_student_cannot_do_is_refused_before_any_stage(
@@ -89,3 +96,63 @@ def test_what_such_a_student_cannot_do_is_refused_before_any_stage(
     arguments = small_run(*inputs, tmp_path / "run", "--student", "static", *more)
     assert message in refusal_of(distill, arguments, monkeypatch, capsys)
     assert not list((tmp_path / "run").glob("*/*"))
+
+
+def test_pairs_are_refused_before_training_for_a_library_of_single_texts(body_folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("model2vec")
+    more = ("--student", "static", "--export", "model2vec", "--task", "regression")
+    arguments = small_run(body_folder, pair_data(tmp_path / "pairs"), tmp_path / "run", *more)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    assert "export model2vec: expected rows of one text, found pairs" in message
+    assert not (tmp_path / "run" / "teacher").exists()
+
+
+@pytest.mark.slow
+def test_integers_of_a_quantized_student_are_the_same_in_numpy_and_on_runtimes(inputs, tmp_path):
+    more = ("--student", "static,ngrams=64", "--quantize", "int8", "--export", "onnxruntime,numpy", "--epochs", "10")
+    run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    rounded = {each["runtime"]: each for each in report["models"] if each["precision"] == "int8"}
+    assert {*rounded} == {"numpy", "onnxruntime"}
+    for each in rounded.values():
+        assert each["parity"]["layers"] < 1e-5
+        assert each["parity"]["same_class"] >= 0.995
+    stored = np.load(tmp_path / "run" / "student" / "numpy-int8" / "weights.npz")
+    assert stored["words"].dtype == stored["ngrams"].dtype == np.int8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "formats"), [
+    ("static", "onnxruntime,numpy,model2vec,static-embedding"), ("cnn,hidden=32", "onnxruntime,numpy"),
+])  # fmt: skip
+def test_a_sentence_encoders_student_keeps_the_similarity_of_pairs_in_all_its_files(
+    spec, formats, body_folder, tmp_path
+):
+    for library in ("model2vec", "sentence_transformers"):
+        pytest.importorskip(library)
+    more = ("--student", spec, "--epochs", "20", "--learning-rate", "1e-2", "--task", "sentence-embedding")
+    data, output = pair_data(tmp_path / "pairs"), tmp_path / "run"
+    run_to_success("distill", small_run(body_folder, data, output, *more, "--export", formats))
+    scores = read_scores(output)
+    assert scores["student", "pytorch"] > 0.3
+    for runtime in ("numpy", "onnxruntime"):
+        assert scores["student", runtime] == pytest.approx(scores["student", "pytorch"], abs=1e-3)
+    if spec == "static":
+        from model2vec import StaticModel
+        from sentence_transformers import SentenceTransformer
+
+        vectors = StaticModel.from_pretrained(output / "student" / "model2vec").encode(FILLERS[:9])
+        same = SentenceTransformer(str(output / "student" / "static-embedding"), device="cpu").encode(FILLERS[:9])
+        np.testing.assert_allclose(vectors, same, atol=1e-6)
+    assert "AutoModel.from_pretrained" in (output / "student" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["static", "gru,hidden=32"])
+def test_numbers_of_pairs_are_predicted(spec, body_folder, tmp_path):
+    more = ("--student", spec, "--task", "regression", "--export", "onnxruntime,numpy", "--epochs", "10")
+    run_to_success("distill", small_run(body_folder, pair_data(tmp_path / "data"), tmp_path / "run", *more))
+    scores = read_scores(tmp_path / "run")
+    for runtime in ("numpy", "onnxruntime"):
+        assert scores["student", runtime] == pytest.approx(scores["student", "pytorch"], abs=1e-6)
+    assert load_pruned(tmp_path / "run" / "student").config.pair

@@ -1,9 +1,12 @@
 """Files of students without attention compute what the student does, for rows of any number and length."""
 
+import copy
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -12,9 +15,13 @@ from compress.export.common.source import Source
 from compress.export.common.targets import target_of
 from compress.export.onnx.graph import OnnxModel
 from compress.export.runtimes import open_export
-from compress.export.write import write_targets
+from compress.export.write import check_layers, write_targets
+from compress.quantize.calibration import calibrate
+from compress.quantize.prepare import convert_quantized, prepare_quantized
+from compress.quantize.schemes import resolve_scheme
+from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student
-from support.tiny_models import build_model
+from support.tiny_models import LABELS, build_model, saved
 
 
 @pytest.mark.parametrize("spec", [
@@ -91,3 +98,133 @@ def test_a_folder_of_arrays_needs_numpy_and_tokenizers_only(tokenizer, tmp_path)
 def test_a_model_with_attention_has_no_arrays(tokenizer, tmp_path):
     with pytest.raises(ArtefactError, match="numpy: expected a student without attention"):
         write_targets(Source(build_model("bert").eval(), tokenizer), [target_of("numpy")], tmp_path)
+
+
+def draw_batch(*lengths: int) -> dict[str, torch.Tensor]:
+    mask = torch.tensor([[1] * each + [0] * (max(lengths) - each) for each in lengths])
+    ids = torch.randint(5, 60, mask.shape, generator=torch.Generator().manual_seed(len(lengths))) * mask
+    types = (torch.arange(ids.shape[1]) >= 2).long().expand_as(ids)
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def to_arrays(batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in batch.items()}
+
+
+def quantized_source(spec: str, scheme: str, tokenizer, **changes) -> Source:
+    student = build_student(build_model("bert", **changes), spec, tokenizer=tokenizer)
+    if student.vectors.ngrams is not None:
+        torch.nn.init.normal_(student.vectors.ngrams.weight)
+    prepare_quantized(student, resolve_scheme(scheme))
+    calibrate(student, [draw_batch(9, 7, 3)])
+    return Source(student.eval(), tokenizer, convert_quantized(student))
+
+
+QUANTIZED = (
+    "static,ngrams=64,embeddings=32",
+    "cnn,layers=2,pooling=weighted,embeddings=32",
+    "gru,hidden=16,embeddings=32",
+)
+
+
+@pytest.mark.parametrize("scheme", ["int8-static", "int8-weights"])
+@pytest.mark.parametrize("spec", QUANTIZED)
+def test_numpy_computes_with_the_integers_of_a_quantized_student(spec, scheme, tokenizer, tmp_path):
+    source = quantized_source(spec, scheme, tokenizer)
+    target, batch = target_of("numpy-int8"), draw_batch(9, 4, 2, 9)
+    write_targets(source, [target], tmp_path)
+    assert check_layers(source, target, tmp_path, to_arrays(batch)) < 1e-6
+    stored = np.load(tmp_path / "numpy-int8" / "weights.npz")
+    for name, width in (("words", 32), *([("ngrams", 32)] if "ngrams" in spec else [])):
+        assert stored[name].dtype == np.int8
+        assert stored[name].nbytes + stored[f"{name}.scales"].nbytes == len(stored[name]) * (width + 4)
+    assert stored["dense.weight"].dtype == stored["classifier.weight"].dtype == np.int8
+    if scheme == "int8-weights":  # with rounded inputs a last bit can move a value by a step
+        found = open_export(target, tmp_path / "numpy-int8", 1)(to_arrays(batch))
+        with torch.no_grad():
+            reference = copy.deepcopy(source.model).double()(**batch).logits.numpy()
+            naive = source.model(**batch).logits.numpy()
+        assert np.abs(found - reference).max() <= 2 * np.abs(naive - reference).max() + 1e-6 * np.abs(reference).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnxruntime", "openvino"])
+def test_a_runtimes_file_looks_bytes_up(form, tokenizer, tmp_path):
+    spec = QUANTIZED[0] if form == "onnxruntime" else "static,embeddings=32"  # OpenVINO can't hash pairs
+    source = quantized_source(spec, "int8-static", tokenizer)
+    target, batch = target_of(f"{form}-int8"), draw_batch(9, 4, 2, 9)
+    write_targets(source, [target], tmp_path)
+    assert check_layers(source, target, tmp_path, to_arrays(batch)) < 1e-6
+    graph = onnx.load(str(tmp_path / "onnxruntime-int8" / "model.onnx")).graph if form == "onnxruntime" else None
+    if graph is not None:
+        kinds = {each.name: each.data_type for each in graph.initializer}
+        looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+        assert kinds["vectors.words.int8"] == kinds["vectors.ngrams.int8"] == onnx.TensorProto.INT8
+        assert {"vectors.words.int8", "vectors.ngrams.int8"} <= looked_up
+    found = open_export(target, tmp_path / str(target), 1)(to_arrays(batch))
+    expected = source.runner(to_arrays(batch))
+    assert np.abs(found - expected).max() <= 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_rows_of_bytes_that_a_product_reads_directly_have_scales_of_their_own(tokenizer, tmp_path):
+    source = quantized_source("cnn,layers=1,embeddings=32", "int8-dynamic", tokenizer)
+    target = target_of("onnx-int8")
+    write_targets(source, [target], tmp_path)  # no norm is between the table and the first layer
+    assert check_layers(source, target, tmp_path, to_arrays(draw_batch(9, 4))) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_second_recurrent_student_of_a_process_is_exported_with_any_length(tokenizer, tmp_path):
+    for place in (tmp_path / "first", tmp_path / "second"):
+        student = build_student(build_model("bert"), "gru,hidden=16,layers=2", tokenizer=tokenizer).eval()
+        write_targets(Source(student, tokenizer), [target_of("onnx")], place)
+        assert OnnxModel(place / "onnx", threads=1)(to_arrays(draw_batch(11, 3))).shape == (2, len(LABELS))
+
+
+def test_weights_of_tokens_stay_in_float(tokenizer):
+    student = build_student(build_model("bert"), "static", tokenizer=tokenizer)
+    assert prepare_quantized(student, resolve_scheme("int8-static")) == ["vectors.words", "dense", "classifier"]
+
+
+def read_with_numpy(student, tokenizer, folder: Path):
+    write_targets(Source(student.eval(), tokenizer), [target_of("numpy")], folder)
+    return open_export("numpy", folder / "numpy", 1)
+
+
+def test_a_reader_answers_as_the_task_asks(tokenizer, tmp_path):
+    texts = ["baka bale", "bami"]
+    several = build_model("bert", problem_type="multi_label_classification")
+    reader = read_with_numpy(build_student(several, "static", tokenizer=tokenizer), tokenizer, tmp_path / "several")
+    for labels, logits in reader.classify(texts):
+        assert labels == [LABELS[i] for i in np.flatnonzero(logits > 0)]
+    number = build_model("bert", num_labels=1, id2label={0: "score"}, problem_type="regression")
+    reader = read_with_numpy(build_student(number, "cnn", tokenizer=tokenizer), tokenizer, tmp_path / "number")
+    assert [answer for answer, _ in reader.classify(texts)] == [float(each[0]) for _, each in reader.classify(texts)]
+    tagger = build_model("bert", "ForTokenClassification")
+    reader = read_with_numpy(build_student(tagger, "gru", tokenizer=tokenizer), tokenizer, tmp_path / "tags")
+    (longer, logits), (shorter, _) = reader.classify(texts)
+    assert (len(longer), len(shorter)) == (2, 1)
+    assert longer[1] == LABELS[int(logits[2].argmax())]  # the first token is special
+
+
+@pytest.mark.parametrize("spec", ["static,ngrams=64,pooling=weighted+max", "cnn,layers=2", "gru,hidden=16"])
+def test_a_reader_encodes_sentences(spec, tokenizer, tmp_path):
+    encoder = PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher"))
+    student = build_student(encoder, spec, tokenizer=tokenizer)
+    texts = ["baka bale bami", "bami"]
+    found = read_with_numpy(student, tokenizer, tmp_path).encode(texts)
+    with torch.no_grad():
+        expected = student(**tokenizer(texts, padding=True, return_tensors="pt")).logits.numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    lines = subprocess.run(
+        [sys.executable, "reader.py"],
+        cwd=tmp_path / "numpy",
+        input="bami\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    numbers, text = lines.stdout.rstrip("\n").split("\t")
+    np.testing.assert_allclose([float(each) for each in numbers.split()], expected[1], rtol=1e-4, atol=1e-6)
+    assert text == "bami"

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from distill.checkpoint.pruned import load_pruned, save_pruned
+from distill.checkpoint.pruned import load_pruned, register_pruned, save_pruned
 from distill.checkpoint.pruned.modeling_token_vectors import hash_pairs
 from distill.errors import InputError
+from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student, student_config
 from distill.student.token_vectors import compute_token_vectors, reduce_width, split_specials, weigh_by_frequency
 from support.tiny_models import build_model, saved
@@ -119,12 +120,57 @@ def test_frequent_tokens_have_small_weights(tokenizer):
     assert torch.all(weights.diff() > 0)
     assert 0 < weights[0] < 0.01
     student = make_student("static", tokenizer)
-    torch.testing.assert_close(
-        student.vectors.importance.weight[:, 0].exp(), weigh_by_frequency(student.config.vocab_size), rtol=1e-4, atol=0
-    )
+    expected = weigh_by_frequency(student.config.vocab_size)
+    expected[tokenizer.all_special_ids] = 0
+    torch.testing.assert_close(student.vectors.importance.weight[:, 0].exp(), expected, rtol=1e-4, atol=0)
     other = make_student("static,pooling=mean", tokenizer)
     lengths = other.vectors.words.weight.norm(dim=1) / student.vectors.words.weight.norm(dim=1)
     torch.testing.assert_close(lengths, weigh_by_frequency(len(lengths)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["static", "fresh,static,ngrams=64"])
+def test_a_static_students_weights_of_special_tokens_are_0_and_stay_0(spec, tokenizer):
+    student = make_student(spec, tokenizer).train()
+    special, weights = tokenizer.all_special_ids, student.vectors.importance.weight
+    optimizer = torch.optim.AdamW(student.parameters(), lr=0.1)
+    for _ in range(3):
+        logits = student(**tokenizer(["baka bale", "bami"], padding=True, return_tensors="pt")).logits
+        logits.square().sum().backward()
+        assert not weights.grad[special].any()
+        assert weights.grad.any()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not weights[special].exp().any()
+    cls, first, sep = tokenizer("baka")["input_ids"]
+    found = student.eval().vectors(torch.tensor([[cls, first, sep]])).pooler_output[0]
+    if "ngrams" not in spec:
+        torch.testing.assert_close(found, student.vectors.words.weight[first])
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer, tmp_path_factory):
+    return PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path_factory.mktemp("body")))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_sentence_encoders_student_gives_vectors_of_length_1(spec, encoder, tokenizer, tmp_path):
+    student = build_student(encoder, f"{spec},embeddings=8", tokenizer=tokenizer).eval()
+    rows = [[5, 6, 7, 8], [9, 5]]
+    vectors = compute_logits(student, rows)
+    assert vectors.shape == (2, student.config.pooled_features)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2))
+    pooled = student.vectors(torch.tensor([rows[0]])).pooler_output
+    torch.testing.assert_close(vectors[:1], nn.functional.normalize(pooled))
+    save_pruned(student, tmp_path)
+    register_pruned(tmp_path)
+    for load in (load_pruned, PooledModel.from_pretrained):
+        assert torch.equal(compute_logits(load(tmp_path), rows), vectors)
+
+
+def test_the_table_of_a_sentence_encoders_student_is_that_of_its_body(encoder, tokenizer):
+    student = build_student(encoder, "static,embeddings=8", tokenizer=tokenizer)
+    expected = reduce_width(compute_token_vectors(build_model("bert", "Model"), tokenizer), 8)
+    torch.testing.assert_close(student.vectors.words.weight, expected)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -186,9 +232,9 @@ def test_sizes_without_a_meaning_are_refused(spec, message):
 
 
 def test_a_static_student_tags_no_tokens_and_answers_no_questions(tokenizer):
-    with pytest.raises(InputError, match="expected a teacher that classifies texts, found BertForTokenClassification"):
+    with pytest.raises(InputError, match="classifies texts or encodes sentences, found BertForTokenClassification"):
         make_student("static", tokenizer, "ForTokenClassification")
-    with pytest.raises(InputError, match="expected a teacher that classifies texts or tags tokens, found BertForQuest"):
+    with pytest.raises(InputError, match="classifies texts, tags tokens or encodes sentences, found BertForQuestion"):
         make_student("cnn", tokenizer, "ForQuestionAnswering")
     with pytest.raises(InputError, match="expected the teacher's tokenizer, found none"):
         make_student("static", None)

@@ -1,0 +1,1 @@
+"""Export of static students' tables of token vectors to libraries that average such vectors."""
