@@ -12,6 +12,7 @@ UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1024, "
 _TARGETS = ("speedup", "latency_ms", "texts_per_second")
 _RUNTIMES = ("onnxruntime", "openvino", "pytorch")
 ROUNDS = 20
+FRONTIER = "2,4,8,16,32,64,128"  # speed-ups of a frontier where none are given
 TOLERANCE = 0.05  # accepted relative deviation from the requested speed; being faster would cost accuracy
 THROUGHPUT_BATCH = 32  # default number of texts per call of a budget in texts per second
 
@@ -40,6 +41,8 @@ class Budget:
         recuts: Number of times that a student is pruned further and trained again if it is evaluated at more than 5 %
             below the requested speed.
         uniform: Give every layer the same sizes, so that the checkpoint loads in the stock class.
+        frontier: A student for each speed-up from 2 to 128, or for each in `speedup`, as far as a pruned model reaches
+            it, and beside them the students without attention in `student.vectors`.
     """
 
     speedup: str = ""
@@ -55,6 +58,7 @@ class Budget:
     rounds: int = ROUNDS
     recuts: int = 2
     uniform: bool = False
+    frontier: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in _TARGETS if getattr(self, name)]
@@ -62,6 +66,10 @@ class Budget:
             raise CompressError(
                 f"budget: expected one of a speed-up, a latency and a throughput, found {' and '.join(given)}: all but "
                 "one of them would be ignored"
+            )
+        if self.frontier and given not in ([], ["speedup"]):
+            raise CompressError(
+                f"budget.frontier: expected speed-ups or nothing else, found {given[0]}: a frontier has several speeds"
             )
         if any(each <= 1 for each in self.speedups):
             raise CompressError(
@@ -104,15 +112,16 @@ class Budget:
     @property
     def requested(self) -> bool:
         """Whether a speed-up, a latency or a throughput is set, so that the model is pruned."""
-        return any(getattr(self, name) for name in _TARGETS)
+        return self.frontier or any(getattr(self, name) for name in _TARGETS)
 
     def resolve(self) -> "Budget":
-        """Returns the budget with its own batch and precision; without a target the precision stays auto."""
+        """Returns the budget with its own batch, precision and speeds; without a target the precision stays auto."""
         batch = self.batch or (THROUGHPUT_BATCH if self.texts_per_second else 1)
         precision = self.precision
         if self.requested and precision == "auto":
             precision = "int8" if self.runtime == "onnxruntime" else "fp32"
-        return replace(self, batch=batch, precision=precision)
+        speedup = self.speedup or (FRONTIER if self.frontier else "")
+        return replace(self, batch=batch, precision=precision, speedup=speedup)
 
     @property
     def speedups(self) -> tuple[float, ...]:

@@ -74,6 +74,8 @@ class StudentConfig:
             cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated if training fits into each process's memory, else fsdp.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: FSDP keeps weights, gradients and optimizer state in CPU memory.
+        vectors: Students without attention to train beside pruned ones, as specs separated by semicolons, such as
+            `static;cnn,hidden=128`; some of each kind that can do the task with `budget.frontier`.
         stages: By what layers are divided among pipeline stages: size, so that the largest stage has as few parameters
             as possible, or time, so that the slowest one is as quick as possible, from a measurement of the parts.
     """
@@ -82,6 +84,7 @@ class StudentConfig:
     layout: str = "auto"
     given: bool = False
     offload: bool = False
+    vectors: str = ""
     stages: Literal["size", "time"] = "size"
 
 

@@ -9,6 +9,13 @@ LANGUAGE_HEADS: Mapping[str, tuple[str, ...]] = {
     "causal-lm": ("ForCausalLM", "LMHeadModel"),
     "chat": ("ForCausalLM", "LMHeadModel"),
 }
+_TEXT_TASKS = ("text-classification", "multi-label", "regression", "sentence-embedding")
+# Kind of student without attention -> the tasks that it can do.
+VECTOR_TASKS: Mapping[str, tuple[str, ...]] = {
+    "static": _TEXT_TASKS,
+    "cnn": (*_TEXT_TASKS, "token-classification"),
+    "gru": (*_TEXT_TASKS, "token-classification"),
+}
 
 
 def default_signal(task: str) -> str:

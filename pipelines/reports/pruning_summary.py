@@ -26,10 +26,12 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
     targets = [
         name.removeprefix("shape-")
         for name, stage in by_name.items()
-        if name.startswith("shape-") and "budget" in stage.manifest["config"]  # rounds of iterative pruning have none
+        # Rounds of iterative pruning have no budget; a frontier has no student for a speed that no shape reaches.
+        if name.startswith("shape-") and "budget" in stage.manifest["config"] and "unreached" not in stage.metrics
     ]
     if not targets:
         return None
+    students = sum(1 for name in by_name if name.startswith("distill-") and "-round" not in name)
     start, teacher = by_name["start"], by_name["teacher"]
     budget = by_name[f"shape-{targets[0]}"].manifest["config"]["budget"]
     conditions = {name: budget[name] for name in ("runtime", "precision", "batch", "length", "threads")}
@@ -42,7 +44,7 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
             "student": start.manifest["config"]["student"],
             "outline": read_outline(by_name["scores"]),
         },
-        "students": [read_pruned_student(by_name, target, len(targets)) for target in targets],
+        "students": [read_pruned_student(by_name, target, students) for target in targets],
     }
 
 

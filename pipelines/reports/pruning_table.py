@@ -212,12 +212,25 @@ def write_pruning_notes(report: Report) -> list[str]:
         "KL is the divergence from the teacher on the validation split after the short trial trainings by which the "
         "shape is chosen. The chosen shape may have gained or lost units afterwards until it met the requested speed.",
     ]
+    if whole := [each["name"] for each in students if is_whole(report, each)]:
+        notes.append(
+            f"{format_enumeration(whole)} {'has' if len(whole) == 1 else 'have'} all layers and units: the whole model "
+            f"in {conditions['precision']} is fast enough. A lower speed would keep no more"
+            + ("; fp32 (--budget.precision) would, if it is fast enough." if conditions["precision"] == "int8" else ".")
+        )
     if any(each["teacher_score"] for each in students):
         notes.append(
             "Validation scores are those of the trained fp32 weights; the required score is checked on the deployed "
             "files."
         )
     return notes
+
+
+def is_whole(report: Report, student: PrunedStudent) -> bool:
+    """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
+    start, own = pruning_of(report)["start"]["outline"], student["outline"]
+    same_width = start["hidden"] is None or start["hidden"] == own["hidden"]
+    return same_width and (start["heads"], start["ffn"]) == (own["heads"], own["ffn"])
 
 
 def build_speed_table(report: Report) -> ReportTable | None:

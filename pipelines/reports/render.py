@@ -42,6 +42,7 @@ from pipelines.reports.pruning_table import (
     describe_shape,
     write_pruning_notes,
 )
+from pipelines.reports.recommendation import write_recommendations
 from pipelines.reports.schema import Report, ShapeTrial
 from pipelines.reports.tables import build_scores, build_summary
 from pipelines.reports.targets import Verdict, pruned_students, write_verdicts
@@ -136,6 +137,7 @@ def render_page(report: Report, charts: Charts) -> str:
         training_notes={name: write_training_notes(training) for name, training in report.get("trainings", {}).items()},
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
         dots=assign_colours(each["name"] for each in report["models"]) if is_family else {},
+        recommendations=write_recommendations(report),
         pruning=PruningSection.of(report) if report.get("pruning") else None,
     )
 

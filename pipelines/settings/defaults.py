@@ -5,11 +5,14 @@ from typing import cast
 
 from compress.quantize.config import AUTO_MIN_SCORE
 from distill.losses.config import LossConfig
-from distill.tasks.names import LANGUAGE
+from distill.student.spec import is_relative, parse_spec
+from distill.tasks.names import LANGUAGE, VECTOR_TASKS
 from pipelines.settings.distill_config import DistillConfig, TaskName
 
-# Learning rates of AdamW where none is given: of the general stage, and of a teacher's fine-tuning.
-GENERAL_RATE, TEACHER_RATE = 5e-4, 5e-5
+# Learning rates of AdamW where none is given: of the general stage, a teacher's fine-tuning, and vectors of tokens.
+GENERAL_RATE, TEACHER_RATE, VECTOR_RATE = 5e-4, 5e-5, 5e-3
+# Students without attention of a frontier, from the smallest to the largest of each kind.
+FRONTIER_VECTORS = ("static,embeddings=64", "static", "cnn,hidden=128", "cnn", "gru,hidden=128", "gru")
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
 
@@ -30,7 +33,8 @@ def fill_defaults(settings: DistillConfig) -> DistillConfig:
         quantize=quantize,
         student=student,
         general=general,
-        train=settings.train.resolve(),
+        train=settings.train.resolve(VECTOR_RATE) if is_without_attention(student.spec) else settings.train.resolve(),
+        vector_train=settings.vector_train.resolve(VECTOR_RATE),
         teacher_train=settings.teacher_train.resolve(TEACHER_RATE),
     )
 
@@ -45,7 +49,20 @@ def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:
     # Layers of different shapes need modelling code in the checkpoint, which pooled encoders don't have.
     uniform = task == "sentence-embedding" and settings.budget.requested
     budget = replace(settings.budget, uniform=True) if uniform else settings.budget
-    return replace(settings, task=cast(TaskName, task), loss=loss, general=general, budget=budget)
+    student = settings.student
+    if budget.frontier and not student.vectors:
+        student = replace(student, vectors=";".join(spec for spec in FRONTIER_VECTORS if can_do(spec, task)))
+    return replace(settings, task=cast(TaskName, task), loss=loss, general=general, budget=budget, student=student)
+
+
+def is_without_attention(spec: str) -> bool:
+    """Returns whether a spec describes a student without attention."""
+    return is_relative(spec) and parse_spec(spec).is_vectors
+
+
+def can_do(spec: str, task: str) -> bool:
+    """Returns whether a student without attention can do a task."""
+    return task in VECTOR_TASKS[parse_spec(spec).preset]
 
 
 def default_loss(task: str) -> LossConfig:

@@ -51,6 +51,7 @@ SHORT_OPTIONS = {
     "min_score": "budget.min_score",
     "uniform": "budget.uniform",
     "nested": "prune.nested",
+    "frontier": "budget.frontier",
     "quantize": "quantize.scheme",
     "wandb": "machine.wandb",
     "precision": "machine.precision",
@@ -247,6 +248,7 @@ class DistillConfig:
             loss determines everything except dtype and compression. The temperature is always that of the loss.
         loss: Loss terms that the student is trained on.
         train: Optimizer, schedule and training loop of the student.
+        vector_train: Those of the students without attention beside pruned ones, `student.vectors`.
         sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
         outer: How replicas that train on their own are averaged; for strategies local-sgd and diloco.
@@ -282,6 +284,7 @@ class DistillConfig:
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    vector_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=20, batch_size=128, dropout=0.2))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)

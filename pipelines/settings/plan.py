@@ -12,6 +12,7 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.rules.table import check_rules
 from pipelines.settings.schemes import measured_scheme, schemes_of
+from pipelines.settings.vector_names import name_vector_students
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -191,6 +192,7 @@ def student_stages(settings: DistillConfig) -> list[str]:
             trained += nested_stages([target.name for target in targets])
         else:
             trained += [stage for target in targets for stage in pruning_stages(settings, target)]
+        trained += [f"distill-{name}" for name in name_vector_students(settings.student)]
     quantized = [f"quantize{suffix}" for suffix in student_suffixes(settings)] if settings.quantize.scheme else []
     return [*trained, *quantized]
 
@@ -230,4 +232,5 @@ def student_suffixes(settings: DistillConfig) -> list[str]:
     targets = [f"-{target.name}" for target in targets_of(settings.budget)] if settings.budget.requested else [""]
     schemes: Sequence[str] = list(schemes_of(settings))
     others = ["", *(f"-{scheme}" for scheme in schemes[1:])]
-    return [f"{target}{other}" for target in targets for other in others]
+    beside = [f"-{name}" for name in name_vector_students(settings.student)]
+    return [*(f"{target}{other}" for target in targets for other in others), *beside]

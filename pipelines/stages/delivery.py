@@ -46,7 +46,8 @@ def deliver_students(
     delivery = Delivery(run, plan, precision, dict(made), list(students))
     delivery.export_all()
     for target in judged_targets(plan.settings):
-        delivery.reach_speed(target)
+        if delivery.find_students(target):  # a frontier lacks those that no shape reaches
+            delivery.reach_speed(target)
     delivery.evaluate()
     return delivery.students, delivery.made
 

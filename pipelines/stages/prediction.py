@@ -23,6 +23,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan, targets_of
+from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import measure_lengths
@@ -83,6 +84,7 @@ def shorten_plan(plan: Plan) -> Plan:
         s,
         train=shorten_training(s.train, of_student if s.budget.requested else 1),
         teacher_train=shorten_training(s.teacher_train),
+        vector_train=shorten_training(s.vector_train),
         general=replace(s.general, train=shorten_training(s.general.train)),
         select=replace(s.select, share=SAMPLED_SHARE, rows=0) if s.select.requested else s.select,
         clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
@@ -106,6 +108,7 @@ def count_epochs(settings: DistillConfig) -> dict[str, int]:
     s = settings
     students = [plan_epochs(s, target) for target in targets_of(s.budget)] if s.budget.requested else []
     epochs = {"general": s.general.train.epochs, "teacher": s.teacher_train.epochs, "distill": s.train.epochs}
+    epochs |= {f"distill-{name}": s.vector_train.epochs for name in name_vector_students(s.student)}
     for student in students:
         epochs |= student
     return epochs

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from distill.errors import InputError
 from pipelines.reports.pruning_summary import student_name
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
 from pipelines.settings.schemes import quantization_by, schemes_of
+from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.prepare.label_order import by_label_stage
 from pipelines.stages.prune.cut import cut_stage
 from pipelines.stages.prune.gradual import close_stage
@@ -105,7 +107,28 @@ def prune_students(
     else:
         for target in targets:
             stages |= prune_to(pipeline, target)
-    return [collect_student(stages, target, len(targets)) for target in targets], stages
+    stages |= train_vector_students(run, plan, earlier, precision)
+    students = [collect_student(stages, each, len(targets)) for each in targets if f"distill-{each.name}" in stages]
+    if not students:
+        raise InputError(
+            f"budget.speedup {config.budget.speedup}: expected a speed that a pruned model reaches, found none; "
+            f"{stages[f'shape-{targets[0].name}'].metrics['unreached']}"
+        )
+    for name in name_vector_students(config.student):
+        students.append(TrainedStudent(student_name(name, 2), f"-{name}", stages[f"distill-{name}"]))
+    return students, stages
+
+
+def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
+    """Returns the stages of the students without attention, trained on the same signals as the pruned ones."""
+    config, stages = plan.settings, {}
+    for name, spec in name_vector_students(config.student).items():
+        student = replace(config.student, spec=spec)
+        settings = replace(config, student=student, train=config.vector_train, loss=config.loss.without_layer_terms)
+        own = replace(plan, settings=settings, student=None)
+        data, teacher, cache = earlier["data"], earlier["teacher"], earlier["cache"]
+        stages[f"distill-{name}"] = student_stage(run, own, data, teacher, cache, precision, name=name)
+    return stages
 
 
 def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningPipeline:
@@ -164,12 +187,26 @@ def quantize_students(
 
 
 def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
-    """Prunes to the target at once, then trains."""
+    """Prunes to the target at once, then trains, unless no shape of a frontier reaches it."""
     inputs = pipeline.inputs
     shape = cut_shape(pipeline, target, previous)
+    if is_unreached(pipeline.config, shape):
+        return {f"shape-{target.name}": shape}
     start = PrunedStart(target.name, inputs.start, shape, inputs.tokens)
     stage = pipeline.train(start, pipeline.config.train.epochs)
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
+
+
+def is_unreached(config: DistillConfig, shape: Artefact) -> bool:
+    """Returns whether no shape of a frontier is as fast as its target; a dry run doesn't know.
+
+    Raises:
+        InputError: None is, and this isn't a frontier, but an earlier run with the same search was.
+    """
+    reason = shape.metrics.get("unreached") if shape.digest is not None else None
+    if reason and not config.budget.frontier:
+        raise InputError(reason)
+    return bool(reason)
 
 
 def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> Stages:

@@ -63,6 +63,8 @@ SMALLER = {
     "configs/pruned": PRUNED,
     "--speedup": PRUNED,
     "--texts-per-second": PRUNED,
+    "--frontier": PRUNED | {"speedup": "4,400", "student.vectors": "static", "vector_train.epochs": 1},
+    "--student.vectors": PRUNED | {"vector_train.epochs": 1},
     "--model my-llama": {"data.max_length": 64, "precision": 32},  # each candidate computes the whole vocabulary
     "my_tagger": {"epochs": 4},
     "--min-score": {"min-score": 0.01},  # of the score of a teacher trained on a slice

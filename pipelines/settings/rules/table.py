@@ -39,7 +39,7 @@ from pipelines.settings.places import check_data, is_url, path_exists
 from pipelines.settings.rules.asynchronous import check_asynchronous, check_replica_precision
 from pipelines.settings.rules.nested import check_nested
 from pipelines.settings.rules.segments import check_segment_task, check_student_segments, check_teacher_segments
-from pipelines.settings.rules.vector_students import check_vector_student
+from pipelines.settings.rules.vector_students import check_vector_student, check_vectors_beside
 from pipelines.settings.schemes import check_processor
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
@@ -484,6 +484,7 @@ RULES: tuple[Rule | Check, ...] = (
     ),
     Check(check_ignored_budget),
     Check(check_vector_student),
+    Check(check_vectors_beside),
     Check(check_nested),
     Rule(
         lambda s, f: s.budget.requested and read_norm(s.student.spec),

@@ -8,12 +8,12 @@ from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
 from distill.student.spec import DEFAULT_POOLING, is_relative, parse_spec
+from distill.tasks.names import VECTOR_TASKS
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
+from pipelines.settings.vector_names import name_vector_students
 
 MODEL_TYPE = "token_vectors"  # of checkpoints of such students
-TEXT_TASKS = ("text-classification", "multi-label", "regression", "sentence-embedding")
-VECTOR_TASKS = {"static": TEXT_TASKS, **dict.fromkeys(("cnn", "gru"), (*TEXT_TASKS, "token-classification"))}
 
 
 def check_vector_student(f: Facts) -> None:
@@ -36,6 +36,39 @@ def check_vector_student(f: Facts) -> None:
     layout = f.student_layout
     if layout is not None and layout.sharded:
         raise InputError(f"student.layout {layout}: expected replicated for a {kind} student, which has no layers")
+
+
+def check_vectors_beside(f: Facts) -> None:
+    """Checks the students without attention that are to be trained beside pruned ones, and the frontier that has them.
+
+    Raises:
+        InputError: A spec isn't one, can't do the task, or stands twice; there is no speed-up; or a setting can't be
+            used with them.
+    """
+    s = f.settings
+    if not (s.student.vectors or s.budget.frontier):
+        return
+    setting = "budget.frontier" if s.budget.frontier else "student.vectors"
+    if not s.budget.speedup or s.student.given:
+        raise InputError(f"{setting}: expected --speedup such as 4,10,100 beside it, found none")
+    layout = f.student_layout
+    for name, found, expected, is_refused in (
+        ("quantize.scheme", s.quantize.scheme, "none (int8 is the budget's precision)", s.quantize.scheme),
+        ("sparsity.pattern", s.sparsity.pattern, "none", s.sparsity.requested),
+        ("prune.schedule", s.prune.schedule, "oneshot", s.prune.schedule != "oneshot"),
+        ("prune.nested", True, "false", s.prune.nested),
+        ("machine.strategy", s.machine.asynchronous, "none", s.machine.asynchronous),
+        ("student.layout", layout, "replicated", layout is not None and layout.sharded),
+        ("budget.min_score", s.budget.min_score, "0", s.budget.min_score),
+    ):
+        if is_refused:
+            raise InputError(f"{name}: expected {expected} with {setting}, found {found}")
+    for spec in name_vector_students(s.student).values():
+        if not parse_spec(spec).is_vectors:
+            raise InputError(f"student.vectors: expected specs of {', '.join(VECTOR_TASKS)}, found {spec!r}")
+        kind = parse_spec(spec).preset
+        if f.task is not None and f.task not in VECTOR_TASKS[kind]:
+            raise InputError(f"student.vectors {spec}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}")
 
 
 def check_formats_with_attention(f: Facts) -> None:

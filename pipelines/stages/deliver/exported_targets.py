@@ -39,8 +39,11 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarge
 
 
 def scored_target(config: DistillConfig, scheme: str | None = None) -> ExportTarget | None:
-    """Returns the target of a student with a scheme, or of the teacher, to which the budget's minimum score applies."""
-    if not (config.budget.requested and config.budget.min_score):
+    """Returns the target of a student with a scheme, or of the teacher, whose validation score is compared.
+
+    It is compared with the budget's minimum, or with those of a frontier's other students; otherwise there is none.
+    """
+    if not (config.budget.requested and (config.budget.min_score or config.budget.frontier)):
         return None
     wanted = target_for(config.budget, teacher=scheme is None)
     forms = student_targets(config, scheme) if scheme is not None else [wanted]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.reports.pruning_summary import find_code, read_pruning
 from pipelines.reports.pruning_table import build_speed_table
+from pipelines.reports.recommendation import build_recommendations
 from pipelines.reports.render import render_cards, render_html
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.reports.tables import build_scores, build_summary
@@ -177,6 +178,8 @@ def print_results(console: Console, report: Report, places: Mapping[str, Path]) 
         console.table("Requested speed", *speeds)
         for verdict in write_verdicts(report):
             console.say(f"  {verdict.sentence}")
+    if recommended := build_recommendations(report):
+        console.table("Which student to take", *recommended)
     if scores := build_scores(report):
         console.table("Scores", *scores)
     for name, training in report.get("trainings", {}).items():

@@ -108,7 +108,7 @@ def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject
 def write_shape(folder: Path, result: JsonObject) -> JsonObject:
     """Writes `shape.json` and returns the metrics of its stage."""
     write_json(folder / SHAPE, result)
-    return {name: result[name] for name in (*MEASURED, "outline", "teacher_score")}
+    return {name: result[name] for name in (*MEASURED, "outline", "teacher_score", "unreached") if name in result}
 
 
 class TimedCandidate(NamedTuple):
@@ -169,7 +169,7 @@ class ShapeSearch:
         milliseconds = self.milliseconds / AIM
         candidates = list_candidates(self.space, milliseconds)
         if not candidates:
-            self.refuse_target(milliseconds)
+            return self.refuse_target(milliseconds)
         winner, divergences = self.run_trials(candidates)
         chosen, measurements = self.correct_latency(candidates[winner])
         pairs = zip(candidates, divergences, strict=True)
@@ -322,18 +322,22 @@ class ShapeSearch:
                 "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"
             )
 
-    def refuse_target(self, milliseconds: float) -> None:
+    def refuse_target(self, milliseconds: float) -> JsonObject:
         """Measures the smallest possible shape and reports the target as unreachable.
 
         Raises:
-            InputError: Always.
+            InputError: Always, but for the target of a frontier, for which the measurement is returned.
         """
         smallest = make_smallest_candidate(self.space)
         measured = self.measure(smallest, self.build_candidate(smallest))
         self.check_bytes(measured)
-        raise InputError(
+        reason = (
             f"budget {self.target.name}: expected a shape that takes {milliseconds * AIM:.3f} ms per call on "
             f"{self.budget.runtime} {self.budget.precision}, found none: the smallest, {smallest.label}, reaches "
             f"{measured['speedup']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
             + ("" if self.budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
         )
+        if not self.budget.frontier:
+            raise InputError(reason)
+        self.run.console.say(f"  shape-{self.target.name}: no pruned student: {reason}")
+        return {"unreached": reason}

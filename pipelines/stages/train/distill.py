@@ -59,16 +59,18 @@ def student_stage(
     precision: str,
     pruned: PrunedStart | None = None,
     general: Artefact | None = None,
+    name: str = "",
 ) -> Artefact:
     """Writes `model/`: the trained student.
 
     It reads the teacher's signals from the cache ahead of each step; without a cache the teacher is queried in each
     step. A `pruned` student starts from the pruned model. After general distillation it starts from the `general`
-    stage's model, with a new head.
+    stage's model, with a new head. One of several students has a `name`.
     """
     training = StudentTraining(run, plan, data, teacher, cache, precision, pruned, general)
-    name = "distill" if pruned is None else f"distill-{pruned.name}"
-    return run.stage(name, training.settings(), training.inputs(), training.work, version=VERSION, together=True)
+    own = name if pruned is None else pruned.name
+    stage = f"distill-{own}" if own else "distill"
+    return run.stage(stage, training.settings(), training.inputs(), training.work, version=VERSION, together=True)
 
 
 @dataclass(frozen=True)

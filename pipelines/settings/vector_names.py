@@ -1,0 +1,19 @@
+"""Names of the students without attention that are trained beside pruned ones."""
+
+import re
+
+from distill.errors import InputError
+from distill.student.spec import StudentConfig
+
+
+def name_vector_students(student: StudentConfig) -> dict[str, str]:
+    """Returns name -> spec of each student without attention beside pruned ones: of `cnn,hidden=128`, `cnn-hidden128`.
+
+    Raises:
+        InputError: One stands twice.
+    """
+    specs = [spec.strip() for spec in student.vectors.split(";") if spec.strip()]
+    names = {re.sub(r"[^\w]+", "-", spec.replace("=", "")): spec for spec in specs}
+    if len(names) < len(specs):
+        raise InputError(f"student.vectors: expected different students, found one twice in {student.vectors!r}")
+    return names

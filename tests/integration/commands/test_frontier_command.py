@@ -1,0 +1,121 @@
+"""`--frontier` on tiny models: pruned students beside students without attention, and which of them to take."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizerFast
+
+from distill.checkpoint.pruned import load_pruned
+from pipelines import distill, prune
+from support.commands import refusal_of, run_to_success, small_run
+from support.run_inputs import make_inputs
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+
+UNREACHABLE = "4000x"
+VECTORS = "static,embeddings=8;gru,hidden=16,embeddings=8"
+STUDENTS = ("student-1.3x", "student-static-embeddings8", "student-gru-hidden16-embeddings8")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a classifier and its data."""
+    folder = tmp_path_factory.mktemp("frontier")
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    saved(build_model("bert", intermediate_size=512), tokenizer, folder / "model")
+    (folder / "data").mkdir()
+    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
+        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
+        (folder / "data" / f"{split}.csv").write_text(f"text,label\n{rows}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arguments(place) -> list[str]:
+    return [
+        *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(place / "run")),
+        *("--frontier", "true", "--speedup", f"1.3,{UNREACHABLE.removesuffix('x')}", "--student.vectors", VECTORS),
+        *("--epochs", "2", "--vector_train.epochs", "2", "--vector_train.batch_size", "16", "--batch-size", "8"),
+        *("--precision", "32", "--threads", "1", "--measure.texts", "6", "--measure.rounds", "1"),
+        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
+        *("--prune.samples", "32", "--prune.trials", "2", "--budget.rounds", "1", "--budget.recuts", "0"),
+        *("--budget.runtime", "pytorch", "--budget.precision", "fp32"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def printed(arguments) -> str:
+    return run_to_success("prune", arguments)
+
+
+@pytest.mark.slow
+def test_every_family_is_trained_scored_and_published(place, printed):
+    report = json.loads((place / "run" / "report.json").read_text())
+    assert {entry["name"] for entry in report["models"]} == {"teacher", *STUDENTS}
+    judged = {entry["name"] for entry in report["models"] if "validation" in entry}
+    assert judged == {"teacher", *STUDENTS}
+    for name in STUDENTS:
+        assert load_pruned(place / "run" / name).config.num_labels == 5
+    assert [each["name"] for each in report["pruning"]["students"]] == [STUDENTS[0]]
+
+
+@pytest.mark.slow
+def test_a_speed_that_no_shape_reaches_has_no_pruned_student(place, printed):
+    assert f"shape-{UNREACHABLE}: no pruned student: budget {UNREACHABLE}: expected a shape" in printed
+    assert not (place / "run" / f"distill-{UNREACHABLE}").exists()
+
+
+@pytest.mark.slow
+def test_the_report_says_which_student_to_take(place, printed):
+    assert "Which student to take" in printed
+    page = (place / "run" / "report.html").read_text()
+    assert "<h2>Which student to take</h2>" in page
+    assert "of the teacher's accuracy, take student-" in page.replace("&#39;", "'")
+
+
+@pytest.mark.slow
+def test_the_same_command_skips_everything(place, printed, arguments):
+    again = run_to_success("prune", arguments)
+    assert "started" not in again
+
+
+@pytest.mark.slow
+def test_an_unreachable_speed_is_refused_by_a_later_run_without_a_frontier(
+    place, printed, arguments, monkeypatch, capsys
+):
+    start = arguments.index("--frontier")
+    alone = [*arguments[:start], *("--speedup", UNREACHABLE.removesuffix("x")), *arguments[start + 6 :]]
+    assert f"budget {UNREACHABLE}: expected a shape" in refusal_of(prune, alone, monkeypatch, capsys)
+
+
+def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
+    inputs = make_inputs(tmp_path)
+    dry = small_run(*inputs, tmp_path / "run", "--frontier", "true", "--dry-run", "--probe", "false")
+    printed = run_to_success("distill", dry)
+    for stage in ("shape-128x", "distill-2x", "distill-static", "distill-gru-hidden128", "export-cnn", "speed-64x"):
+        assert stage in printed
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--latency-ms", "2"), "budget.frontier: expected speed-ups or nothing else, found latency_ms"),
+        (
+            ("--quantize", "int4"),
+            "quantize.scheme: expected none (int8 is the budget's precision) with budget.frontier",
+        ),
+        (("--prune.schedule", "gradual"), "prune.schedule: expected oneshot with budget.frontier, found gradual"),
+        (("--student.vectors", "static;static"), "student.vectors: expected different students"),
+        (("--student.vectors", "layers=2"), "student.vectors: expected specs of static, cnn, gru, found 'layers=2'"),
+        (("--student.vectors", "cnm"), "cnm"),
+        (
+            ("--student.vectors", "static", "--task", "token-classification"),
+            "student.vectors static: expected text-classification",
+        ),
+    ],
+)
+def test_what_a_frontier_cannot_have_is_refused_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
+    inputs = make_inputs(tmp_path)
+    words = small_run(*inputs, tmp_path / "run", "--frontier", "true", *more)
+    assert message in refusal_of(distill, words, monkeypatch, capsys)
+    assert not (tmp_path / "run").exists()
