@@ -68,9 +68,8 @@ def check_rounded(source: Source, target: ExportTarget) -> None:
 def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> float:
     """Returns the largest difference between a product of the written file and its layer, on the file's own inputs.
 
-    It is 0 for a model whose tables alone are quantized.
-
-    `inputs` are a padded batch of ids, mask and types, each [batch, length] int64.
+    It is 0 for a model whose tables alone are quantized. `inputs` are a padded batch of ids, mask and types, each
+    [batch, length] int64.
 
     Raises:
         ArtefactError: The difference is larger than rounding of float32.

@@ -105,12 +105,19 @@ def build_token_vectors(
         pair: See `token_vectors_config`.
 
     Raises:
-        InputError: There is no such student for the teacher's task, or a size is not possible.
+        InputError: There is no such student for the teacher's task, a size is not possible, or the tokenizer doesn't
+            tell the texts of a pair apart.
 
     Source: van Dongen & Tulkens 2024, Model2Vec; the weights are those of Arora et al. 2017 (A Simple but Tough-to-Beat
     Baseline for Sentence Embeddings, section 3). There the table is used as it is; here it is trained.
     """
     head = choose_vector_head(teacher, given.preset)
+    if pair and tokenizer is not None and "token_type_ids" not in tokenizer.model_input_names:
+        raise InputError(
+            f"student {given.preset}: expected a tokenizer with token_type_ids for pairs of texts, found "
+            f"{type(tokenizer).__name__} without: the two texts couldn't be told apart; take a student with attention, "
+            "such as layers=2"
+        )
     config = token_vectors_config(teacher.config, given, pair=pair)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

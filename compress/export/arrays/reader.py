@@ -74,7 +74,7 @@ class Reader:
         if logits.ndim == 2:
             named = zip(logits.argmax(-1), row.special_tokens_mask, strict=True)
             return [labels[str(label)] for label, special in named if not special]
-        if problem == "regression":
+        if problem == "regression" or len(labels) == 1:
             return float(logits[0])
         if problem == "multi_label_classification":
             return [labels[str(label)] for label in np.flatnonzero(logits > 0)]

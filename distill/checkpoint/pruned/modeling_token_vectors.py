@@ -70,6 +70,11 @@ class TokenVectorsConfig(PreTrainedConfig):
         return 0
 
     @property
+    def type_vocab_size(self):
+        """Types of tokens that the model reads: those of the two texts of a pair."""
+        return 2 if self.pair else 1
+
+    @property
     def features(self):
         """Width of a token's vector after the encoder."""
         return self.embedding_size if self.encoder == "static" else self.hidden_size

@@ -1,5 +1,6 @@
 """Tests of students without attention: what they compute, what they take from the teacher, and their checkpoints."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from compress.export.common.huggingface import input_names
 from distill.checkpoint.pruned import load_pruned, register_pruned, save_pruned
 from distill.checkpoint.pruned.modeling_token_vectors import hash_pairs
 from distill.errors import InputError
@@ -96,6 +98,15 @@ def test_pairs_of_texts_are_compared(tokenizer):
     assert same[:, 2 * width : 3 * width].abs().max() < 1e-6
     torch.testing.assert_close(same[:, 3 * width :], same[:, :width].square())
     assert not torch.equal(compute_logits(student, [row], types=types), compute_logits(student, [row], types=[[0] * 4]))
+
+
+def test_a_pairs_student_reads_token_types_and_needs_a_tokenizer_that_has_them(tokenizer):
+    assert input_names(make_student("static", tokenizer, pair=True).config)[-1] == "token_type_ids"
+    assert "token_type_ids" not in input_names(make_student("static", tokenizer).config)
+    untyped = copy.deepcopy(tokenizer)
+    untyped.model_input_names = ["input_ids", "attention_mask"]
+    with pytest.raises(InputError, match="expected a tokenizer with token_type_ids for pairs of texts"):
+        make_student("static", untyped, pair=True)
 
 
 def test_the_table_has_the_principal_components_of_what_the_teacher_makes_of_each_token(tokenizer):
