@@ -212,7 +212,7 @@ def write_pruning_notes(report: Report) -> list[str]:
         "KL is the divergence from the teacher on the validation split after the short trial trainings by which the "
         "shape is chosen. The chosen shape may have gained or lost units afterwards until it met the requested speed.",
     ]
-    if whole := [each["name"] for each in students if is_whole(report, each)]:
+    if whole := [each["name"] for each in students if is_uncut(report, each)]:
         notes.append(
             f"{format_enumeration(whole)} {'has' if len(whole) == 1 else 'have'} all layers and units: the whole model "
             f"in {conditions['precision']} is fast enough. A lower speed would keep no more"
@@ -226,7 +226,7 @@ def write_pruning_notes(report: Report) -> list[str]:
     return notes
 
 
-def is_whole(report: Report, student: PrunedStudent) -> bool:
+def is_uncut(report: Report, student: PrunedStudent) -> bool:
     """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
     start, own = pruning_of(report)["start"]["outline"], student["outline"]
     same_width = start["hidden"] is None or start["hidden"] == own["hidden"]

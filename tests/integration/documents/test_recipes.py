@@ -158,4 +158,7 @@ def test_a_named_recipe_trains_with_exactly_its_loss_terms(recipe, tmp_path, bod
         for term in TERMS:
             assert (f"train/{term}" in curve[0]) == (getattr(loss, term) > 0), term
     (model,) = (tmp_path / "run" / "distill").glob("*/model")
-    assert AutoModelForSequenceClassification.from_pretrained(model).config.num_labels == 5
+    own_code = "auto_map" in json.loads((model / "config.json").read_text())
+    assert own_code == (recipe.stem == "static")
+    student = AutoModelForSequenceClassification.from_pretrained(model, trust_remote_code=own_code)
+    assert student.config.num_labels == 5
