@@ -25,6 +25,8 @@ class PruneConfig:
             outputs are tokens.
         unseen: Share of tokens in unseen text that may be split into smaller tokens because the training texts lack
             them.
+        reconstruct: Fit the units that stay to what their layers computed before pruning, by least squares on the
+            samples of the scores (oneshot and iterative schedules).
         embedding_rank: Columns of the token embedding, which a projection maps to the hidden width; 0 keeps the full
             embedding.
         nested: Train the students of all target speeds as one set of weights: each is a part of the slower one.
@@ -39,6 +41,7 @@ class PruneConfig:
     trials: int = 150
     vocabulary: bool = True
     unseen: float = 0.001
+    reconstruct: bool = False
     embedding_rank: int = 0
     nested: bool = False
 
@@ -46,6 +49,11 @@ class PruneConfig:
         for name, smallest in (("rounds", 2), ("samples", 1), ("trials", 0), ("embedding_rank", 0)):
             if getattr(self, name) < smallest:
                 raise CompressError(f"prune.{name}: expected at least {smallest}, found {getattr(self, name)}")
+        if self.reconstruct and self.schedule == "gradual":
+            raise CompressError(
+                "prune.reconstruct: expected schedule oneshot or iterative, found gradual: units that stay learn to make "
+                "up for the others while those are closed"
+            )
         if not 0 < self.gradual < 1:
             raise CompressError(f"prune.gradual: expected a share between 0 and 1, found {self.gradual}")
         if not 0 <= self.unseen <= 1:

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -106,6 +108,16 @@ def reconstruct_weight(
     added = torch.linalg.solve(own, spread[kept][:, removed] @ lost.T).T
     shift = lost @ mean[removed] - added @ mean[kept] if centred else torch.zeros(len(weight), dtype=torch.float64)
     return (weight.double()[:, kept] + added).to(weight.dtype), shift.to(weight.dtype)
+
+
+def save_moments(file: Path, moments: Moments) -> None:
+    """Writes moments as float32."""
+    save_file({name: value.float().contiguous() for name, value in moments.items()}, file)
+
+
+def load_moments(file: Path) -> Moments:
+    """Reads what `save_moments` wrote, as float64."""
+    return {name: value.double() for name, value in load_file(file).items()}
 
 
 def _multiply_with_one(rows: Tensor) -> Tensor:

@@ -192,8 +192,7 @@ def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Arte
     shape = cut_shape(pipeline, target, previous)
     if is_unreached(pipeline.config, shape):
         return {f"shape-{target.name}": shape}
-    start = PrunedStart(target.name, inputs.start, shape, inputs.tokens)
-    stage = pipeline.train(start, pipeline.config.train.epochs)
+    stage = pipeline.train(inputs.begin(pipeline.config, target.name, shape), pipeline.config.train.epochs)
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
 
 
@@ -222,7 +221,7 @@ def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> S
             inputs = replace(inputs, start=cut, scores=cut)
     first, *others = shapes
     begun = pipeline.inputs
-    start = PrunedStart(first, begun.start, shapes[first], begun.tokens)
+    start = begun.begin(config, first, shapes[first])
     training = NestedTraining(
         run, pipeline.plan, begun.data, begun.teacher, begun.cache, pipeline.precision, start, None, shapes
     )
@@ -241,7 +240,7 @@ def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget, previous: 
     for number, epochs in enumerate(rounds[:-1], 1):
         name = round_name(target, number)
         shape = round_stage(pipeline.run, pipeline.config, inputs, target.uncorrected, number)
-        stage = pipeline.train(PrunedStart(name, inputs.start, shape, inputs.tokens), epochs)
+        stage = pipeline.train(inputs.begin(pipeline.config, name, shape), epochs)
         start = PrunedStart(name, stage, None, inputs.tokens)
         scores = scores_stage(pipeline.run, pipeline.config, inputs.data, inputs.cache, start)
         stages |= {f"shape-{name}": shape, f"distill-{name}": stage, f"scores-{name}": scores}

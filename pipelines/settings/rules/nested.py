@@ -32,6 +32,8 @@ def list_nested_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]
         yield "budget.speedup", s.budget.speedup or "none", "two or more speeds, such as 4,10,15,"
     if s.prune.schedule != "oneshot":
         yield "prune.schedule", s.prune.schedule, "oneshot"
+    if s.prune.reconstruct:
+        yield "prune.reconstruct", s.prune.reconstruct, "false"
     if s.prune.embedding_rank:
         yield "prune.embedding_rank", s.prune.embedding_rank, "0"
     if s.loss != s.loss.without_layer_terms:

@@ -19,6 +19,7 @@ from compress.prune.importance.estimate import (
     score_by_magnitude,
 )
 from compress.prune.importance.scores import Scores
+from compress.prune.reconstruction import measure_moments, save_moments
 from distill.checkpoint.outputs import find_logits
 from distill.checkpoint.pruned import load_pruned
 from distill.losses.teacher_signals import TeacherSignals
@@ -32,7 +33,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.prune.inputs import axes_of
-from pipelines.stages.train.pruned_start import PrunedStart
+from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -41,13 +42,18 @@ NOISE = 0.5**0.5  # standard deviation of the normal distribution whose KL diver
 
 
 def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: PrunedStart) -> Artefact:
-    """Writes the scores of every unit and layer of the start model, shared by all targets with the same start."""
+    """Writes the scores of every unit and layer of the start model, shared by all targets with the same start.
+
+    Where pruned layers are reconstructed, it also writes the moments of their inputs.
+    """
     settings = {
         "scores": config.prune.scores,
         "samples": config.prune.samples,
         "temperature": config.loss.resolved_temperature,
         "max_length": config.data.max_length,
     }
+
+    settings |= {"moments": True} if config.prune.reconstruct else {}
 
     def work(folder: Path) -> JsonObject:
         model, task = load_pruned(start.folder), read_task(data)
@@ -61,6 +67,9 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         with run.console.track(f"scores: {config.prune.scores}", total, "samples") as advance:
             scores = score_units(model, axes_of(model, task), CountedBatches(batches, advance), config.prune, distance)
         scores.save(folder / SCORES)
+        if config.prune.reconstruct:
+            inputs = (build_inputs(model, batch) for batch in batches)
+            save_moments(folder / MOMENTS, measure_moments(model, axes_of(model, task), inputs))
         return {"method": scores.method, "samples": scores.samples, "layers": scores.layers.tolist()}
 
     name = "scores" if start.name == "start" else f"scores-{start.name}"

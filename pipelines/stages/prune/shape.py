@@ -76,6 +76,10 @@ class ShapeInputs:
     scores: Artefact
     costs: Artefact
 
+    def begin(self, config: DistillConfig, name: str, shape: Artefact | None) -> PrunedStart:
+        """Returns the start of a student with a shape; None if the shape isn't chosen yet."""
+        return PrunedStart(name, self.start, shape, self.tokens, self.scores if config.prune.reconstruct else None)
+
     def by_name(self) -> dict[str, Artefact]:
         """Returns the stages by their names in stage keys, which mustn't change: finished runs would be rebuilt."""
         return {"words" if name == "tokens" else name: stage for name, stage in vars(self).items()}
@@ -188,12 +192,12 @@ class ShapeSearch:
         if len(candidates) == 1 or not self.config.prune.trials:
             best = min(range(len(candidates)), key=lambda number: candidates[number].loss)
             return best, [[] for _ in candidates]
-        start = PrunedStart(self.target.name, self.inputs.start, None, self.inputs.tokens)
+        start = self.inputs.begin(self.config, self.target.name, None)
         signals = open_cached_signals(self.inputs.cache, start)
         trials = []
         for each in candidates:
             torch.manual_seed(self.run.seed)
-            student = prune(self.model, self.axes, each.shape)
+            student = start.cut(self.model, self.axes, each.shape)
             train = start.adapt_training(self.config.train, student)
             trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.output_rows))
         judge = Judge(

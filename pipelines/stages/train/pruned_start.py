@@ -1,21 +1,23 @@
 """The starting point of a pruned student, and the shape to which it is pruned."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from compress.prune.reconstruction import load_moments, reconstruct
 from distill.checkpoint.pruned import load_pruned
-from distill.slicing import Shape, find_axes, prune
+from distill.slicing import Axis, Shape, find_axes, prune
 from distill.student.spec import is_relative
 from distill.train.config import TrainConfig
 from pipelines.runs.stage import Artefact
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.train.recovery_rate import scale_learning_rate
 
-SHAPE = "shape.json"
+SHAPE, MOMENTS = "shape.json", "moments.safetensors"
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class PrunedStart:
         source: The stage with the model before it is pruned.
         shape: The stage that chose the units to keep; None if the source is pruned already.
         tokens: The stage that stores the retained tokens; None if all tokens were retained.
+        moments: The stage with the moments of layers' inputs; None if pruned layers aren't reconstructed.
     """
 
     name: str
     source: Artefact
     shape: Artefact | None
     tokens: Artefact | None
+    moments: Artefact | None = None
 
     @property
     def folder(self) -> Path:
@@ -41,7 +45,7 @@ class PrunedStart:
 
     def inputs(self) -> dict[str, Artefact]:
         """Returns the stages that the student depends on; the names are part of stage keys of finished runs."""
-        stages = {"begun": self.source, "words": self.tokens, "shape": self.shape}
+        stages = {"begun": self.source, "words": self.tokens, "shape": self.shape, "moments": self.moments}
         return {name: stage for name, stage in stages.items() if stage is not None}
 
     @property
@@ -71,7 +75,13 @@ class PrunedStart:
     def build_student(self) -> PreTrainedModel:
         """Returns the student before it is trained."""
         model = load_pruned(self.folder)
-        return model if self.shape is None else prune(model, find_axes(model), read_shape(self.shape))
+        return model if self.shape is None else self.cut(model, find_axes(model), read_shape(self.shape))
+
+    def cut(self, model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTrainedModel:
+        """Returns the model pruned to a shape, reconstructed if there are moments."""
+        if self.moments is not None:
+            model = reconstruct(model, axes, shape, load_moments(self.moments.folder / MOMENTS))
+        return prune(model, axes, shape)
 
 
 def read_shape(shape: Artefact) -> Shape:

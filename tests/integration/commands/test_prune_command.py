@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizerFast
 
 from compress.prune.budget import TOLERANCE, Budget
+from compress.prune.reconstruction import load_moments
 from distill.checkpoint.pruned import load_pruned
 from distill.data.config import DataConfig
 from distill.errors import InputError
@@ -21,7 +23,7 @@ from pipelines.runs.stage import Artefact
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.pipeline import check_scores
 from pipelines.stages.prepare.vocabulary import tokenizer_of
-from pipelines.stages.train.pruned_start import PrunedStart
+from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from support.commands import refusal_of, run_to_success
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
@@ -277,3 +279,18 @@ def test_a_dry_run_predicts_every_stage_of_a_pruned_and_quantized_student(place,
         *(stage for stage in stages if stage not in ("data", "report")),
         "all",
     ]
+
+
+@pytest.mark.slow
+def test_a_reconstructed_student_starts_from_other_weights_of_the_same_units(place, model, data):
+    output = place / "reconstructed"
+    run_to_success("prune", words(model, data, output, "--speedup", "1.3", *SEARCH, "--prune.reconstruct", "true"))
+    scores, shape, start = (
+        Artefact(stage, next((output / stage).glob("*")), "digest", {}) for stage in ("scores", "shape-1.3x", "start")
+    )
+    assert len(load_moments(scores.folder / MOMENTS)) == 8  # two layers of each of four read units
+    plain, fitted = (PrunedStart("1.3x", start, shape, None, moments).build_student() for moments in (None, scores))
+    same, other = plain.state_dict(), fitted.state_dict()
+    changed = {name for name, value in other.items() if not torch.equal(value, same[name])}
+    assert changed
+    assert all(name.endswith(("output.dense.weight", "output.dense.bias")) for name in changed)
