@@ -51,8 +51,8 @@ class PruneConfig:
                 raise CompressError(f"prune.{name}: expected at least {smallest}, found {getattr(self, name)}")
         if self.reconstruct and self.schedule == "gradual":
             raise CompressError(
-                "prune.reconstruct: expected schedule oneshot or iterative, found gradual: units that stay learn to make "
-                "up for the others while those are closed"
+                "prune.reconstruct: expected schedule oneshot or iterative, found gradual: units that stay learn to "
+                "make up for the others while those are closed"
             )
         if not 0 < self.gradual < 1:
             raise CompressError(f"prune.gradual: expected a share between 0 and 1, found {self.gradual}")
