@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -38,6 +39,7 @@ def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair:
     Raises:
         InputError: A size is not possible.
     """
+    register_vector_heads()
     encoder = given.preset
     requested = {key: numbers[0] for key, numbers in given.requested.items()}
     check_vector_sizes(given, requested)
@@ -59,6 +61,12 @@ def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair:
         label2id=teacher.label2id,
         problem_type=teacher.problem_type,
     )
+
+
+def register_vector_heads() -> None:
+    """Registers the classes with transformers' auto classes, which build a model from its config alone in a dry run."""
+    for head, model in VECTOR_HEADS.items():
+        getattr(transformers, f"AutoModel{head}").register(TokenVectorsConfig, model, exist_ok=True)
 
 
 def check_vector_sizes(given: StudentSpec, requested: dict[str, int]) -> None:

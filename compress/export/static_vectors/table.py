@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.errors import ArtefactError
 from distill.checkpoint.pruned import has_token_vectors
 
-WEIGHED_AT_ONCE = 64
+TEXTS_PER_BATCH = 64
 
 
 @torch.no_grad()
@@ -77,8 +77,8 @@ def compute_text_vectors(
 ) -> np.ndarray:
     """Returns a static student's vectors of whole texts, of length 1 [texts, width]."""
     parts = []
-    for start in range(0, len(texts), WEIGHED_AT_ONCE):
-        rows = list(texts[start : start + WEIGHED_AT_ONCE])
+    for start in range(0, len(texts), TEXTS_PER_BATCH):
+        rows = list(texts[start : start + TEXTS_PER_BATCH])
         batch = tokenizer(rows, padding=True, truncation=False, return_tensors="pt")
         pooled = model.base_model(batch["input_ids"], batch["attention_mask"]).pooler_output
         parts.append(normalize(pooled.float(), dim=-1).numpy())

@@ -72,6 +72,12 @@ def test_students_of_other_tasks_score_in_their_files_what_they_score_in_torch(s
     assert scores["student", "onnxruntime"] == pytest.approx(scores["student", "pytorch"], abs=1e-6)
 
 
+@pytest.mark.parametrize("more", [(), ("--quantize", "int8", "--export", "numpy")])
+def test_a_dry_run_tells_the_size_of_a_student(more, inputs, tmp_path, capsys):
+    distill.main(small_run(*inputs, tmp_path / "run", "--student", "cnn", "--dry-run", "--probe", "false", *more))
+    assert "nothing was written" in capsys.readouterr().out
+
+
 def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monkeypatch, capsys):
     arguments = small_run(*inputs, tmp_path / "run", "--student", "layers=2", "--export", "onnxruntime,numpy")
     message = refusal_of(distill, arguments, monkeypatch, capsys)
