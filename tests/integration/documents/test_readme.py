@@ -10,7 +10,7 @@ import pytest
 from pipelines import cache, distill, evaluate, export, harness, launch, plan, prune, quantize, report
 from pipelines.launchers.job import read_command
 from pipelines.runs.cli import parse
-from pipelines.settings import cache_config
+from pipelines.settings import cache_config, cascade_config
 from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.launch_config import check_engine
 from pipelines.settings.planner_config import SHORT_PLANNER_OPTIONS, PlannerConfig
@@ -31,6 +31,7 @@ CONFIGS = {
     "pipelines.quantize": (DistillConfig, quantize.QUANTIZE_SHORT),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
+    "pipelines.cascade": (cascade_config.CascadeConfig, {"data": "data.path"}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
     "pipelines.harness": (harness.HarnessConfig, {}),
     "pipelines.plan": (PlannerConfig, SHORT_PLANNER_OPTIONS),
