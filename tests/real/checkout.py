@@ -39,7 +39,7 @@ DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/dem
 TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs/entities"
 LIMIT = 3600  # seconds
 
-MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2}
+MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2, "measure.seconds": 0}
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
 PRUNED = {"prune.trials": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
@@ -49,7 +49,7 @@ SMALLER = {
     "pipelines.prune ": RUN | PRUNED,
     "pipelines.quantize ": RUN,
     "pipelines.evaluate ": MEASURED,
-    "pipelines.cascade ": {"measure.rounds": 1, "measure.texts": 4, "measure.parity": 8},
+    "pipelines.cascade ": {"measure.rounds": 1, "measure.texts": 4, "measure.parity": 8, "measure.seconds": 0},
     "pipelines.report --model ": MEASURED,
     "pipelines.export ": {"parity": 8},
     "pipelines.harness ": {"limit": 4},

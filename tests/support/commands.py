@@ -23,6 +23,13 @@ class Verifying(ForkedProcess):
     modules = (VERIFICATION,)
 
 
+# The least number of texts, without further ones until intervals are narrow.
+QUICK_MEASUREMENT = (
+    *("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8"),
+    *("--measure.seconds", "0"),
+)
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """Returns the command line of a process; if a flag is repeated, to override one of `small_run`, the last counts."""
     return [sys.executable, "-m", f"pipelines.{module}", *with_last_flags(module, arguments)]
@@ -36,8 +43,7 @@ def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
     """Returns the arguments of a distillation that takes seconds: a tiny teacher, few texts, two of four layers."""
     arguments = [
         *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
-        *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
-        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--batch-size", "8"),
+        *("--precision", "32", "--threads", "1", "--data.max_length", "32", "--batch-size", "8", *QUICK_MEASUREMENT),
         *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
     ]
     return override_flags(arguments, more, SHORT_OPTIONS)

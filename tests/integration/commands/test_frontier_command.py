@@ -8,7 +8,7 @@ from transformers import BertTokenizerFast
 
 from distill.checkpoint.pruned import load_pruned
 from pipelines import distill, prune
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
@@ -36,8 +36,8 @@ def arguments(place) -> list[str]:
         *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(place / "run")),
         *("--frontier", "true", "--speedup", f"1.3,{UNREACHABLE.removesuffix('x')}", "--student.vectors", VECTORS),
         *("--epochs", "2", "--vector_train.epochs", "2", "--vector_train.batch_size", "16", "--batch-size", "8"),
-        *("--precision", "32", "--threads", "1", "--measure.texts", "6", "--measure.rounds", "1"),
-        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
+        *("--precision", "32", "--threads", "1", *QUICK_MEASUREMENT),
+        *("--data.max_length", "32", "--learning-rate", "1e-3"),
         *("--prune.samples", "32", "--prune.trials", "2", "--budget.rounds", "1", "--budget.recuts", "0"),
         *("--budget.runtime", "pytorch", "--budget.precision", "fp32"),
     ]

@@ -24,7 +24,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.pipeline import check_scores
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
-from support.commands import refusal_of, run_to_success
+from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
@@ -35,8 +35,8 @@ SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget
 def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
     return [
         *("--model", str(model), "--data", str(data), "--output", str(output), "--epochs", "2", "--batch-size", "8"),
-        *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
-        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
+        *("--precision", "32", "--threads", "1", *QUICK_MEASUREMENT),
+        *("--data.max_length", "32", "--learning-rate", "1e-3"),
         *("--prune.samples", "32", "--prune.trials", "2", *more),
     ]
 

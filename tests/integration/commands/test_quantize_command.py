@@ -91,7 +91,8 @@ def trained(finished) -> Path:
 
 def own_words(trained: Path, data: Path, output: Path) -> list[str]:
     return ["--model", str(trained), "--data", str(data), "--output", str(output), "--quantize.samples", "32"] + [
-        "--measure.texts", "4", "--measure.rounds", "2", "--measure.batch", "2", "--data.max_length", "24"
+        "--measure.texts", "4", "--measure.rounds", "2", "--measure.batch", "2", "--data.max_length", "24",
+        "--measure.seconds", "0",
     ]  # fmt: skip
 
 

@@ -9,10 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines.settings.export_config import ExportConfig
 from pipelines.stages.deliver.export import load_examples
-from support.commands import run_to_success
+from support.commands import QUICK_MEASUREMENT, run_to_success
 from support.tiny_models import build_model, make_rows, saved
-
-QUICK = ["--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8"]
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def base(headed_folder: Path, data_folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_single_checkpoint_is_evaluated(base, tmp_path):
-    message = run_to_success("evaluate", [*base, *QUICK, "--output", str(tmp_path / "e")])
+    message = run_to_success("evaluate", [*base, *QUICK_MEASUREMENT, "--output", str(tmp_path / "e")])
     assert "student" not in message.split("Evaluation")[1]
 
 
@@ -68,6 +66,6 @@ def test_text_files_give_export_texts_for_a_language_model(tokenizer: PreTrained
 @pytest.mark.slow
 def test_a_report_with_a_teacher_contains_both_models(base, tokenizer: PreTrainedTokenizerBase, tmp_path):
     teacher = saved(build_model("bert", num_hidden_layers=2), tokenizer, tmp_path / "teacher")
-    run_to_success("report", [*base, *QUICK, "--teacher", str(teacher), "--output", str(tmp_path / "r")])
+    run_to_success("report", [*base, *QUICK_MEASUREMENT, "--teacher", str(teacher), "--output", str(tmp_path / "r")])
     report = json.loads((tmp_path / "r" / "report.json").read_text())
     assert {m["name"] for m in report["models"]} == {"teacher", "student"}

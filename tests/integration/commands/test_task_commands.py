@@ -13,7 +13,7 @@ from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose_task
 from pipelines import distill
 from pipelines.settings.distill_config import TaskName
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
 from support.task_data import TAGS, multi_label_data, regression_data, tagged_data
 from support.tiny_models import WORDS, build_model, saved
 from support.two_tokenizers import byte_level
@@ -58,10 +58,9 @@ def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
 def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged, tmp_path):
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: i for i, name in enumerate(TAGS)}}
     model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
-    quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
     arguments = ("--model", str(model), "--data", str(tagged))
     message = run_to_success(
-        "evaluate", [*arguments, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")]
+        "evaluate", [*arguments, *QUICK_MEASUREMENT, "--data.max_length", "32", "--output", str(tmp_path / "alone")]
     )
     assert "task: token-classification (the teacher's head)" in message
     message = run_to_success("export", [*arguments, "--parity", "8", "--output", str(tmp_path / "exported")])

@@ -453,6 +453,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     model = saved(build_model("bert", **names), tokenizer, tmp_path / "model")
     output = tmp_path / "run"
     quick = ("--measure.texts", "2", "--measure.rounds", "1", "--measure.batch", "2", "--measure.parity", "2")
+    quick += ("--measure.seconds", "0")
     arguments = ("--model", str(model), "--data", str(tmp_path / "data"), "--output", str(output), *quick)
     report.main([*arguments, "--data.unknown_labels", "drop", "--data.max_length", "16"])
     printed = capsys.readouterr().out

@@ -11,11 +11,9 @@ from transformers import BertTokenizerFast
 from pipelines import report
 from pipelines.runs.manifest import hash_file
 from pipelines.settings.command_line import override_flags
-from support.commands import refusal_of
+from support.commands import QUICK_MEASUREMENT, refusal_of
 from support.run_inputs import make_inputs
 from support.tiny_models import VOCABULARY, build_model, saved
-
-QUICK = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     _, data = make_inputs(place)
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     model = saved(build_model("bert", num_hidden_layers=1), tokenizer, place / "model")
-    arguments = ["--model", str(model), "--data", str(data), "--output", str(place / "run"), *QUICK]
+    arguments = ["--model", str(model), "--data", str(data), "--output", str(place / "run"), *QUICK_MEASUREMENT]
     report.main(arguments)
     gc.collect()
     return place / "run", arguments
