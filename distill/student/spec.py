@@ -179,6 +179,11 @@ def near_preset(name: str) -> str:
     return near[0] if near and name not in PRESETS else ""
 
 
+def is_without_attention(spec: str) -> bool:
+    """Returns whether a spec describes a student without attention: static, cnn or gru."""
+    return is_relative(spec) and parse_spec(spec).is_vectors
+
+
 def check_spec(spec: str) -> None:
     """Checks the syntax of a spec; `resolve` checks its sizes against the teacher's.
 

@@ -18,6 +18,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact
 
 COSTS = "costs.json"
+UNREACHED = "unreached"  # metric of a shape stage of a frontier: why it has no shape
 
 
 def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
@@ -26,12 +27,11 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
     targets = [
         name.removeprefix("shape-")
         for name, stage in by_name.items()
-        # Rounds of iterative pruning have no budget; a frontier has no student for a speed that no shape reaches.
-        if name.startswith("shape-") and "budget" in stage.manifest["config"] and "unreached" not in stage.metrics
+        if name.startswith("shape-") and "budget" in stage.manifest["config"]  # rounds of iterative pruning have none
     ]
     if not targets:
         return None
-    students = sum(1 for name in by_name if name.startswith("distill-") and "-round" not in name)
+    reached = [target for target in targets if UNREACHED not in by_name[f"shape-{target}"].metrics]
     start, teacher = by_name["start"], by_name["teacher"]
     budget = by_name[f"shape-{targets[0]}"].manifest["config"]["budget"]
     conditions = {name: budget[name] for name in ("runtime", "precision", "batch", "length", "threads")}
@@ -44,7 +44,7 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
             "student": start.manifest["config"]["student"],
             "outline": read_outline(by_name["scores"]),
         },
-        "students": [read_pruned_student(by_name, target, students) for target in targets],
+        "students": [read_pruned_student(by_name, target, len(targets)) for target in reached],
     }
 
 
@@ -62,7 +62,7 @@ def read_outline(scores: Artefact) -> OutlineEntry:
     }
 
 
-def read_pruned_student(stages: Mapping[str, Artefact], target: str, students: int) -> PrunedStudent:
+def read_pruned_student(stages: Mapping[str, Artefact], target: str, targets: int) -> PrunedStudent:
     """Returns the facts on a target's student."""
     from compress.prune.search.cost import Outline
 
@@ -72,7 +72,7 @@ def read_pruned_student(stages: Mapping[str, Artefact], target: str, students: i
     sizes = Outline(outline["hidden"], tuple(outline["heads"]), tuple(outline["ffn"]))
     predicted = [(each.costs.predict(sizes), each.teacher_ms) for each in read_costs(stages["costs"])]
     return {
-        "name": student_name(target, students),
+        "name": student_name(target, targets),
         "target": shape.manifest["config"]["target"],
         "outline": outline,
         "predicted_ms": max(own for own, _ in predicted),
@@ -98,9 +98,9 @@ def read_quantized(stage: Artefact | None) -> QuantizedScores | None:
     }
 
 
-def student_name(target: str, students: int) -> str:
-    """Returns a target's student name, used in reports and for its folder; a single student needs no suffix."""
-    return "student" if students == 1 else f"student-{target}"
+def student_name(target: str, targets: int) -> str:
+    """Returns a target's student name, used in reports and for its folder; that of a single target needs no suffix."""
+    return "student" if targets == 1 else f"student-{target}"
 
 
 def find_code(folder: Path) -> str | None:

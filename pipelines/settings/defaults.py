@@ -5,7 +5,7 @@ from typing import cast
 
 from compress.quantize.config import AUTO_MIN_SCORE
 from distill.losses.config import LossConfig
-from distill.student.spec import is_relative, parse_spec
+from distill.student.spec import is_without_attention, parse_spec
 from distill.tasks.names import LANGUAGE, VECTOR_TASKS
 from pipelines.settings.distill_config import DistillConfig, TaskName
 
@@ -53,11 +53,6 @@ def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:
     if budget.frontier and not student.vectors:
         student = replace(student, vectors=";".join(spec for spec in FRONTIER_VECTORS if can_do(spec, task)))
     return replace(settings, task=cast(TaskName, task), loss=loss, general=general, budget=budget, student=student)
-
-
-def is_without_attention(spec: str) -> bool:
-    """Returns whether a spec describes a student without attention."""
-    return is_relative(spec) and parse_spec(spec).is_vectors
 
 
 def can_do(spec: str, task: str) -> bool:

@@ -19,6 +19,7 @@ from pipelines.settings.places import open_local
 from pipelines.settings.plan import Plan
 from pipelines.settings.rules.table import check_rules
 from pipelines.settings.tokenizers import is_across, load_checked_tokenizer, rows_across
+from pipelines.settings.vector_names import name_vector_students
 
 if TYPE_CHECKING:
     from distill.tasks.task import Task
@@ -163,6 +164,8 @@ def complete_plan(facts: Facts, task_reason: str) -> Plan:
     settings, teacher, student = facts.settings, facts.teacher, facts.student
     assert teacher is not None
     own = student.config if student is not None else student_config(teacher.config, settings.student.spec)
+    for spec in name_vector_students(settings.student).values():
+        student_config(teacher.config, spec)  # refuses sizes that aren't possible
     also = open_teachers(settings, teacher)
     teacher_sizes, student_sizes = read_layer_sizes(teacher.config), read_layer_sizes(own)
     check_general(settings, teacher, teacher_sizes, student_sizes)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from distill.errors import InputError
-from pipelines.reports.pruning_summary import student_name
+from pipelines.reports.pruning_summary import UNREACHED, student_name
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
@@ -107,27 +107,26 @@ def prune_students(
     else:
         for target in targets:
             stages |= prune_to(pipeline, target)
-    stages |= train_vector_students(run, plan, earlier, precision)
     students = [collect_student(stages, each, len(targets)) for each in targets if f"distill-{each.name}" in stages]
     if not students:
         raise InputError(
             f"budget.speedup {config.budget.speedup}: expected a speed that a pruned model reaches, found none; "
-            f"{stages[f'shape-{targets[0].name}'].metrics['unreached']}"
+            f"{stages[f'shape-{targets[0].name}'].metrics[UNREACHED]}"
         )
-    for name in name_vector_students(config.student):
-        students.append(TrainedStudent(student_name(name, 2), f"-{name}", stages[f"distill-{name}"]))
-    return students, stages
+    beside = train_vector_students(run, plan, earlier, precision)
+    students += [TrainedStudent(f"student-{name}", f"-{name}", stage) for name, stage in beside.items()]
+    return students, stages | {f"distill-{name}": stage for name, stage in beside.items()}
 
 
 def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
-    """Returns the stages of the students without attention, trained on the same signals as the pruned ones."""
+    """Returns name -> stage of each student without attention, trained on the same signals as the pruned ones."""
     config, stages = plan.settings, {}
     for name, spec in name_vector_students(config.student).items():
         student = replace(config.student, spec=spec)
         settings = replace(config, student=student, train=config.vector_train, loss=config.loss.without_layer_terms)
         own = replace(plan, settings=settings, student=None)
         data, teacher, cache = earlier["data"], earlier["teacher"], earlier["cache"]
-        stages[f"distill-{name}"] = student_stage(run, own, data, teacher, cache, precision, name=name)
+        stages[name] = student_stage(run, own, data, teacher, cache, precision, name=name)
     return stages
 
 
@@ -143,17 +142,24 @@ def prune_to(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact 
     return SCHEDULES[pipeline.config.prune.schedule](pipeline, target, previous)
 
 
-def collect_student(stages: Stages, target: SpeedTarget, students: int) -> TrainedStudent:
-    """Returns a target's student, from the stages by name; `students` is the number of students of the run."""
+def collect_student(stages: Stages, target: SpeedTarget, targets: int) -> TrainedStudent:
+    """Returns a target's student, from the stages by name; `targets` is the number of targets of the run."""
     stage, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
-    return TrainedStudent(student_name(target.name, students), f"-{target.name}", stage, shape, target=target)
+    return TrainedStudent(student_name(target.name, targets), f"-{target.name}", stage, shape, target=target)
 
 
-def cut_shape(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None) -> Artefact:
-    """Returns the stage that chooses the shape for a target, or corrects a `previous` shape that was too slow."""
-    if previous is None:
-        return shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target)
-    return recut_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous)
+def cut_shape(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Artefact:
+    """Returns the stage that chooses the shape for a target, or corrects a `previous` shape that was too slow.
+
+    Raises:
+        InputError: No shape is as fast, and this isn't a frontier, but an earlier run with the same search was.
+    """
+    if previous is not None:
+        return recut_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous)
+    shape = shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target)
+    if UNREACHED in shape.metrics and not pipeline.config.budget.frontier:
+        raise InputError(shape.metrics[UNREACHED])
+    return shape
 
 
 def trained_student_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
@@ -190,22 +196,10 @@ def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Arte
     """Prunes to the target at once, then trains, unless no shape of a frontier reaches it."""
     inputs = pipeline.inputs
     shape = cut_shape(pipeline, target, previous)
-    if is_unreached(pipeline.config, shape):
+    if UNREACHED in shape.metrics:
         return {f"shape-{target.name}": shape}
     stage = pipeline.train(inputs.begin(pipeline.config, target.name, shape), pipeline.config.train.epochs)
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
-
-
-def is_unreached(config: DistillConfig, shape: Artefact) -> bool:
-    """Returns whether no shape of a frontier is as fast as its target; a dry run doesn't know.
-
-    Raises:
-        InputError: None is, and this isn't a frontier, but an earlier run with the same search was.
-    """
-    reason = shape.metrics.get("unreached") if shape.digest is not None else None
-    if reason and not config.budget.frontier:
-        raise InputError(reason)
-    return bool(reason)
 
 
 def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> Stages:
@@ -214,7 +208,7 @@ def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> S
     stages: Stages = {}
     shapes: Stages = {}
     for number, target in enumerate(targets, 1):
-        shape = shapes[target.name] = shape_stage(run, config, inputs, target)
+        shape = shapes[target.name] = cut_shape(replace(pipeline, inputs=inputs), target)
         stages[f"shape-{target.name}"] = shape
         if number < len(targets):
             cut = stages[f"cut-{target.name}"] = cut_stage(run, inputs, shape, target.name)

@@ -7,7 +7,7 @@ from compress.export.common.targets import FORMATS, formats_of
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
-from distill.student.spec import DEFAULT_POOLING, is_relative, parse_spec
+from distill.student.spec import DEFAULT_POOLING, is_without_attention, parse_spec
 from distill.tasks.names import VECTOR_TASKS
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
@@ -64,7 +64,7 @@ def check_vectors_beside(f: Facts) -> None:
         if is_refused:
             raise InputError(f"{name}: expected {expected} with {setting}, found {found}")
     for spec in name_vector_students(s.student).values():
-        if not parse_spec(spec).is_vectors:
+        if not is_without_attention(spec):
             raise InputError(f"student.vectors: expected specs of {', '.join(VECTOR_TASKS)}, found {spec!r}")
         kind = parse_spec(spec).preset
         if f.task is not None and f.task not in VECTOR_TASKS[kind]:
@@ -110,7 +110,7 @@ def check_vector_formats(f: Facts, kind: str) -> None:
 def describe_vectors_of(f: Facts, kind: str) -> tuple[tuple[str, ...], int]:
     """Returns the kinds of pooling and the number of hashed pairs of the student or of the model to compress."""
     spec = f.settings.student.spec
-    if is_relative(spec) and parse_spec(spec).is_vectors:
+    if is_without_attention(spec):
         given = parse_spec(spec)
         return given.pooling or DEFAULT_POOLING[kind], given.requested.get("ngrams", (0,))[0]
     description = next(each.description for each in (f.student, f.teacher) if is_vector_checkpoint(each))
@@ -125,7 +125,7 @@ def is_vector_checkpoint(checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]
 def find_kind(f: Facts) -> str:
     """Returns static, cnn or gru, if the student or a model that is to be compressed is one; otherwise empty."""
     spec = f.settings.student.spec
-    if is_relative(spec) and parse_spec(spec).is_vectors:
+    if is_without_attention(spec):
         return parse_spec(spec).preset
     found = (str(each.description.get("encoder")) for each in (f.student, f.teacher) if is_vector_checkpoint(each))
     return next((kind for kind in found if kind in VECTOR_TASKS), "")

@@ -19,7 +19,7 @@ from pipelines.settings.cascade_config import TEACHER_ROLE, CascadeConfig
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.evaluated import EvaluatedModel
 from pipelines.stages.deliver.export import HUGGINGFACE
-from pipelines.stages.deliver.timed_texts import EncodedTexts, encode_split, to_arrays
+from pipelines.stages.deliver.timed_texts import EncodedTexts, collate_calls, encode_split, to_arrays
 from pipelines.stages.prepare.data import read_data, read_task
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class CascadeModels:
 
     def list_timed_inputs(self, name: str, part: str) -> list[Arrays]:
         """Returns a model's inputs for the texts of a split that are timed, one text each."""
-        rows, pad_id = self.encode(name, part)
-        drawn = np.random.default_rng(self.run.seed).permutation(len(rows))[: self.config.measure.texts]
-        return [to_arrays(rows.collate([i], pad_id)) for i in drawn]
+        texts = self.encode(name, part)
+        drawn = np.random.default_rng(self.run.seed).permutation(len(texts[0]))[: self.config.measure.texts]
+        return collate_calls(texts, drawn, batch=1)
 
     def time_texts(self, runners: Mapping[str, Callable[[Any], object]], inputs: Mapping[str, Sequence[Any]]) -> Arrays:
         """Returns the milliseconds of each text's fastest call, [texts] for each name; all take turns."""

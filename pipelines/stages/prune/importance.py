@@ -52,11 +52,11 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         "temperature": config.loss.resolved_temperature,
         "max_length": config.data.max_length,
     }
-
     settings |= {"moments": True} if config.prune.reconstruct else {}
 
     def work(folder: Path) -> JsonObject:
         model, task = load_pruned(start.folder), read_task(data)
+        axes = axes_of(model, task)
         texts = build_training_texts(run, config, read_data(data), tokenizer_of(start.folder), task=task)
         signals = open_cached_signals(cache, start)
         distance = Distance(task.output_rows, config.loss.resolved_temperature)
@@ -65,11 +65,11 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         batches = [distance.draw_targets({**batch, "signals": signals(batch)}, generator) for batch in drawn]
         total = count_passes(config.prune) * sum(len(batch["input_ids"]) for batch in batches)
         with run.console.track(f"scores: {config.prune.scores}", total, "samples") as advance:
-            scores = score_units(model, axes_of(model, task), CountedBatches(batches, advance), config.prune, distance)
+            scores = score_units(model, axes, CountedBatches(batches, advance), config.prune, distance)
         scores.save(folder / SCORES)
         if config.prune.reconstruct:
             inputs = (build_inputs(model, batch) for batch in batches)
-            save_moments(folder / MOMENTS, measure_moments(model, axes_of(model, task), inputs))
+            save_moments(folder / MOMENTS, measure_moments(model, axes, inputs))
         return {"method": scores.method, "samples": scores.samples, "layers": scores.layers.tolist()}
 
     name = "scores" if start.name == "start" else f"scores-{start.name}"

@@ -27,7 +27,7 @@ from distill.data.splits.examples import Splits
 from distill.errors import InputError
 from distill.slicing import Axis, prune
 from distill.tasks.task import Task
-from pipelines.reports.pruning_summary import read_costs
+from pipelines.reports.pruning_summary import UNREACHED, read_costs
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
@@ -112,7 +112,7 @@ def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject
 def write_shape(folder: Path, result: JsonObject) -> JsonObject:
     """Writes `shape.json` and returns the metrics of its stage."""
     write_json(folder / SHAPE, result)
-    return {name: result[name] for name in (*MEASURED, "outline", "teacher_score", "unreached") if name in result}
+    return {name: result[name] for name in (*MEASURED, "outline", "teacher_score", UNREACHED) if name in result}
 
 
 class TimedCandidate(NamedTuple):
@@ -330,7 +330,7 @@ class ShapeSearch:
         """Measures the smallest possible shape and reports the target as unreachable.
 
         Raises:
-            InputError: Always, but for the target of a frontier, for which the measurement is returned.
+            InputError: Always, but for the target of a frontier, for which the message is returned.
         """
         smallest = make_smallest_candidate(self.space)
         measured = self.measure(smallest, self.build_candidate(smallest))
@@ -344,4 +344,4 @@ class ShapeSearch:
         if not self.budget.frontier:
             raise InputError(reason)
         self.run.console.say(f"  shape-{self.target.name}: no pruned student: {reason}")
-        return {"unreached": reason}
+        return {UNREACHED: reason}

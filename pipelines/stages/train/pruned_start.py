@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from compress.prune.reconstruction import load_moments, reconstruct
+from compress.prune.reconstruction import Moments, load_moments, reconstruct
 from distill.checkpoint.pruned import load_pruned
 from distill.slicing import Axis, Shape, find_axes, prune
 from distill.student.spec import is_relative
@@ -80,8 +80,13 @@ class PrunedStart:
     def cut(self, model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTrainedModel:
         """Returns the model pruned to a shape, reconstructed if there are moments."""
         if self.moments is not None:
-            model = reconstruct(model, axes, shape, load_moments(self.moments.folder / MOMENTS))
+            model = reconstruct(model, axes, shape, self._loaded_moments)
         return prune(model, axes, shape)
+
+    @cached_property
+    def _loaded_moments(self) -> Moments:
+        assert self.moments is not None
+        return load_moments(self.moments.folder / MOMENTS)
 
 
 def read_shape(shape: Artefact) -> Shape:

@@ -108,6 +108,7 @@ def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
         (("--student.vectors", "static;static"), "student.vectors: expected different students"),
         (("--student.vectors", "layers=2"), "student.vectors: expected specs of static, cnn, gru, found 'layers=2'"),
         (("--student.vectors", "cnm"), "cnm"),
+        (("--student.vectors", "static,layers=2"), "layers has no meaning for a static student"),
         (
             ("--student.vectors", "static", "--task", "token-classification"),
             "student.vectors static: expected text-classification",
