@@ -74,7 +74,7 @@ class Cascade:
         self.tokenizers = None
 
     def classify(self, texts):
-        """Returns an Answer for each text, or pair of texts, which are asked one at a time."""
+        """Returns an Answer for each text, or pair of texts, one at a time."""
         labels, answers = self.config["labels"], []
         for text in texts:
             logits, number = self.answer(self.encode(text))
@@ -86,7 +86,7 @@ class Cascade:
     def answer(self, inputs):
         """Returns (logits [1, classes] of one text, number of the member that answered).
 
-        `inputs` yields the text's inputs for each member; those of members that aren't asked are not read.
+        `inputs` yields the text's inputs for each member; those of members that don't run are not read.
         """
         last = len(self.members) - 1
         for number, (member, own) in enumerate(zip(self.members, inputs, strict=False)):  # noqa: B007 - used after it

@@ -34,7 +34,7 @@ class CascadeAim:
 
 @dataclass(frozen=True)
 class ChosenCascade:
-    """Members in the order in which they are asked, and what the cascade reaches on the rows that it was chosen on.
+    """Members in the order in which they run, and what the cascade reaches on the rows that it was chosen on.
 
     Args:
         order: Names of the members.
@@ -93,7 +93,7 @@ def choose_cascade(
 ) -> ChosenCascade:
     """Returns the best cascade of one to three of the members.
 
-    Cheaper members are asked first. Of each member but the last, up to 50 thresholds between the margins of the rows
+    Cheaper members run first. Of each member but the last, up to 50 thresholds between the margins of the rows
     that reach it are tried, in all combinations. Of cascades that are equally quick (or equally good, with a latency as
     the aim), the better (or quicker) one is chosen, and of equal ones the one with fewer members.
 

@@ -1,4 +1,4 @@
-"""Writes a cascade's folder and asks it about texts in a fresh process."""
+"""Writes a cascade's folder, and classifies texts with it in a fresh process."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from compress.cascade.thresholds import ChosenCascade
 from compress.errors import ArtefactError
 
 CASCADE_FILE = "cascade.json"
-_ASK = (
+_CLASSIFY = (
     "import json, sys; from reader import Cascade; "
     "print(json.dumps([[each.label, each.member] for each in Cascade().classify(json.load(sys.stdin))]))"
 )
@@ -50,13 +50,13 @@ def write_cascade(
     shutil.copyfile(reader.__file__, folder / "reader.py")
 
 
-def ask_cascade(folder: Path, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[str | list[str], str]]:
+def classify_apart(folder: Path, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[str | list[str], str]]:
     """Returns (label, member that answered) for each text or pair, from the folder's own reader in a fresh process.
 
     Raises:
         ArtefactError: The process fails.
     """
-    command = [sys.executable, "-c", _ASK]
+    command = [sys.executable, "-c", _CLASSIFY]
     done = subprocess.run(  # noqa: S603 - Python itself, with a file that write_cascade wrote
         command, cwd=folder, input=json.dumps(list(texts)), capture_output=True, text=True, check=False
     )

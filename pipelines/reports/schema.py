@@ -90,7 +90,7 @@ class SpeedMeasurement(TypedDict):
 
 
 class TargetSpeed(SpeedMeasurement):
-    """How fast a student is, which was asked to be so: at the slowest of its lengths, relative to what was requested.
+    """The speed of a student with a requested one, at the length of texts at which it is slowest for it.
 
     `recuts` is how often it was pruned further because it was too slow, `reason` why not again; empty if it isn't slow.
     """

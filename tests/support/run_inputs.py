@@ -5,17 +5,25 @@ from pathlib import Path
 
 from transformers import BertTokenizerFast
 
-from support.tiny_models import VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
 
 def make_inputs(place: Path) -> tuple[Path, Path]:
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
-    teacher = saved(build_model("bert", "Model"), tokenizer, place / "teacher")
-    data = place / "data"
-    data.mkdir()
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    return saved(build_model("bert", "Model"), tokenizer, place / "teacher"), write_data(place / "data")
+
+
+def make_classifier_inputs(place: Path) -> tuple[Path, Path]:
+    """Returns a classifier with layers wide enough for measurable latencies, and its data: `model/` and `data/`."""
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    return saved(build_model("bert", intermediate_size=512), tokenizer, place / "model"), write_data(place / "data")
+
+
+def write_data(folder: Path) -> Path:
+    folder.mkdir()
     for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        write_csv(data / f"{split}.csv", make_rows(count, seed))
-    return teacher, data
+        write_csv(folder / f"{split}.csv", make_rows(count, seed))
+    return folder
 
 
 def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:

@@ -126,7 +126,7 @@ def pruned(name, requested, figures, code="modeling_pruned.py"):
 
 
 def target_speed(requested, speedup):
-    """Returns what the evaluation found of a student that was asked for a speed-up."""
+    """Returns the evaluation of a student with a requested speed-up."""
 
     def estimate(value):
         return {"value": value, "low": 0.99 * value, "high": 1.01 * value}

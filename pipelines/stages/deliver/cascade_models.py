@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class CascadeModels:
-    """The students, and the teacher if there is one, as files of ONNX Runtime that are asked about one text at a time.
+    """The students, and the teacher if there is one, as files of ONNX Runtime that take one text per call.
 
     Args:
         run: The run.

@@ -16,7 +16,7 @@ Key: TypeAlias = tuple[str, str, str]  # name, runtime, precision
 
 @dataclass(frozen=True)
 class JudgedSpeed:
-    """The measured speed of a student that was asked for a speed.
+    """The measured speed of a student with a requested speed.
 
     Args:
         target: The export target that the budget is about.

@@ -1,4 +1,4 @@
-"""Cascades of trained students: chosen, written, asked in a process of their own, and evaluated."""
+"""Cascades of trained students: chosen, written, run in a process of their own, and evaluated."""
 
 import csv
 import json

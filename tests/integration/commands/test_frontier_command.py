@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from distill.checkpoint.pruned import load_pruned
 from pipelines import distill, prune
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
-from support.run_inputs import make_inputs
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from support.run_inputs import make_classifier_inputs, make_inputs
 
 UNREACHABLE = "4000x"
 VECTORS = "static,embeddings=8;gru,hidden=16,embeddings=8"
@@ -21,12 +19,7 @@ STUDENTS = ("student-1.3x", "student-static-embeddings8", "student-gru-hidden16-
 def place(tmp_path_factory) -> Path:
     """A folder with a classifier and its data."""
     folder = tmp_path_factory.mktemp("frontier")
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
-    saved(build_model("bert", intermediate_size=512), tokenizer, folder / "model")
-    (folder / "data").mkdir()
-    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
-        (folder / "data" / f"{split}.csv").write_text(f"text,label\n{rows}")
+    make_classifier_inputs(folder)
     return folder
 
 

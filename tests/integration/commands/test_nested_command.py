@@ -15,8 +15,7 @@ from pipelines import distill
 from pipelines.settings.plan import nested_stages
 from support.commands import refusal_of, run_to_success, small_run
 from support.pruning_axes import tiny_model_with_axes
-from support.run_inputs import make_inputs, write_csv
-from support.tiny_models import build_model, make_rows, saved
+from support.run_inputs import make_classifier_inputs, make_inputs
 
 NAMES = ("1.2x", "1.5x", "2x")
 FAMILY = ("--student", "teacher", "--speedup", "1.2,1.5,2", "--nested", "true", "--prune.trials", "2")
@@ -25,13 +24,8 @@ FAMILY += ("--prune.samples", "32", "--epochs", "2", "--prune.vocabulary", "fals
 
 
 @pytest.fixture(scope="module")
-def inputs(tokenizer, tmp_path_factory) -> tuple[Path, Path]:
-    """Returns a classifier with layers wide enough for measurable latencies, and the data."""
-    place = tmp_path_factory.mktemp("nested")
-    (place / "data").mkdir()
-    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        write_csv(place / "data" / f"{split}.csv", make_rows(count, seed))
-    return saved(build_model("bert", intermediate_size=512), tokenizer, place / "model"), place / "data"
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    return make_classifier_inputs(tmp_path_factory.mktemp("nested"))
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from pipelines.stages.pipeline import check_scores
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
+from support.run_inputs import write_data
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
@@ -56,12 +57,7 @@ def model(place) -> Path:
 
 @pytest.fixture(scope="module")
 def data(place) -> Path:
-    folder = place / "data"
-    folder.mkdir()
-    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
-        (folder / f"{split}.csv").write_text(f"text,label\n{rows}")
-    return folder
+    return write_data(place / "data")
 
 
 @pytest.fixture(scope="module")

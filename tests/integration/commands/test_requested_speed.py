@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import MANIFEST, describe_outputs, hash_outputs, seal_manifest
 from support.commands import run_to_success, start
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from support.run_inputs import make_classifier_inputs
 
 NAME = "1.3x"
 TOO_SLOW = {"value": 0.8, "low": 0.79, "high": 0.81}
@@ -32,12 +31,7 @@ def arguments(place: Path, output: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("speeds")
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
-    saved(build_model("bert", intermediate_size=512), tokenizer, folder / "model")
-    (folder / "data").mkdir()
-    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
-        (folder / "data" / f"{split}.csv").write_text(f"text,label\n{rows}")
+    make_classifier_inputs(folder)
     return folder
 
 

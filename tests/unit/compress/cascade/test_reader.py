@@ -1,4 +1,4 @@
-"""The reader of a cascade: which member answers, what it is asked, and pairs, on graphs computed by hand."""
+"""The reader of a cascade: which member answers, which run, and pairs, on graphs computed by hand."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from compress.cascade.reader import Cascade
 from compress.cascade.thresholds import ChosenCascade
-from compress.cascade.write import ask_cascade, write_cascade
+from compress.cascade.write import classify_apart, write_cascade
 
 WORDS = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "yes": 3, "no": 4, "perhaps": 5}
 LABELS = ("agrees", "refuses")
@@ -65,19 +65,19 @@ def test_an_unsure_member_leaves_the_text_to_the_next(tmp_path):
     assert all(0.9 < each.margin <= 1 for each in answers)
 
 
-def test_a_member_that_is_not_asked_gets_no_inputs(tmp_path):
+def test_a_member_that_does_not_run_gets_no_inputs(tmp_path):
     cascade = Cascade(build(tmp_path))
-    asked = []
+    ran = []
 
     def list_inputs(text: str):
         for name, inputs in zip(cascade.names, cascade.encode(text), strict=True):
-            asked.append(name)
+            ran.append(name)
             yield inputs
 
     cascade.answer(list_inputs("yes"))
-    assert asked == ["small"]
+    assert ran == ["small"]
     cascade.answer(list_inputs("perhaps"))
-    assert asked == ["small", "small", "large"]
+    assert ran == ["small", "small", "large"]
 
 
 def test_members_with_equal_tokenizers_share_them_and_others_have_their_own(tmp_path):
@@ -94,7 +94,7 @@ def test_a_fresh_process_gives_the_same_answers_for_texts_and_pairs(several, tmp
     folder = build(tmp_path, several=several)
     texts = ["yes", "perhaps", ("no", "perhaps"), ("yes", "no"), "yes no"]
     expected = [(each.label, each.member) for each in Cascade(folder).classify(texts)]
-    assert ask_cascade(folder, texts) == expected
+    assert classify_apart(folder, texts) == expected
     assert len({member for _, member in expected}) == 2
     if several:
         assert expected[-1] == (["agrees", "refuses"], "small")
