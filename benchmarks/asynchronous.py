@@ -33,7 +33,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.replicas.hogwild import SharedWeights
 from pipelines.runs.replicas.replica import Outcome, Replica, load_result
 from pipelines.runs.trainer import validate_module
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.outer_config import OuterConfig
 from pipelines.stages.train.replicas import ReplicaJob, run_replicas
 

@@ -26,7 +26,7 @@ from distill.data.clean.spelling import WORD
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.resolve import resolve
 from pipelines.settings.task_settings import run_task_arguments
 from pipelines.stages.prepare.clean import CHANGES, clean_stage

@@ -5,7 +5,7 @@ import sys
 
 from pipelines.quantize import QUANTIZE_SHORT
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT_OPTIONS
+from pipelines.settings.commands.distill import SHORT_OPTIONS
 
 
 def run_command(module: str, *arguments: str) -> None:

@@ -40,7 +40,7 @@ from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.trainer import fit_module
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 
 LABELS, WORDS, ROWS = ("even", "odd"), 400, 64
 # Freed tensors go back to the system, since the limit is one of addresses and not of memory.

@@ -49,7 +49,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.trainer import fit_module
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.deliver.report import read_curves
 
 ROWS_PER_BATCH = 8  # of a measurement

@@ -40,7 +40,7 @@ from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.trainer import fit_module
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.prepare.scoring import compute_outputs
 

@@ -32,7 +32,7 @@ from distill.parallel.layout import parse_layout
 from pipelines.planner.hardware import Hardware, count_sent, estimate_step
 from pipelines.planner.trace import StepTrace
 from pipelines.runs.console import Console
-from pipelines.settings.planner_config import parse_rate
+from pipelines.settings.commands.plan import parse_rate
 from pipelines.settings.this_machine import describe_machine
 
 PORT = 29511

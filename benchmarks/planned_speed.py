@@ -27,7 +27,7 @@ from distill.parallel.layout import Layout, parse_layout
 from pipelines.planner.hardware import Hardware, estimate_step
 from pipelines.planner.machines import measure_this_processor
 from pipelines.runs.console import Console
-from pipelines.settings.planner_config import CPU, ClusterConfig
+from pipelines.settings.commands.plan import CPU, ClusterConfig
 from pipelines.settings.this_machine import describe_machine
 
 PROCESSES = 2

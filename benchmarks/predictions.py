@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "examples" / "data" / "banking77"

@@ -40,7 +40,7 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Run
 from pipelines.runs.trainer import fit_module
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.resolve import resolve
 from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.data import read_data

@@ -21,7 +21,7 @@ from distill.losses.config import LossConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from pipelines.runs.manifest import JsonObject
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 
 Config = TypeVar("Config")
 

@@ -14,7 +14,7 @@ from distill.errors import InputError
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.resolve import resolve
 from pipelines.stages.pipeline import run_stages

@@ -11,7 +11,13 @@ from pipelines.runs.console import Console
 from pipelines.runs.launch import launch_processes
 from pipelines.runs.processes import count_processes, is_distributed, join_world, leave_world
 from pipelines.runs.ray_engine import Workers, launch_on_ray
-from pipelines.settings.cache_config import CACHE_SHORT_OPTIONS, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
+from pipelines.settings.commands.cache import (
+    CACHE_SHORT_OPTIONS,
+    InspectConfig,
+    RebuildConfig,
+    VerifyConfig,
+    WriteConfig,
+)
 from pipelines.settings.places import check_data, open_local
 
 _Config = TypeVar("_Config")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.cascade_config import CascadeConfig, check_cascade_places
+from pipelines.settings.commands.cascade import CascadeConfig, check_cascade_places
 
 EXAMPLES = """\
   python -m pipelines.cascade --models runs/static/student,runs/demo/student --data examples/data/banking77 \\

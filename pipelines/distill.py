@@ -15,7 +15,7 @@ from pipelines.runs.processes import (
     leave_world,
 )
 from pipelines.runs.ray_engine import Workers, launch_on_ray
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
 _PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
 EXAMPLES = """\

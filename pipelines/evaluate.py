@@ -6,7 +6,7 @@ from typing import cast
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.evaluate_config import EvaluateConfig, check_places
+from pipelines.settings.commands.evaluate import EvaluateConfig, check_places
 from pipelines.stages.deliver.baseline import read_baseline
 from pipelines.stages.deliver.export import check_refused
 

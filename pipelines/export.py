@@ -8,7 +8,7 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
-from pipelines.settings.export_config import ExportConfig
+from pipelines.settings.commands.export import ExportConfig
 from pipelines.settings.places import check_data, open_local
 from pipelines.stages.deliver.export import (
     check_model,
@@ -86,8 +86,8 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     import json
 
     from distill.data.config import DataConfig
-    from pipelines.settings.distill_config import MeasureConfig
-    from pipelines.settings.evaluate_config import EvaluateConfig
+    from pipelines.settings.commands.distill import MeasureConfig
+    from pipelines.settings.commands.evaluate import EvaluateConfig
     from pipelines.stages.deliver.standalone import evaluate_standalone
 
     settings = EvaluateConfig(

@@ -17,7 +17,7 @@ from pipelines.launchers.slurm import write_slurm
 from pipelines.launchers.torchrun import write_torchrun
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.launch_config import LaunchConfig, check_engine
+from pipelines.settings.commands.launch import LaunchConfig, check_engine
 
 ENGINES: dict[str, Callable[[ClusterJob], EngineFiles]] = {
     "torchrun": write_torchrun,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.planner_config import SHORT_PLANNER_OPTIONS, PlannerConfig
+from pipelines.settings.commands.plan import SHORT_PLANNER_OPTIONS, PlannerConfig
 
 EXAMPLES = """\
   python -m pipelines.plan --teacher my-llama-70b --student layers=16 --task causal-lm --gpus 8 --gpu h100 \\

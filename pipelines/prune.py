@@ -6,7 +6,7 @@ from distill.errors import InputError
 from pipelines.distill import run_command
 from pipelines.runs import cli
 from pipelines.settings.command_line import full_flag
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.prune --model runs/bert --data examples/data/banking77 --speedup 4 --output runs/quick

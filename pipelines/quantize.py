@@ -6,7 +6,7 @@ from distill.errors import InputError
 from pipelines.distill import run_command
 from pipelines.prune import MODEL_SHORT, flag_names, with_teacher
 from pipelines.runs import cli
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8

@@ -12,8 +12,8 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import hash_file
 from pipelines.runs.publication import check_publishable
-from pipelines.settings.evaluate_config import EvaluateConfig, check_places
-from pipelines.settings.report_config import ReportConfig
+from pipelines.settings.commands.evaluate import EvaluateConfig, check_places
+from pipelines.settings.commands.report import ReportConfig
 from pipelines.stages.deliver.report import PAGE, REPORT, STUDENT, print_results, publish_results, report_stage
 
 EXAMPLES = """\

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distill.errors import InputError
-from pipelines.settings.launch_config import LaunchConfig
+from pipelines.settings.commands.launch import LaunchConfig
 
 RETRY = 75  # EX_TEMPFAIL of sysexits.h: stopped before its end, to be run again
 INVALID_INPUT = 2  # invalid input: running it again would not help

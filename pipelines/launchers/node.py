@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pipelines.launchers.job import INVALID_INPUT, RETRY
 from pipelines.runs import stops
 from pipelines.runs.launch import STOP_CODES, share_cores
-from pipelines.settings.launch_config import parse_nodes
+from pipelines.settings.commands.launch import parse_nodes
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig as AgentConfig

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipelines.launchers.job import INVALID_INPUT, RETRY
-from pipelines.settings.launch_config import LaunchConfig
+from pipelines.settings.commands.launch import LaunchConfig
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GPU = "nvidia.com/gpu"

@@ -7,7 +7,7 @@ import yaml
 from distill.errors import InputError
 from pipelines.launchers.job import ClusterJob, EngineFiles, quote_words
 from pipelines.launchers.pods import describe_metadata, describe_pod
-from pipelines.settings.launch_config import LaunchConfig
+from pipelines.settings.commands.launch import LaunchConfig
 
 RAY_VERSION = "2.60.0"
 

@@ -12,7 +12,7 @@ from pipelines.planner.machines import describe_this_machine
 from pipelines.planner.pairs import list_pairs
 from pipelines.planner.plan import CPU_PRECISION, GPU_PRECISION, describe_lack, describe_workload, find_obstacle
 from pipelines.planner.workload import Workload
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import SHARE, TRAINED_BYTES, leaves_layout_open
 
 ROWS = 10_000  # the fastest pair depends little on their number

@@ -17,7 +17,7 @@ from distill.tasks.task import Task
 from distill.tasks.text_classification import MultiLabel, Regression
 from distill.tasks.token_classification import TokenClassification
 from pipelines.planner.fake_world import count_selected
-from pipelines.settings.cache_config import KeepConfig
+from pipelines.settings.commands.cache import KeepConfig
 from pipelines.stages.cache.signals import parse_layers
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from compress.measure.memory import read_resident_memory
 from compress.prune.budget import parse_bytes
 from pipelines.planner.hardware import Hardware
+from pipelines.settings.commands.plan import CPU, GPU_KINDS, REACHED, ClusterConfig, parse_rate
 from pipelines.settings.layouts import process_memory, read_memory
-from pipelines.settings.planner_config import CPU, GPU_KINDS, REACHED, ClusterConfig, parse_rate
 
 ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
 MESSAGE = 16 << 20  # bytes of the sums that are timed

@@ -25,9 +25,9 @@ from pipelines.planner.machines import describe_hardware
 from pipelines.planner.pairs import LayoutPair, list_pairs
 from pipelines.planner.workload import Workload, set_labels
 from pipelines.runs.console import Console
+from pipelines.settings.commands.distill import DistillConfig
+from pipelines.settings.commands.plan import CPU, PlannerConfig
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
-from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.planner_config import CPU, PlannerConfig
 from pipelines.settings.this_machine import count_cores
 from pipelines.stages.dry_run import count_training_rows
 

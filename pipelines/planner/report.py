@@ -14,8 +14,8 @@ from pipelines.planner.layout_tracer import Choice
 from pipelines.planner.pairs import LayoutPair
 from pipelines.planner.plan import ClusterPlan
 from pipelines.runs.console import Console
-from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.planner_config import UNKNOWN_DATA, UNKNOWN_OUTPUT
+from pipelines.settings.commands.distill import DistillConfig
+from pipelines.settings.commands.plan import UNKNOWN_DATA, UNKNOWN_OUTPUT
 
 SHOWN = 15  # pairs on the terminal; all are in the file
 MEMORY_KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")

@@ -19,8 +19,8 @@ from distill.tasks.task import Task
 from distill.train.config import TrainConfig
 from pipelines.planner.batches import BatchShape, draw_batch, draw_signals
 from pipelines.planner.trace import Query, Training
-from pipelines.settings.cache_config import KeepConfig
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.cache import KeepConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import count_parameters
 from pipelines.stages.cache.stage import choose_signals
 from pipelines.stages.dry_run import count_cached_bytes

@@ -26,7 +26,7 @@ from distill.parallel.mesh import find_data_rank, find_segment
 from pipelines.runs.deepspeed import ZeroStrategy, build_settings
 from pipelines.runs.gradient_compression import register_compression
 from pipelines.runs.training_checkpoint import LightningState, load_training, save_training
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 
 
 class RunStrategy(Protocol):

@@ -46,7 +46,7 @@ from pipelines.runs.strategies import build_strategy, choose_device, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.training_logs import TrainingLogs
 from pipelines.runs.watchdog import PositionRecorder
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 
 SINGLE_PROCESS = Layout()
 _COLLECTED_FROM = 16 << 20  # bytes of weights; for smaller models, garbage collection takes longer than it helps

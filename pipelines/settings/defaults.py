@@ -7,7 +7,7 @@ from compress.quantize.config import AUTO_MIN_SCORE
 from distill.losses.config import LossConfig
 from distill.student.spec import is_without_attention, parse_spec
 from distill.tasks.names import LANGUAGE, VECTOR_TASKS
-from pipelines.settings.distill_config import DistillConfig, TaskName
+from pipelines.settings.commands.distill import DistillConfig, TaskName
 
 # Learning rates of AdamW where none is given: of the general stage, a teacher's fine-tuning, and vectors of tokens.
 GENERAL_RATE, TEACHER_RATE, VECTOR_RATE = 5e-4, 5e-5, 5e-3

@@ -8,7 +8,7 @@ from distill.checkpoint.checkpoint import Checkpoint
 from distill.parallel.layout import Layout
 from distill.student.family import FAMILIES, family_of
 from distill.student.spec import BLOCKS, VECTOR_PRESETS, Sizes, is_relative, parse_spec, resolve_sizes
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distill.parallel.layout import Layout, check_model_fits, parse_layout
 from distill.train.config import AUTO
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from compress.prune.budget import Budget
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.losses.config import LayerSizes
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.rules.table import check_rules

@@ -10,8 +10,8 @@ from distill.errors import InputError
 from distill.losses.config import LayerSizes, match_layers
 from distill.student.spec import is_relative
 from distill.tasks.names import LANGUAGE
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
-from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts, count_parameters, layout_settings, resolve_layout
 from pipelines.settings.lengths import check_lengths, fitted_length

@@ -7,7 +7,7 @@ from compress.export.common.targets import by_scheme, formats_of
 from compress.export.processors import resolve_reduced
 from compress.quantize.config import Processor, QuantizeConfig
 from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_scheme
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 
 
 def schemes_of(config: DistillConfig) -> dict[str, list[str]]:

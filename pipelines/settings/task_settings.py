@@ -10,7 +10,7 @@ from distill.errors import InputError
 from distill.tasks.names import LANGUAGE
 
 if TYPE_CHECKING:
-    from pipelines.settings.distill_config import DistillConfig
+    from pipelines.settings.commands.distill import DistillConfig
 
 STORED_FORM = ("dtype", "compression")  # settings of keep that have an effect for every task
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from distill.data.splits.examples import Splits
 from distill.tasks.language import Language
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, targets_of
 from pipelines.settings.schemes import is_dynamic_reduced, measured_scheme
 from pipelines.stages.deliver.evaluate import evaluate_stage

@@ -12,7 +12,7 @@ from distill.tasks.choose import TASKS
 from distill.tasks.language import Language
 from distill.tasks.task import Task
 from pipelines.runs.stage import Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import Plan
 from pipelines.stages.cache.signals import make_signal

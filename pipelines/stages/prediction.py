@@ -21,7 +21,7 @@ from distill.train.config import TrainConfig
 from pipelines.runs.console import CALLS, EXAMPLES, STEPS, TEXTS, Advance, Console
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig, GeneralConfig
+from pipelines.settings.commands.distill import DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan, targets_of
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.deliver.timing import is_evaluation

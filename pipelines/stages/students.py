@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from distill.errors import InputError
 from pipelines.reports.pruning_summary import UNREACHED, student_name
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
 from pipelines.settings.schemes import quantization_by, schemes_of
 from pipelines.settings.vector_names import name_vector_students

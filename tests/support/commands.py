@@ -12,7 +12,7 @@ import pytest
 from pipelines.quantize import QUANTIZE_SHORT
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT_OPTIONS
+from pipelines.settings.commands.distill import SHORT_OPTIONS
 from support.command_server import start_server
 from support.forked_process import VERIFICATION, ForkedProcess
 

@@ -19,7 +19,7 @@ from distill.train.module import DistillationModule
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from support.tiny_models import make_rows
 
 BASE = TrainConfig(epochs=3, learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=2)

@@ -7,7 +7,7 @@ from transformers import BertConfig
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.losses.config import LayerSizes
 from distill.parallel.layout import Layout
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.plan import Plan
 

@@ -32,7 +32,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.cache.online_teacher import load_online_teacher
 from support.tiny_models import draw_weights
 from support.training_ranks import StoppedError, set_torchrun_environment, stopping

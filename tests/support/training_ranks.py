@@ -26,7 +26,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import build_pipeline_trainer, load_in_layout, save_model
 from pipelines.runs.processes import World, join_world
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.stages.cache.online_teacher import call_teacher, load_online_teacher, serve_teacher
 from support.dtypes import RecordDtypes, StartScale

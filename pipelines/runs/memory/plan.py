@@ -29,7 +29,7 @@ from pipelines.runs.memory.step_cost import (
     measure_optimizer,
 )
 from pipelines.runs.processes import World
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 
 FILE = "memory.json"
 _MARGIN = 0.1  # of what a training is predicted to need above what the process holds already

@@ -18,7 +18,7 @@ from pipelines.runs.cli import exit_on_invalid_input
 from pipelines.runs.console import Console
 from pipelines.runs.launch import STOP_CODES
 from pipelines.runs.replicas.replica import Outcome, Replica, name_folder, read_outcomes
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.this_machine import count_cores
 
 WATCH_SECONDS = 0.05

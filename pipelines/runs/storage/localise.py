@@ -12,7 +12,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.processes import is_distributed, is_first_process
 from pipelines.runs.storage.fetch import fetch
 from pipelines.runs.storage.mirror import Mirror
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.places import is_url
 
 INPUTS = ("data.path", "data.unlabelled", "teacher.model", "student.spec", "general.data")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from distill.errors import InputError
 from distill.student.spec import read_norm
 from distill.train.config import AUTO
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.outer_config import AVERAGED, OuterConfig
 

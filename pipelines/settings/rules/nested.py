@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from distill.errors import InputError
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 
 NESTED_TASKS = ("text-classification", "multi-label", "regression", "token-classification")

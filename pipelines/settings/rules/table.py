@@ -28,10 +28,10 @@ from distill.student.spec import check_spec, parse_spec, read_norm
 from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
 from distill.train.config import AUTO, TrainConfig
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
-from pipelines.settings.cache_config import KeepConfig
+from pipelines.settings.commands.cache import KeepConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.deepspeed_json import check_strategy
 from pipelines.settings.defaults import default_loss
-from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.engines import check_engine_package
 from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine

@@ -9,7 +9,7 @@ from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
 from distill.student.spec import DEFAULT_POOLING, is_without_attention, parse_spec
 from distill.tasks.names import VECTOR_TASKS
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.vector_names import name_vector_students
 

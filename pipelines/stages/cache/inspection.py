@@ -16,7 +16,7 @@ from distill.tasks.choose import TASKS
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs.console import Console
 from pipelines.runs.files import count_bytes
-from pipelines.settings.cache_config import InspectConfig
+from pipelines.settings.commands.cache import InspectConfig
 from pipelines.stages.cache.job import Job
 
 

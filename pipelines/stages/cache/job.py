@@ -28,7 +28,7 @@ from distill.teacher.fingerprint import freeze, stored_fingerprint, tokenizer_fi
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World, is_first_process
-from pipelines.settings.cache_config import CachedTask, WriteConfig
+from pipelines.settings.commands.cache import CachedTask, WriteConfig
 from pipelines.settings.lengths import fitted_length
 from pipelines.settings.task_settings import task_arguments
 from pipelines.settings.tokenizers import load_checked_tokenizer

@@ -10,7 +10,7 @@ from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
 from pipelines.runs.manifest import JsonObject
-from pipelines.settings.cache_config import KeepConfig, WriteConfig
+from pipelines.settings.commands.cache import KeepConfig, WriteConfig
 
 NOT_RECORDED = ("cache", "force", "dry_run", "rank", "ranks", "devices", "layout", "timeout", "device", "threads")
 

@@ -14,7 +14,7 @@ from distill.parallel.layout import Layout, check_model_fits, parse_layout
 from pipelines.runs.console import Console
 from pipelines.runs.placement import detect_device_type
 from pipelines.runs.processes import World
-from pipelines.settings.cache_config import WriteConfig
+from pipelines.settings.commands.cache import WriteConfig
 from pipelines.stages.cache.inspection import print_cache
 from pipelines.stages.cache.job import Job
 from pipelines.stages.cache.record import record_settings

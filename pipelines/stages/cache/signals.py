@@ -15,7 +15,7 @@ from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
 from distill.tasks.token_classification import TokenClassification
-from pipelines.settings.cache_config import KeepConfig
+from pipelines.settings.commands.cache import KeepConfig
 
 EMBEDDING = SentenceEmbedding.name
 LABEL_TASKS = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)

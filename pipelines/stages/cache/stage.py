@@ -16,8 +16,8 @@ from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import detect_device_type
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.cache_config import CachedTask, KeepConfig, WriteConfig
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.cache import CachedTask, KeepConfig, WriteConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.task_settings import STORED_FORM
 from pipelines.stages.cache.job import open_teacher, prepare_job

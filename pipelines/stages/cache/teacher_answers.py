@@ -18,7 +18,7 @@ from distill.models.generation import find_end_tokens, generate
 from distill.tasks.language import Chatting
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.teacher import MODEL

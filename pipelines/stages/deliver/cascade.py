@@ -22,7 +22,7 @@ from pipelines.runs.files import count_bytes, write_json
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.publication import link_tree, republish_folder
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.cascade_config import TEACHER_ROLE, CascadeConfig, name_members
+from pipelines.settings.commands.cascade import TEACHER_ROLE, CascadeConfig, name_members
 from pipelines.stages.deliver.cascade_models import Arrays, CascadeModels
 from pipelines.stages.deliver.export import check_refused, remove_results
 from pipelines.stages.deliver.standalone import check_evaluated_models, export_checkpoint

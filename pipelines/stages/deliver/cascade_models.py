@@ -15,7 +15,7 @@ from distill.tasks.text_classification import MultiLabel
 from pipelines.runs.console import CALLS, TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.cascade_config import TEACHER_ROLE, CascadeConfig
+from pipelines.settings.commands.cascade import TEACHER_ROLE, CascadeConfig
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.evaluated import EvaluatedModel
 from pipelines.stages.deliver.export import HUGGINGFACE

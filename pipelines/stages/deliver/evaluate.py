@@ -14,7 +14,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import MeasureConfig
+from pipelines.settings.commands.distill import MeasureConfig
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.baseline import BASELINE
 from pipelines.stages.deliver.evaluated import EvaluatedModel, Key, key_of

@@ -12,7 +12,7 @@ from distill.errors import InputError
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.export_config import ExportConfig
+from pipelines.settings.commands.export import ExportConfig
 from pipelines.stages.prepare.compared_texts import as_plain_texts, hash_texts, sample_texts
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from compress.export.common.targets import FLOAT, ExportTarget, formats_of
 from compress.prune.budget import Budget
 from compress.quantize.schemes import resolve_scheme
 from distill.tasks.names import WRITING
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.schemes import is_dynamic, schemes_of
 from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, rounded_targets
 

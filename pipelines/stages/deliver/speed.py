@@ -15,7 +15,7 @@ from pipelines.reports.targets import MeasuredSpeed, describe_measurement, descr
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.export import HUGGINGFACE

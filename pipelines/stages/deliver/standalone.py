@@ -9,7 +9,7 @@ from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.tasks.choose import TASKS, choose_task
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.evaluate_config import EvaluateConfig
+from pipelines.settings.commands.evaluate import EvaluateConfig
 from pipelines.settings.lengths import fitted_length
 from pipelines.settings.schemes import is_reduced
 from pipelines.settings.tokenizers import load_checked_tokenizer

@@ -11,7 +11,7 @@ from pipelines.reports.schema import EstimateEntry
 from pipelines.runs.console import CALLS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
-from pipelines.settings.distill_config import MeasureConfig
+from pipelines.settings.commands.distill import MeasureConfig
 from pipelines.stages.deliver.timed_texts import EncodedTexts, RowBlocks, collate_calls
 
 EVALUATION_SHARE = 0.2  # of a run's time, at most, unless even the fewest texts and the scores take more

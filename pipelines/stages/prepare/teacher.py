@@ -27,7 +27,7 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import Metrics, fit_module
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder

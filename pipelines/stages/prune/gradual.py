@@ -33,7 +33,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import fit_module
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
 from pipelines.stages.prepare.teacher import MODEL, training_settings

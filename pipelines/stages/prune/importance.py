@@ -29,7 +29,7 @@ from distill.tasks.logit_rows import OutputRows, select_distribution_settings
 from pipelines.runs.console import Advance
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.prune.inputs import axes_of

@@ -26,7 +26,7 @@ from pipelines.reports.pruning_summary import COSTS
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.schemes import is_dynamic_reduced, quantization_by
 from pipelines.settings.this_machine import describe_machine

@@ -8,7 +8,7 @@ from compress.prune.search.candidates import allocate_layers
 from compress.prune.search.cost import Outline
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune.shape import (
     AIM,

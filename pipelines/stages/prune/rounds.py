@@ -11,7 +11,7 @@ from distill.slicing import Shape
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prune.inputs import axes_of

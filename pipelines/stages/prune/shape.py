@@ -31,7 +31,7 @@ from pipelines.reports.pruning_summary import UNREACHED, read_costs
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.settings.schemes import is_dynamic_reduced
 from pipelines.stages.cache.writing import load_teacher

@@ -37,7 +37,7 @@ from pipelines.runs.placement import build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies import choose_device
 from pipelines.runs.trainer import fit_module
-from pipelines.settings.distill_config import GeneralConfig
+from pipelines.settings.commands.distill import GeneralConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import hash_source, print_reading_remarks
 from pipelines.stages.prepare.teacher import MODEL, select_key_settings

@@ -14,7 +14,7 @@ from distill.train.nested import EXTRA_WORK, NestedModule
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL

@@ -25,7 +25,7 @@ from distill.errors import InputError
 from distill.models.inputs import build_inputs
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe_machine
 from pipelines.settings.tokenizers import is_across, rows_across

@@ -26,7 +26,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import Metrics, fit_module
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings

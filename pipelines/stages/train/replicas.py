@@ -21,7 +21,7 @@ from pipelines.runs.replicas.replica import Outcome, Replica, load_result, name_
 from pipelines.runs.replicas.supervisor import Supervisor, TrainReplica, open_lighthouse
 from pipelines.runs.stage import Run
 from pipelines.runs.trainer import Metrics, fit_module, silence_lightning, validate_module
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.outer_config import AVERAGED, OuterConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.train.prepared import STUDENT_TRAINING, PreparedTraining

@@ -22,7 +22,7 @@ from distill.data.splits.examples import Splits
 from distill.losses.logits import row_kl
 from distill.tasks.logit_rows import OutputRows
 from distill.train.module import DistillationModule
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.augment import EPOCH_ROWS, ROWS
 from pipelines.stages.train.cached_answers import read_cached_answers
 

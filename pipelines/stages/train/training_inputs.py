@@ -17,7 +17,7 @@ from distill.data.splits.examples import Examples, Splits
 from distill.losses.teacher_signals import SignalSource
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.tokenizers import rows_across
 from pipelines.stages.cache.stage import CACHE
 from pipelines.stages.prepare.tokens import SplitEncoder

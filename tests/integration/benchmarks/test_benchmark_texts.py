@@ -11,7 +11,7 @@ from benchmarks.tasks import LABELS, add_token_head, build_start, extract_texts
 from distill.data.sources.text_files import read_texts
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from support.tiny_models import build_model, saved
 
 FILLER = " ".join(["and so it was"] * 12)

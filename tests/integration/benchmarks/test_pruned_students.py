@@ -21,7 +21,7 @@ from compress.prune.budget import Budget
 from distill.data.config import DataConfig
 from distill.student.build import build_student
 from distill.teacher.config import TeacherConfig
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from support.tiny_models import LABELS, build_model, make_rows, saved
 
 PEERS = ("textbrewer", "torch_pruning")

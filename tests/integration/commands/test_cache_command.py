@@ -24,7 +24,7 @@ from distill.losses.compose import distribution_loss
 from distill.tasks.language import MaskedLM
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs import cli
-from pipelines.settings.cache_config import WriteConfig
+from pipelines.settings.commands.cache import WriteConfig
 from pipelines.stages.cache.record import record_settings
 from support import broken_checkpoints as broken
 from support.commands import refusal_of, run_to_success

@@ -19,8 +19,8 @@ from distill.tasks.choose import TASKS
 from distill.teacher.config import TeacherConfig
 from pipelines import distill
 from pipelines.runs.manifest import hash_file
-from pipelines.settings.cache_config import KeepConfig
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.cache import KeepConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import check_ignored_keep
 from pipelines.stages.cache.stage import choose_signals

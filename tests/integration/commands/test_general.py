@@ -28,7 +28,7 @@ from pipelines import distill
 from pipelines.runs.console import Console
 from pipelines.runs.digests import DigestIndex
 from pipelines.runs.processes import World
-from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.stages.train.general import general_stage, read_blocks
 from support.commands import refusal_of, run_to_success, small_run
 from support.plans import plan_of

@@ -38,8 +38,8 @@ from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import check_pipeline_stages, resolve

@@ -16,8 +16,8 @@ from distill.data.rows.documents import _hold_out_documents, load_documents
 from distill.errors import InputError
 from pipelines import distill
 from pipelines.runs.cli import parse
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_task_defaults
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.stages.cache.teacher_answers import AnswerGenerator, read_answers
 from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import WORD_PAIRS, books_data, prose

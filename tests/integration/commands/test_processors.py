@@ -23,7 +23,7 @@ from compress.quantize.schemes import resolve_scheme, widen_scheme
 from compress.quantize.store import load_quantization
 from pipelines import distill, export
 from pipelines.reports.wording import Comparison, describe_parity
-from pipelines.settings.distill_config import DistillConfig, StudentConfig, TeacherConfig
+from pipelines.settings.commands.distill import DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.schemes import quantization_by
 from pipelines.stages.pipeline import reported_settings
 from support.commands import refusal_of, run_to_success, small_run

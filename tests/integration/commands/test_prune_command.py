@@ -20,7 +20,7 @@ from distill.train.config import TrainConfig
 from pipelines import prune
 from pipelines.runs.files import write_json
 from pipelines.runs.stage import Artefact
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.pipeline import check_scores
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.checkpoint import open_checkpoint
-from pipelines.settings.export_config import ExportConfig
+from pipelines.settings.commands.export import ExportConfig
 from pipelines.stages.deliver.export import load_examples
 from support.commands import QUICK_MEASUREMENT, run_to_success
 from support.tiny_models import build_model, make_rows, saved

@@ -12,7 +12,7 @@ from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose_task
 from pipelines import distill
-from pipelines.settings.distill_config import TaskName
+from pipelines.settings.commands.distill import TaskName
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
 from support.task_data import TAGS, multi_label_data, regression_data, tagged_data
 from support.tiny_models import WORDS, build_model, saved

@@ -10,20 +10,27 @@ import pytest
 from pipelines import cache, distill, evaluate, export, harness, launch, plan, prune, quantize, report
 from pipelines.launchers.job import read_command
 from pipelines.runs.cli import parse
-from pipelines.settings import cache_config, cascade_config
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
-from pipelines.settings.launch_config import check_engine
-from pipelines.settings.planner_config import SHORT_PLANNER_OPTIONS, PlannerConfig
+from pipelines.settings.commands.cache import (
+    CACHE_SHORT_OPTIONS,
+    InspectConfig,
+    RebuildConfig,
+    VerifyConfig,
+    WriteConfig,
+)
+from pipelines.settings.commands.cascade import CascadeConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.launch import check_engine
+from pipelines.settings.commands.plan import SHORT_PLANNER_OPTIONS, PlannerConfig
 from real.documents import DOCUMENTS, commands_of
 from support.commands import ROOT, run_to_success, small_run
 
 TEXT = (ROOT / "README.md").read_text()
 COMMANDS = commands_of(ROOT / "README.md")
 CACHE = {
-    "write": cache_config.WriteConfig,
-    "inspect": cache_config.InspectConfig,
-    "verify": cache_config.VerifyConfig,
-    "rebuild": cache_config.RebuildConfig,
+    "write": WriteConfig,
+    "inspect": InspectConfig,
+    "verify": VerifyConfig,
+    "rebuild": RebuildConfig,
 }
 CONFIGS = {
     "pipelines.distill": (DistillConfig, SHORT_OPTIONS),
@@ -31,7 +38,7 @@ CONFIGS = {
     "pipelines.quantize": (DistillConfig, quantize.QUANTIZE_SHORT),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
-    "pipelines.cascade": (cascade_config.CascadeConfig, {"data": "data.path"}),
+    "pipelines.cascade": (CascadeConfig, {"data": "data.path"}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
     "pipelines.harness": (harness.HarnessConfig, {}),
     "pipelines.plan": (PlannerConfig, SHORT_PLANNER_OPTIONS),
@@ -65,7 +72,7 @@ def understood(line: str) -> None:
         return
     if module == "pipelines.cache":
         command = words.pop(0)
-        config_class, short = CACHE[command], cache_config.CACHE_SHORT_OPTIONS if command == "write" else {}
+        config_class, short = CACHE[command], CACHE_SHORT_OPTIONS if command == "write" else {}
     else:
         config_class, short = CONFIGS[module]
         words = {"pipelines.prune": prune.with_teacher, "pipelines.quantize": quantize.with_defaults}.get(module, list)(

@@ -16,7 +16,7 @@ from pipelines import distill
 from pipelines.runs.cli import parse
 from pipelines.runs.deepspeed import build_settings
 from pipelines.settings import layouts
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import resolve
 from support.commands import ROOT, small_run

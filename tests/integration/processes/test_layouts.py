@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from distill.losses.config import LossConfig
 from distill.train.optimizer_kinds import OPTIMIZERS
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from support.ranks import free_port, run_ranks
 from support.tiny_models import draw_weights, saved
 from support.training_ranks import Training, train

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.runs.training_logs import RANKS
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from support.ranks import run_ranks
 from support.tiny_models import saved
 from support.training_ranks import Training, train

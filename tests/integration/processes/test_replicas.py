@@ -19,7 +19,7 @@ from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.replicas.hogwild import SharedCounter, SharedWeights
 from pipelines.runs.replicas.replica import Replica, load_result
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.outer_config import OuterConfig
 from pipelines.stages.train.replicas import ReplicaJob, run_replicas
 from support.forking import fork_server

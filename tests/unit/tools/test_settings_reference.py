@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from pipelines.runs import cli
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.commands.distill import DistillConfig
 from support.commands import ROOT
 
 

@@ -29,7 +29,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.distill_config import DataConfig, DistillConfig, StudentConfig, TeacherConfig
+from pipelines.settings.commands.distill import DataConfig, DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import check_rules
 from pipelines.stages.prepare.data import data_stage, read_data

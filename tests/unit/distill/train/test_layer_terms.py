@@ -34,7 +34,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines import distill
-from pipelines.settings.cache_config import KeepConfig
+from pipelines.settings.commands.cache import KeepConfig
 from pipelines.stages.cache.signals import make_signal
 from support.commands import ROOT, refusal_of, small_run
 from support.tiny_models import SIZES, VOCABULARY, build_model, make_rows, saved

@@ -29,7 +29,7 @@ from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 from support.tiny_models import build_model
 from unit.distill.models.test_generation import VOCABULARY_SIZE, decoder
 

@@ -10,7 +10,7 @@ import yaml
 from distill.errors import InputError
 from pipelines.launch import ENGINES, main, split_engine
 from pipelines.launchers.job import ClusterJob, read_command
-from pipelines.settings.launch_config import LaunchConfig, check_engine
+from pipelines.settings.commands.launch import LaunchConfig, check_engine
 
 WORDS = ["python", "-m", "pipelines.distill", "--config", "configs/demo.yaml", "--output", "/shared/runs/it's here"]
 

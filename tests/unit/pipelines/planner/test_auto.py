@@ -14,7 +14,7 @@ from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from pipelines.planner.auto import fill_layouts
 from pipelines.planner.hardware import Hardware
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 
 FOUR = Hardware(nodes=1, devices=4, memory=10**9, flops=1e12, links=100e9, bandwidth=10e9)
 

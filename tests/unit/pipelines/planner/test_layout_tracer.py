@@ -20,8 +20,8 @@ from pipelines.planner.layouts import list_layouts
 from pipelines.planner.pairs import count_turns, list_pairs
 from pipelines.planner.trace import trace_step
 from pipelines.planner.workload import Workload, set_labels
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
 
 BERT = BertConfig(
     vocab_size=1000, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256, num_labels=5

@@ -10,8 +10,8 @@ from distill.errors import InputError
 from pipelines import plan
 from pipelines.planner.machines import RESERVED
 from pipelines.runs import cli
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
-from pipelines.settings.planner_config import ClusterConfig, parse_rate
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.plan import ClusterConfig, parse_rate
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from distill.losses.config import LossConfig
 from distill.student.spec import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.outer_config import ASYNCHRONOUS, OuterConfig
 from pipelines.settings.rules.asynchronous import check_asynchronous, check_replica_precision

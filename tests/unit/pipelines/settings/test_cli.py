@@ -9,8 +9,8 @@ import pytest
 from distill.errors import InputError
 from pipelines import distill, quantize
 from pipelines.runs import cli
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from support.commands import command, refusal_of
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")

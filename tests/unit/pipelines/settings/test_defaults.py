@@ -1,8 +1,8 @@
 """Defaults that depend on other settings are filled in once."""
 
 from pipelines.runs import cli
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 
 
 def filled(*words: str) -> DistillConfig:

@@ -10,7 +10,7 @@ from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.runs import cli
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig, MachineConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import check_memory_floor

@@ -17,7 +17,7 @@ from distill.student.spec import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
-from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import check_rules, check_training_layout
 from pipelines.stages.prepare.teacher import select_key_settings

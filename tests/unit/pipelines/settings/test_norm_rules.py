@@ -8,8 +8,8 @@ from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.parallel.layout import parse_layout
 from pipelines.runs import cli
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import RULES, Rule, check_norms
 

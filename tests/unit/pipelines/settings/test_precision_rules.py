@@ -10,8 +10,8 @@ from distill.errors import InputError
 from distill.parallel.layout import Layout, parse_layout
 from distill.teacher.config import TeacherConfig
 from distill.train.optimizer_kinds import OPTIMIZERS
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.defaults import fill_defaults
-from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.rules.table import NOT_ON_SEVERAL, check_rules

@@ -6,7 +6,7 @@ import yaml
 from distill.errors import InputError
 from pipelines.runs.cli import parse
 from pipelines.settings import recipes
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from support.commands import ROOT
 
 ARGUMENTS = {"prog": "pipelines.distill", "about": "", "examples": "", "short": SHORT_OPTIONS}

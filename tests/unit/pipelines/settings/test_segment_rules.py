@@ -15,7 +15,7 @@ from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
-from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
+from pipelines.settings.commands.distill import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import layout_settings
 from pipelines.settings.rules.segments import check_student_segments

@@ -13,7 +13,7 @@ import pytest
 from pipelines import distill, quantize, report
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from support.commands import ROOT, refused_as_written
 from support.tiny_models import build_model, saved
 

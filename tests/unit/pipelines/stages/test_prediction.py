@@ -13,7 +13,7 @@ from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Examples, Splits
 from distill.train.config import TrainConfig
 from pipelines.runs.cli import parse
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig, GeneralConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan
 from pipelines.stages.prediction import (
     CHARACTERS_PER_TOKEN,

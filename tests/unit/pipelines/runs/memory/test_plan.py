@@ -18,7 +18,7 @@ from pipelines.runs.memory.budget import resolve_memory_budget
 from pipelines.runs.memory.plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
 from pipelines.runs.memory.step_cost import PassCost, measure_in_training
 from pipelines.runs.processes import World
-from pipelines.settings.distill_config import MachineConfig
+from pipelines.settings.commands.distill import MachineConfig
 
 TRAIN = TrainConfig(batch_size=64, dropout=0.1)
 CPU = torch.device("cpu")

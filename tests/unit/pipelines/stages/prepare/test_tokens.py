@@ -15,7 +15,7 @@ from distill.data.sources.stored_texts import StoredTexts
 from distill.data.stored.tokens import HEADER
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.distill_config import GeneralConfig
+from pipelines.settings.commands.distill import GeneralConfig
 from pipelines.stages.prepare.data import data_stage, read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder, tokens_stage
 from pipelines.stages.train.general import read_blocks, store_blocks

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from distill.data.config import DataConfig
 from distill.errors import InputError
-from pipelines.settings.distill_config import MeasureConfig, TaskName
+from pipelines.settings.commands.distill import MeasureConfig, TaskName
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from compress.export.common.targets import check_installed, formats_of
 from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
-from pipelines.settings.distill_config import MeasureConfig, TaskName
+from pipelines.settings.commands.distill import MeasureConfig, TaskName
 from pipelines.settings.places import check_data, open_local
 
 

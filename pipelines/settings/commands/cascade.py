@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
-from pipelines.settings.distill_config import MeasureConfig, TaskName
-from pipelines.settings.evaluate_config import EvaluateConfig
+from pipelines.settings.commands.distill import MeasureConfig, TaskName
+from pipelines.settings.commands.evaluate import EvaluateConfig
 from pipelines.settings.places import check_data, open_local
 
 TEACHER_ROLE = "teacher"

@@ -22,7 +22,7 @@ from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
-from pipelines.settings.cache_config import LONGEST, KeepConfig
+from pipelines.settings.commands.cache import LONGEST, KeepConfig
 from pipelines.settings.engines import Engine
 from pipelines.settings.outer_config import ASYNCHRONOUS, OuterConfig
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from compress.prune.budget import parse_bytes
 from distill.errors import InputError, check_setting
-from pipelines.settings.distill_config import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
 CPU = "cpu"
 UNKNOWN_DATA, UNKNOWN_OUTPUT = "DATA", "OUTPUT"  # of a run that is planned without them
