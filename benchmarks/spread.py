@@ -12,3 +12,8 @@ def format_spread(values: Sequence[float], form: str = ".2f") -> str:
 def format_percent(shares: Sequence[float]) -> str:
     """Returns the mean of shares in percent ± the standard deviation in points, without the sign."""
     return format_spread([100 * share for share in shares])
+
+
+def format_gain(gains: Sequence[float]) -> str:
+    """Returns the mean of gains with its sign ± the standard deviation; of one gain only the gain."""
+    return f"{mean(gains):+.2f}" + (f" ± {stdev(gains):.2f}" if len(gains) > 1 else "")

@@ -1,0 +1,115 @@
+"""Benchmarks of pruned students on tiny models: frontiers, ingredients, speeds measured again, and cascades."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from benchmarks import cascades, frontier, ingredients, repeated_speeds
+from support.commands import QUICK_MEASUREMENT
+from support.run_inputs import make_classifier_inputs
+
+SMALL = (
+    *("--vector_train.epochs", "2", "--vector_train.batch_size", "16", "--batch_size", "8", "--precision", "32"),
+    *("--threads", "1", "--data.max_length", "32", "--learning_rate", "1e-3", "--prune.samples", "32"),
+    *("--prune.trials", "2", "--budget.rounds", "1", "--budget.recuts", "0", *QUICK_MEASUREMENT),
+)
+SPEEDS = "1.1,1.3"
+
+
+def call(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", [benchmark.__name__, *map(str, words)])
+    monkeypatch.setenv("COLUMNS", "200")
+    benchmark.main()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    return make_classifier_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.mark.slow
+def test_students_of_a_frontier_are_timed_again_and_put_into_cascades(inputs, tmp_path, monkeypatch, capsys):
+    model, data = inputs
+    source = ["--data", data, "--output", tmp_path / "frontier", "--seeds", 0]
+    more = ["--student.vectors", "static,embeddings=8", "--epochs", 2, *SMALL]
+    call(frontier, monkeypatch, *source, "--teacher", model, "--speedup", SPEEDS, *more)
+    assert "student-1.1x" in capsys.readouterr().out
+    call(repeated_speeds, monkeypatch, tmp_path / "frontier" / "seed-0", "--texts", 32, "--output", tmp_path / "again")
+    first, second = [json.loads(line) for line in (tmp_path / "again" / "results.jsonl").read_text().splitlines()]
+    assert (first["requested"], second["requested"]) == (1.1, 1.3)
+    assert min(first["repeated"], second["repeated"]) > 0.2
+    place = tmp_path / "cascades"
+    words = ["--frontier", tmp_path / "frontier", "--data", data, "--seeds", 0, "--output", place]
+    call(cascades, monkeypatch, *words, "--data.max_length", 32, "--measure.texts", 12, "--measure.rounds", 2)
+    kept = json.loads((place / "student-1.3x-0.json").read_text())
+    assert {entry["name"] for entry in kept["models"]} >= {"cascade", "student-1.1x", "student-1.3x", "teacher"}
+
+
+@pytest.mark.slow
+def test_an_ingredient_changes_one_setting_of_the_plain_student(inputs, tmp_path, monkeypatch, capsys):
+    model, data = inputs
+    source = ["--data", data, "--output", tmp_path, "--seeds", 0, "--teacher", model, "--speedup", SPEEDS]
+    source += ["--epochs", 2, "--budget.runtime", "pytorch", "--budget.precision", "fp32"]
+    call(ingredients, monkeypatch, *source, "--variants", "averaged", "two steps", "assistant", *SMALL)
+    table = capsys.readouterr().out
+    assert "averaged" in table
+    plain, averaged = (
+        json.loads((tmp_path / "reports" / f"{name}-0.json").read_text()) for name in ("plain", "averaged")
+    )
+    shapes = [[each["folder"] for each in r["stages"] if each["name"].startswith("shape")] for r in (plain, averaged)]
+    assert shapes[0] == shapes[1]
+    assert averaged["config"]["train"]["average"] == 0.998
+    assert [entry["target"]["target"]["speedup"] for entry in further["models"] if "target" in entry] == [1.3]
+    assistant = json.loads((tmp_path / "reports" / "assistant-0.json").read_text())
+    assert (
+        "student-1.1x" in assistant["config"]["teacher"]["model"]
+        or "export-1.2x" in assistant["config"]["teacher"]["model"]
+    )
+
+
+def find_shapes(report: dict) -> list[str]:
+    return [each["folder"] for each in report["stages"] if each["name"].startswith("shape")]
+
+
+def find_checkpoint(report: dict, name: str) -> str:
+    return next(each["path"] for each in report["models"] if (each["name"], each["runtime"]) == (name, "pytorch"))
+
+
+def make_report(scores: dict[str, float], *, asked: float | None = None) -> dict:
+    entries = [
+        {
+            "name": name, "runtime": "onnxruntime", "precision": "fp32", "score": score, "validation": score,
+            "bytes": 4_000_000, "params": 1_000_000,
+            "speedup": {"vs_teacher_same_runtime": 1.0 if name == "teacher" else 9.7},
+        }
+        for name, score in scores.items()
+    ]  # fmt: skip
+    if asked:
+        target = {"target": {"name": f"{asked:g}x", "speedup": asked}, "share": {"value": 9.7 / asked}}
+        entries[1]["target"] = target
+    return {"metric": "accuracy", "models": entries, "stages": []}
+
+
+def test_a_frontier_lists_what_each_student_keeps_and_whether_it_is_fast_enough():
+    reports = [
+        make_report({"teacher": 0.8, "student": score}, asked=asked) for score, asked in ((0.76, 10), (0.72, 12))
+    ]
+    teacher, student = frontier.build_rows(reports)
+    assert teacher[:4] == ("teacher", "80.00 ± 0.00", "100.00 ± 0.00", "1.0 (1.0-1.0)")
+    assert student == ("student", "74.00 ± 2.83", "92.50 ± 3.54", "9.7 (9.7-9.7)", "1 of 2", "4.0", "1.00M")
+    assert frontier.describe_floor(reports[0]) == "no constant answer is scored"
+
+
+def test_gains_are_over_the_plain_student_of_the_same_seed_and_speed():
+    def report(*scores: float) -> dict:
+        reports = [make_report({"teacher": 0.9, f"student-{n}": s}, asked=10.0 + n) for n, s in enumerate(scores)]
+        return {"models": [entry for each in reports for entry in each["models"][1:]], "stages": []}
+
+    found = {"plain": [report(0.8, 0.7), report(0.8, 0.6)], "two steps": [report(0.75), report(0.65)]}
+    slow, quick, further = ingredients.build_rows(found)
+    assert slow[:4] == ("plain", "10", "80.00 ± 0.00", "")
+    assert quick[:3] == ("plain", "11", "65.00 ± 7.07")
+    assert further[:4] == ("two steps", "11", "70.00 ± 7.07", "+5.00 ± 0.00")
