@@ -65,6 +65,7 @@ def make_texts(texts: list[str], count: int, seed: int) -> Iterator[str]:
     """Yields rows of 6 to 14 words drawn from those of `texts`, some with a typing error, and near copies of some."""
     rng = random.Random(seed)  # noqa: S311
     words = [word for text in texts for word in text.split()]
+    last = ""
     for number in range(count):
         if number % _COPIED_EVERY == _COPIED_EVERY - 1:
             yield f"{last} please"

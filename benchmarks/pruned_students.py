@@ -30,7 +30,7 @@ time.
 import argparse
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec

@@ -163,7 +163,7 @@ def count_state_bytes(layout: Layout, weights: int) -> float:
 
 def run_processes(work: Work, processes: int, folder: Path, layout: str) -> list[Peak]:
     """Returns what each of several processes measures."""
-    store = folder.parent / f"store-{time.monotonic_ns()}"
+    store = folder.parent.resolve() / f"store-{time.monotonic_ns()}"
     torch.multiprocessing.start_processes(
         partial(run_process, work, processes, folder, store, layout), nprocs=processes, start_method="spawn"
     )

@@ -41,6 +41,7 @@ LIMIT = 3600  # seconds
 
 MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2, "measure.seconds": 0}
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
+EXPERIMENT = {"rows": 154, "epochs": 1, "seeds": 0, "threads": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
 PRUNED = {"prune.trials": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
 # Reduced settings by part of the command. If the command already has the flag, its value is replaced.
@@ -56,6 +57,14 @@ SMALLER = {
     "pipelines.cache write ": {"limit": 64, "threads": 1},
     "benchmarks.small_lm ": {"steps": 4, "batch_size": 2, "threads": 1},
     "benchmarks.training_step": {"rounds": 2, "threads": 1, "batch-size": 4},
+    "benchmarks.optimizer_scores ": EXPERIMENT | {"names": "adamw", "factors": 10},
+    "benchmarks.batch_growth ": EXPERIMENT | {"cases": "noise", "factors": 1},
+    "benchmarks.rate_control ": EXPERIMENT | {"cases": "usual"},
+    "benchmarks.asynchronous ": EXPERIMENT | {"methods": "local-sgd", "factors": 10, "every": 2},
+    "benchmarks.loading ": {"rows": 2000, "rounds": 1, "steps": 2, "vocabulary": 500},
+    "benchmarks.predictions ": {"rows": 300, "sizes": "small", "only": "plain", "threads": 1},
+    "benchmarks.planned_memory ": {"layouts": "fsdp=2", "processes": 2, "rows": 2, "length": 16},
+    "benchmarks.backward_window ": {"lengths": 128, "windows": 64, "rounds": 1, "vocabulary": 500, "threads": 1},
     "recipes/distilbert": GENERAL,
     "recipes/minilm": GENERAL,
     "recipes/mobilebert": GENERAL,
