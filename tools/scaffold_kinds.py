@@ -134,7 +134,7 @@ TASK = Kind(
             end="}  # fmt: skip",
         ),
         Edit(
-            "tests/integration/commands/test_report_tasks.py",
+            "tests/integration/tasks/test_report_tasks.py",
             "SCORES = {  # (teacher's score, student's score)",
             '    "$label": {"accuracy": (0.93, 0.91), "macro F1": (0.92, 0.9)},',
             end="}",

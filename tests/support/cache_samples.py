@@ -13,7 +13,7 @@ import torch
 
 from distill.cache import CacheReader, Dense, Identity, Sampled, Samples, TopK, plan, sample_key, write_cache
 from distill.cache.writer import WriteResult
-from support.forking import fork_server
+from support.processes.forking import fork_server
 
 WORDS = 96
 BATCH_TOKENS = 48

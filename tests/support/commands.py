@@ -13,8 +13,8 @@ from pipelines.quantize import QUANTIZE_SHORT
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
 from pipelines.settings.commands.distill import SHORT_OPTIONS
-from support.command_server import start_server
-from support.forked_process import VERIFICATION, ForkedProcess
+from support.processes.command_server import start_server
+from support.processes.forked_process import VERIFICATION, ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,9 +20,9 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import resolve
 from support.commands import ROOT, small_run
-from support.ranks import free_port, run_ranks
+from support.processes.ranks import free_port, run_ranks
+from support.processes.training_ranks import set_torchrun_environment
 from support.tiny_models import WORDS
-from support.training_ranks import set_torchrun_environment
 
 RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
 

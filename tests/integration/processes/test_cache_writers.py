@@ -12,7 +12,7 @@ from distill.cache import CacheReader
 from distill.cache.verify import verify_cache
 from distill.errors import InputError
 from support.cache_samples import Teacher, files_of, make_rows, start_writer, write
-from support.forking import fork_server
+from support.processes.forking import fork_server
 
 ROWS = make_rows()
 FIRST = 20  # rows of a cache that is later extended to all rows

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.command_server import start_server
 from support.commands import start
-from support.forked_process import ForkedProcess
+from support.processes.command_server import start_server
+from support.processes.forked_process import ForkedProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are forked on Linux only")
 ENDS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import ROOT
-from support.stopping import Running, assert_stopped
+from support.processes.stopping import Running, assert_stopped
 
 LAUNCH = "import sys; from pipelines.runs import cli; from pipelines.runs.launch import launch_processes; "
 LAUNCH += "cli.run(lambda argv: launch_processes('worker', [], 2, int(argv[0])))"

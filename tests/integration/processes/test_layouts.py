@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification
 from distill.losses.config import LossConfig
 from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.settings.commands.distill import MachineConfig
-from support.ranks import free_port, run_ranks
+from support.processes.ranks import free_port, run_ranks
+from support.processes.training_ranks import Training, train
 from support.tiny_models import draw_weights, saved
-from support.training_ranks import Training, train
 
 NEAR = 1e-5
 SOFT = LossConfig(kl=1, ce=0.5, temperature=2.0)

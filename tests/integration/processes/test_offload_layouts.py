@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distill.train.offload import ActivationOffload
 from distill.train.offload_file import ActivationFile
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
+from support.processes.training_ranks import Training, train
 from support.tiny_models import saved
-from support.training_ranks import Training, train
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 
 from pipelines.runs.training_logs import RANKS
 from pipelines.settings.commands.distill import MachineConfig
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
+from support.processes.training_ranks import Training, train
 from support.tiny_models import saved
-from support.training_ranks import Training, train
 
 NEAR = 1e-5
 

@@ -11,8 +11,8 @@ from distill.errors import InputError
 from pipelines.runs.ray_engine import FAILURE, exit_with_message, name_storage, print_file
 from pipelines.runs.stops import list_descendants
 from support.commands import run_to_success, small_run, start
+from support.processes.stopping import wait_for_checkpoint
 from support.run_inputs import make_inputs
-from support.stopping import wait_for_checkpoint
 
 WORKER = b"ray::"  # how Ray names the processes of its workers
 SETTINGS = ("--devices", "2", "--train.dropout", "0", "--teacher_train.dropout", "0", "--until", "distill")

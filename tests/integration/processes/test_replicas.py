@@ -22,9 +22,9 @@ from pipelines.runs.replicas.replica import Replica, load_result
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.outer_config import OuterConfig
 from pipelines.stages.train.replicas import ReplicaJob, run_replicas
-from support.forking import fork_server
+from support.processes.forking import fork_server
+from support.processes.training_ranks import Training, splits, train
 from support.tiny_models import saved
-from support.training_ranks import Training, splits, train
 
 ROWS, NEAR = 40, 1e-5  # rows of the training data; of weights
 PLAIN = TrainConfig(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from distill.losses.config import LossConfig
-from support.ranks import run_ranks
-from support.segment_training import TRAIN, SegmentJob, save_models, train_jobs
+from support.processes.ranks import run_ranks
+from support.processes.segment_training import TRAIN, SegmentJob, save_models, train_jobs
 
 KL = LossConfig(kl=1, ce=0, temperature=1.0)
 # Adam scales the gradients of key biases, which are rounding errors, to full steps.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from support.cache_ranks import write
-from support.ranks import run_ranks
+from support.processes.cache_ranks import write
+from support.processes.ranks import run_ranks
 from support.tiny_models import saved
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pipelines.launch import main
-from support.environments import make_environment, shared_folder
+from support.services.environments import make_environment, shared_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PACKAGES = ("skypilot==0.14.1",)  # moves click to 8.1.8

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from support.commands import command, run_to_success, small_run
-from support.environments import shared_folder
+from support.processes.stopping import wait_for_checkpoint
 from support.run_inputs import make_inputs
-from support.slurm import SlurmCluster, find_obstacle, slurm_cluster, unpack_slurm, wait_until
-from support.stopping import wait_for_checkpoint
+from support.services.environments import shared_folder
+from support.services.slurm import SlurmCluster, find_obstacle, slurm_cluster, unpack_slurm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SETTINGS = ("--until", "distill", "--epochs", "40", "--train.checkpoint_every", "20", "--accelerator", "cpu")

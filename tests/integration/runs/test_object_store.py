@@ -13,9 +13,9 @@ from pyarrow.fs import S3FileSystem
 from pipelines.runs.storage.mirror import INDEX
 from pipelines.runs.storage.remote import CACHE_VARIABLE
 from support.commands import ROOT, command, run_to_success, small_run
-from support.environments import shared_folder
-from support.object_store import object_store
 from support.run_inputs import make_inputs
+from support.services.environments import shared_folder
+from support.services.object_store import object_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SETTINGS = ("--train.checkpoint_every", "5", "--epochs", "30", "--until", "distill", "--accelerator", "cpu")

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from support.commands import run_to_success, small_run
+from support.processes.stopping import Running, assert_stopped, is_running
 from support.run_inputs import make_inputs
-from support.stopping import Running, assert_stopped, is_running
 
 TWO = ("--devices", "2", "--student.layout", "fsdp=2", "--until", "distill", "--epochs", "20")
 TWO = (*TWO, "--teacher_train.epochs", "1", "--train.dropout", "0.1", "--train.checkpoint_every", "1000")

@@ -9,8 +9,8 @@ import pytest
 
 from pipelines.runs.manifest import hash_file
 from support.commands import run_to_success, small_run
+from support.processes.stopping import Running, assert_stopped
 from support.run_inputs import make_inputs
-from support.stopping import Running, assert_stopped
 
 SIGNALS = ((signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C (SIGINT)", 130))
 STARTED = re.compile(r"^([\w.-]+): (?:started|resuming) \(", re.M)

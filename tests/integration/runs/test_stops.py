@@ -13,8 +13,8 @@ import pytest
 from pipelines import export
 from pipelines.runs.manifest import hash_file
 from support.commands import ROOT, run_to_success, small_run
+from support.processes.stopping import Running, assert_stopped, is_running
 from support.run_inputs import make_inputs
-from support.stopping import Running, assert_stopped, is_running
 from support.tiny_models import build_model, saved
 
 STOPS = [

@@ -26,7 +26,7 @@ from distill.errors import InputError
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from distill.train.optimizer_kinds import OPTIMIZERS
-from integration.commands.test_language_command import decoder
+from integration.tasks.test_language_command import decoder
 from pipelines import distill
 from pipelines.runs.manifest import seal_manifest
 from pipelines.stages.train import precision

@@ -35,7 +35,7 @@ from support.cache_samples import (
     read_rows,
     write,
 )
-from support.forking import fork_server
+from support.processes.forking import fork_server
 from support.tiny_models import LABELS, VOCABULARY
 
 ROWS = make_rows()

@@ -6,7 +6,7 @@ from collections import Counter
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.claimed import ClaimedBatches
 from distill.data.batches.encode import encode_samples
-from support.training_ranks import examples
+from support.processes.training_ranks import examples
 
 
 class Numbers:

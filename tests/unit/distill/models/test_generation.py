@@ -21,7 +21,7 @@ from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
 from support.tiny_models import build_model, draw_weights
 
 VOCABULARY_SIZE = 50

@@ -25,7 +25,7 @@ from distill.parallel.layout import Layout, check_model_fits
 from distill.parallel.mesh import build_mesh, find_segment
 from distill.parallel.segment_check import check_segments
 from distill.train.activations import checkpoint_layers
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
 
 WORDS, LENGTH = 60, 21
 SIZES: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 4}

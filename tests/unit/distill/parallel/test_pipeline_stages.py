@@ -18,7 +18,7 @@ from distill.parallel import part_times
 from distill.parallel.part_times import measure_part_times
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer, StageForward
 from distill.parallel.pipeline_stage import PartTimes, balance_shares, load_stage, reduce_to_stage, split_layers
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
 from support.tiny_models import build_model
 
 LAYERS, VOCABULARY, SECONDS = 4, 50, 60

@@ -21,7 +21,7 @@ from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.load import load_sharded
 from distill.parallel.mesh import build_mesh, find_data_rank
 from distill.parallel.tensor_plan import build_tensor_plan
-from support.ranks import RanksError, run_ranks
+from support.processes.ranks import RanksError, run_ranks
 from support.tiny_models import VOCABULARY, build_model, draw_weights
 
 CLASSIFIERS = ("bert", "roberta", "distilbert", "electra-projected")

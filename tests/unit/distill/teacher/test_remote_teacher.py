@@ -11,7 +11,7 @@ import torch.distributed as dist
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.teacher.remote import Bridge, serve_students
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
 
 NESTED_TENSORS = {
     "logits": torch.randn(2, 3, generator=torch.Generator().manual_seed(0)),

@@ -34,9 +34,9 @@ from pipelines import distill
 from pipelines.stages.cache.stage import choose_loss_signals
 from pipelines.stages.prepare.vocabulary import TranslatedSignals
 from support.commands import refusal_of, small_run
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
+from support.processes.training_ranks import Training, train
 from support.tiny_models import LABELS, SIZES, VOCABULARY, build_model, make_rows, saved
-from support.training_ranks import Training, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # its hints on workers and loggers
 

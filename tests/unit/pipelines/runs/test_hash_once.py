@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from distill.teacher.fingerprint import weights_fingerprint
 from pipelines.runs.processes import World
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
 from support.tiny_models import build_model
 
 

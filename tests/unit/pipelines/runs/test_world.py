@@ -13,7 +13,7 @@ import torch.distributed as dist
 from distill.errors import InputError
 from pipelines.runs.processes import World, agree_on_name
 from pipelines.runs.watchdog import explain_failures
-from support.ranks import run_ranks
+from support.processes.ranks import run_ranks
 
 
 def world_in(folder: Path, rank: int, processes: int) -> World:

@@ -35,20 +35,20 @@ LIBRARIES = (
 @cache
 def start_server() -> socket.socket:
     """Starts the server on the first call and returns the socket for requests; it ends with this process."""
-    from support.forked_process import adopt_orphans
+    from support.processes.forked_process import adopt_orphans
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         env["TQDM_DISABLE"] = "1"  # as the commands do where their errors aren't printed on a terminal
-        command = [sys.executable, "-m", "support.command_server", str(theirs.fileno())]
+        command = [sys.executable, "-m", "support.processes.command_server", str(theirs.fileno())]
         subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()])
     adopt_orphans()
     return ours
 
 
 if __name__ == "__main__":
-    from support.forked_process import serve
+    from support.processes.forked_process import serve
 
     for name in LIBRARIES:
         import_module(name)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from support.forking import fork_server
+from support.processes.forking import fork_server
 
 
 class RanksError(AssertionError):

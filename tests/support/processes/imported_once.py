@@ -10,8 +10,8 @@ import torch
 torch.set_num_threads(1)  # before anything runs: threads don't survive a fork
 
 for name in (
-    "support.cache_ranks",
-    "support.training_ranks",
+    "support.processes.cache_ranks",
+    "support.processes.training_ranks",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.environments import make_environment
+from support.services.environments import make_environment
 
 PACKAGES = ("moto[s3]==5.2.5", "flask", "flask-cors")
 KEYS = {

@@ -16,6 +16,6 @@ def fork_server() -> ForkServerContext:
     with pytest.MonkeyPatch.context() as patch:
         # The server doesn't inherit the path on which pytest found this folder.
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
-        context.set_forkserver_preload(["support.imported_once"])
+        context.set_forkserver_preload(["support.processes.imported_once"])
         forkserver.ensure_running()
     return context

@@ -34,8 +34,8 @@ from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.cache.online_teacher import load_online_teacher
+from support.processes.training_ranks import StoppedError, set_torchrun_environment, stopping
 from support.tiny_models import draw_weights
-from support.training_ranks import StoppedError, set_torchrun_environment, stopping
 
 WORDS, MASK_ID = 67, 66
 SIZES: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
