@@ -33,8 +33,8 @@ from compress.export.common.targets import target_of
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.write import write_targets
 from compress.measure.latency import Latency, measure_latency
+from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.checkpoint.norm_kinds import NORM_KINDS
-from distill.checkpoint.pruned import load_pruned, save_pruned
 from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student
 from distill.train.config import TrainConfig
@@ -122,7 +122,7 @@ class Experiment(LogitExperiment):
         file = folder / "training.json"
         if not file.exists():
             student = self._fit_student(kind, rate, seed, console)
-            save_pruned(student, folder)
+            save_model_folder(student, folder)
             scores = (self.measure_accuracy(student, part) for part in (self.validation, self.test))
             file.write_text(json.dumps(asdict(Training(kind, rate, seed, *scores))))
         return Training(**json.loads(file.read_text()))
@@ -133,7 +133,7 @@ class Experiment(LogitExperiment):
 
     def load_student(self, training: Training) -> PreTrainedModel:
         """Returns the student that a training made."""
-        return load_pruned(self.name_folder(training.kind, training.rate, training.seed))
+        return load_model_folder(self.name_folder(training.kind, training.rate, training.seed))
 
     def _fit_student(self, kind: str, rate: float, seed: int, console: Console) -> PreTrainedModel:
         """Trains with AdamW on the KL divergence from the teacher's cached logits."""

@@ -26,7 +26,7 @@ from benchmarks.pruning_textbrewer import (
     train_with_textbrewer,
 )
 from compress.prune.search.candidates import get_outline
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import encode_samples
@@ -126,7 +126,7 @@ class TrainingSetup:
 
     def load_teacher(self) -> PreTrainedModel:
         """Returns the teacher."""
-        teacher: PreTrainedModel = load_pruned(self.folder)
+        teacher: PreTrainedModel = load_model_folder(self.folder)
         return teacher
 
     def train_config(self, rate: float) -> TrainConfig:
@@ -176,7 +176,7 @@ def train_ours(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> T
     config = replace(setup.config, train=setup.train_config(rate), until="distill")
     made, students = run_stages(setup.run, replace(setup.plan, settings=config))
     stage = students[0].stage
-    model = load_pruned(stage.folder / MODEL)
+    model = load_model_folder(stage.folder / MODEL)
     outline = get_outline(find_axes(model))
     layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(outline.heads, outline.ffn, strict=True))
     other_folders = {each.folder for each in setup.made.values()} | {stage.folder}

@@ -32,7 +32,7 @@ from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
 from compress.export.write import write_targets
-from distill.checkpoint.pruned import load_pruned, save_pruned
+from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student
 from distill.student.token_vectors import compute_token_vectors, fill_table, leave_out_special_tokens
@@ -124,7 +124,7 @@ class Experiment(LogitExperiment):
             ]
         else:
             student = self.fit_student(way, value, seed, console)
-            save_pruned(student, self.name_folder(way, value, seed))
+            save_model_folder(student, self.name_folder(way, value, seed))
             parameters = student.num_parameters()
             scores = [self.measure_accuracy(student, part) for part in (self.validation, self.test)]
         return self.results.add(
@@ -211,7 +211,7 @@ class Experiment(LogitExperiment):
         if way in (PEER, TRAINED_PEER):
             return self.fit_peer(way, value, seed)[0]
         place = self.name_folder(way, value, seed)
-        write_targets(Source(load_pruned(place), self.tokenizer), [target_of("numpy")], place / "files")
+        write_targets(Source(load_model_folder(place), self.tokenizer), [target_of("numpy")], place / "files")
         return partial(Reader(place / "files" / "numpy").classify, max_length=MAX_LENGTH)
 
 

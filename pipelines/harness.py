@@ -101,7 +101,7 @@ def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, d
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from distill.checkpoint.pruned import load_pruned
+    from distill.checkpoint.custom_models import load_model_folder
     from distill.tasks.language import CausalLM
     from pipelines.settings.tokenizers import load_checked_tokenizer
 
@@ -121,7 +121,7 @@ def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, d
             f"{checkpoint.role} {checkpoint.name!r}: expected a tokenizer with an eos token, found none: lm-eval "
             "starts every text with it"
         )
-    model = load_pruned(checkpoint.folder)
+    model = load_model_folder(checkpoint.folder)
     adapter = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
     try:
         result: Any = simple_evaluate(

@@ -17,7 +17,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
 from compress.export.onnx.graph import ONNX_FILE, open_session
 from compress.export.onnx.rounded import PRODUCTS
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 
 ProbeInputs = Mapping[str, np.ndarray]
 Probe = Callable[[Source, ExportTarget, Path, ProbeInputs], dict[str, Product]]
@@ -98,7 +98,7 @@ def probe_checkpoint(source: Source, target: ExportTarget, folder: Path, inputs:
     assert source.rounding is not None
     found: dict[str, Product] = {}
     with quiet():
-        model = load_pruned(folder / str(target))
+        model = load_model_folder(folder / str(target))
         for name, rounded in source.rounding.items():
             if rounded.scheme is not None:
                 model.get_submodule(name).register_forward_hook(partial(record_product, found, name))

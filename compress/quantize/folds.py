@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.blocks import find_block
+from distill.checkpoint.custom_models import head_width
 from distill.checkpoint.outputs import logits_of
-from distill.checkpoint.pruned import head_width
 
 SUM_TOLERANCE = 1e-4  # of the largest output, for a different order of summation
 

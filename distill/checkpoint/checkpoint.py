@@ -63,9 +63,9 @@ class Checkpoint:
         Raises:
             InputError: The class of this model type rejects a setting.
         """
-        from distill.checkpoint.pruned import register_pruned
+        from distill.checkpoint.custom_models import register_custom_classes
 
-        register_pruned(self.folder)
+        register_custom_classes(self.folder)
         return load_config(self.folder, self.role)
 
     @cached_property
@@ -79,10 +79,10 @@ class Checkpoint:
         Raises:
             InputError: The folder contains no tokenizer, or a damaged one.
         """
-        from distill.checkpoint.pruned import register_pruned
+        from distill.checkpoint.custom_models import register_custom_classes
         from distill.checkpoint.tokenizer import load_tokenizer
 
-        register_pruned(self.folder)
+        register_custom_classes(self.folder)
         return load_tokenizer(self.folder, self.role)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from distill.checkpoint.config import load_config
-from distill.checkpoint.pruned.modeling_token_vectors import TokenVectorsConfig, TokenVectorsSentenceModel
+from distill.checkpoint.custom_models.modeling_token_vectors import TokenVectorsConfig, TokenVectorsSentenceModel
 from distill.checkpoint.sentence_folder import read_form, read_projections, write_form
 from distill.checkpoint.sentence_form import SentenceForm, get_form, set_form
 from distill.errors import InputError

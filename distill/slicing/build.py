@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from distill.checkpoint.custom_models import modeling_pruned
+from distill.checkpoint.custom_models.model import dense_stock_config, embedding_rank, is_pruned
 from distill.checkpoint.layers import find_layer_stack, rename_layer
-from distill.checkpoint.pruned import modeling_pruned
-from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, is_pruned
 from distill.errors import InputError
 from distill.slicing.config import PrunedSizes, build_pruned_config, check_stock_norms, find_stock_config
 from distill.slicing.factors import find_kept_rank, merge_factor_shapes, merge_factors

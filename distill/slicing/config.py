@@ -9,8 +9,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from distill.checkpoint.custom_models import has_custom_norms, modeling_pruned
 from distill.checkpoint.layers import rename_layer, select_layer_settings
-from distill.checkpoint.pruned import has_custom_norms, modeling_pruned
 from distill.errors import InputError
 from distill.slicing.attributes import FFN, find_attribute
 

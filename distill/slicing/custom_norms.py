@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from distill.checkpoint.custom_models import has_custom_norms, modeling_custom_norms, stock_class
 from distill.checkpoint.norm_kinds import MOBILEBERT
-from distill.checkpoint.pruned import has_custom_norms, modeling_custom_norms, stock_class
 from distill.slicing.build import build_filled
 from distill.slicing.config import empty_model
 

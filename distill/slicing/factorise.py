@@ -9,9 +9,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from distill.checkpoint.custom_models import modeling_pruned
+from distill.checkpoint.custom_models.model import dense_stock_config, embedding_rank, is_pruned
 from distill.checkpoint.layers import find_layer_stack
-from distill.checkpoint.pruned import modeling_pruned
-from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, is_pruned
 from distill.errors import InputError
 from distill.slicing.build import build_filled
 from distill.slicing.config import PrunedSizes, build_pruned_config, check_stock_norms

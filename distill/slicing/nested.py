@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.checkpoint.custom_models import load_model_folder
 from distill.checkpoint.layers import find_layer_stack
-from distill.checkpoint.pruned import load_pruned
 from distill.errors import InputError
 from distill.slicing.build import prune
 from distill.slicing.shape import Shape
@@ -102,5 +102,5 @@ def load_slice(folder: Path | str, name: str) -> PreTrainedModel:
     slices = read_slices(folder)
     if name not in slices:
         raise InputError(f"{str(folder)!r}: expected one of the slices {', '.join(slices)}, found {name!r}")
-    model = load_pruned(folder)
+    model = load_model_folder(folder)
     return prune(model, find_axes(model), slices[name])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
+from distill.checkpoint.custom_models import modeling_custom_norms
 from distill.checkpoint.norm_kinds import BATCHNORM, ELEMENTWISE, NONORM, RMSNORM
-from distill.checkpoint.pruned import modeling_custom_norms
 from distill.errors import InputError
 from distill.slicing.custom_norms import build_with_norms
 from distill.slicing.stream import absorb, find_stretches

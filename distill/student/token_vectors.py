@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.checkpoint.pruned.modeling_token_vectors import (
+from distill.checkpoint.custom_models.modeling_token_vectors import (
     TokenVectorsConfig,
     TokenVectorsForSequenceClassification,
     TokenVectorsForTokenClassification,

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import WEIGHTS, export_huggingface
 from distill.checkpoint.auto_class import AutoClass
-from distill.checkpoint.pruned import register_pruned
+from distill.checkpoint.custom_models import register_custom_classes
 from distill.checkpoint.sentence_folder import write_form
 from distill.models.sentence_encoder import PooledModel
 from distill.parallel.apply import reshard
@@ -130,7 +130,7 @@ def load_in_layout(
     Raises:
         InputError: The model can't have the layout; for segments, also if its logits differ from those of whole rows.
     """
-    register_pruned(folder)
+    register_custom_classes(folder)
     if layout.pp > 1:
         stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp, times=times)
         stage.requires_grad_(not frozen)

@@ -125,7 +125,7 @@ def count_parameters(config: "PretrainedConfig", auto: "AutoClass | None" = None
     import torch
     import transformers
 
-    from distill.checkpoint.pruned import auto_class_of
+    from distill.checkpoint.custom_models import auto_class_of
 
     with torch.device("meta"):
         auto_class: AutoClass = auto or getattr(transformers, auto_class_of(config.to_dict()))

@@ -218,7 +218,7 @@ def test_the_reading_side_of_onnx_needs_no_torch():
 
 
 TORCH_FREE = ["distill", "compress", "pipelines", "pipelines.settings.resolve", "pipelines.runs.cli"]
-TORCH_FREE += ["distill.checkpoint.pruned", "distill.slicing", "distill.cache", "distill.data", "distill.tasks"]
+TORCH_FREE += ["distill.checkpoint.custom_models", "distill.slicing", "distill.cache", "distill.data", "distill.tasks"]
 TORCH_FREE += [f"distill.checkpoint.{name}" for name in ("checkpoint", "folder", "config", "headers")]
 
 
@@ -244,8 +244,8 @@ def test_every_public_name_of_a_package_can_be_imported(package: str):
 
 
 COPIED = (  # beside checkpoints, which must load without Stillroom
-    ROOT / "distill/checkpoint/pruned/modeling_pruned.py",
-    ROOT / "distill/checkpoint/pruned/modeling_token_vectors.py",
+    ROOT / "distill/checkpoint/custom_models/modeling_pruned.py",
+    ROOT / "distill/checkpoint/custom_models/modeling_token_vectors.py",
     ROOT / "compress/export/arrays/reader.py",
     ROOT / "compress/cascade/reader.py",
 )

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from compress.errors import ArtefactError
 from compress.export.arrays import reader
 from compress.export.common.rows import Layer
-from distill.checkpoint.pruned import has_token_vectors
+from distill.checkpoint.custom_models import has_token_vectors
 
 ARRAYS_FILE = "weights.npz"
 

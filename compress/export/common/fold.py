@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.checkpoint.custom_models import has_custom_norms
+from distill.checkpoint.custom_models.modeling_custom_norms import TokenBatchNorm
 from distill.checkpoint.norm_kinds import BATCHNORM, ELEMENTWISE, NONORM
-from distill.checkpoint.pruned import has_custom_norms
-from distill.checkpoint.pruned.modeling_custom_norms import TokenBatchNorm
 from distill.slicing.custom_norms import build_with_norms
 from distill.slicing.stream import absorb, find_stretches
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.checkpoint.outputs import logits_of
-from distill.checkpoint.pruned import load_pruned, save_pruned
 
 WEIGHTS = "model.safetensors"
 
@@ -17,7 +17,7 @@ def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
     A pruned model that no stock class can express is saved with its modelling code.
     """
-    save_pruned(model, folder)
+    save_model_folder(model, folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -31,7 +31,7 @@ class TorchModel:
     """Checkpoint in PyTorch's eager mode, with the interface of the other runtimes: arrays in, logits out."""
 
     def __init__(self, folder: Path, auto_class: str = ""):
-        model = load_pruned(folder, auto_class)
+        model = load_model_folder(folder, auto_class)
         self.model = model if model.dtype == torch.float32 else model.float()  # a torchao model raises on .float()
         self.names = input_names(self.model.config)
 

@@ -14,7 +14,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import check_installed
 from compress.quantize.prepare import LayerQuantization
 from compress.quantize.schemes import Scheme
-from distill.checkpoint.pruned import save_pruned
+from distill.checkpoint.custom_models import save_model_folder
 
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
@@ -49,7 +49,7 @@ def export_compressed(source: Source, folder: Path) -> None:
             copy_scales(model.get_submodule(name), rounded)
         compressor = ModelCompressor.from_pretrained_model(model)
         compressor.compress_model(model)
-        save_pruned(model, folder)
+        save_model_folder(model, folder)
         compressor.update_config(folder)
 
 

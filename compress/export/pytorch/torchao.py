@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TorchAoConfig
 from compress.export.common.huggingface import WEIGHTS
 from compress.export.common.source import Source
 from compress.quantize.prepare import LayerQuantization
-from distill.checkpoint.pruned import save_pruned
+from distill.checkpoint.custom_models import save_model_folder
 
 
 def export_torchao(source: Source, folder: Path) -> None:
@@ -39,7 +39,7 @@ def export_torchao(source: Source, folder: Path) -> None:
     )
     model.config.quantization_config = settings
     cast(Any, model).hf_quantizer = TorchAoHfQuantizer(settings, pre_quantized=True)
-    save_pruned(model, folder)
+    save_model_folder(model, folder)
     remove_tied_weights(folder / WEIGHTS, list(getattr(model, "all_tied_weights_keys", None) or {}))
 
 

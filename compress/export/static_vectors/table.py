@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.errors import ArtefactError
-from distill.checkpoint.pruned import has_token_vectors
+from distill.checkpoint.custom_models import has_token_vectors
 
 TEXTS_PER_BATCH = 64
 

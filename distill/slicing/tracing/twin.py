@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from distill.checkpoint.custom_models.modeling_pruned import drop_layers
 from distill.checkpoint.layers import select_layer_settings
-from distill.checkpoint.pruned.modeling_pruned import drop_layers
 
 EQUAL = 2  # layers kept of each kind; a single one could be confused with the modules around it
 

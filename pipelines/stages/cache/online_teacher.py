@@ -7,7 +7,7 @@ from pathlib import Path
 import transformers
 from torch import Tensor
 
-from distill.checkpoint.pruned import auto_class_of
+from distill.checkpoint.custom_models import auto_class_of
 from distill.losses.config import LossConfig, match_layers
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 from distill.parallel.layout import Layout

@@ -15,7 +15,7 @@ from distill.cache.plan import BATCH_TOKENS
 from distill.cache.preflight import Forecast, Teacher
 from distill.cache.signals import Signal
 from distill.cache.writer import WriteResult, fill_cache
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.teacher.fingerprint import freeze
 from distill.teacher.shard import ShardedTeacher
 from pipelines.runs.console import Console
@@ -26,7 +26,7 @@ PROGRESS = "cache: querying the teacher"  # title of the progress bar
 
 def load_teacher(folder: Path) -> PreTrainedModel:
     """Loads a frozen teacher with the head that it was saved with."""
-    return freeze(load_pruned(folder))
+    return freeze(load_model_folder(folder))
 
 
 def list_needed_outputs(signals: tuple[Signal, ...]) -> tuple[str, ...]:

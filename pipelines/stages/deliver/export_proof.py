@@ -22,7 +22,7 @@ from compress.export.static_vectors.table import compute_text_vectors
 from compress.export.verify import flatten_tokens, verify_export
 from compress.export.write import check_layers, write_target
 from compress.quantize.store import is_quantized, load_quantization
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.stages.prepare.compared_texts import Texts, select_texts_and_pairs
@@ -44,7 +44,7 @@ def load_source(checkpoint: Path, *, reduced: bool = False) -> Source:
     For `reduced` see `Source`.
     """
     rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
-    trained = load_pruned(checkpoint).float()
+    trained = load_model_folder(checkpoint).float()
     model = fold_norms(trained) if rounding is None else trained
     return Source(model, tokenizer_of(checkpoint, "model"), rounding, reduced, None if model is trained else trained)
 

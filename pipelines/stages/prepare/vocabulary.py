@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.checkpoint.pruned import register_pruned
+from distill.checkpoint.custom_models import register_custom_classes
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 
@@ -17,7 +17,7 @@ TOKENS_FILE = "words.npy"  # ids of the teacher's tokens that the start stage re
 
 def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a stock or pruned checkpoint; a pruned model's classes are registered first."""
-    register_pruned(folder)
+    register_custom_classes(folder)
     return load_tokenizer(folder, role)
 
 

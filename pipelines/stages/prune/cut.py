@@ -4,7 +4,7 @@ from pathlib import Path
 
 from compress.prune.importance.restrict import restrict_scores
 from compress.prune.importance.scores import Scores
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.errors import InputError
 from distill.slicing import prune
 from pipelines.runs.manifest import JsonObject
@@ -29,7 +29,7 @@ def cut_stage(run: Run, inputs: ShapeInputs, shape: Artefact, name: str) -> Arte
     """
 
     def work(folder: Path) -> JsonObject:
-        model, task = load_pruned(inputs.start.folder / MODEL), read_task(inputs.data)
+        model, task = load_model_folder(inputs.start.folder / MODEL), read_task(inputs.data)
         chosen = read_shape(shape)
         small = prune(model, axes_of(model, task), chosen)
         axes = axes_of(small, task)

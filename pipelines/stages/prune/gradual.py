@@ -18,7 +18,7 @@ from compress.prune.importance.gates import Gates
 from compress.prune.importance.learned_masks import LearnedMasks
 from compress.prune.search.candidates import get_outline
 from compress.prune.search.cost import Outline
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.data.batches.encode import Batch
 from distill.parallel.clip import clip_gradients
 from distill.slicing import Axis, prune
@@ -140,7 +140,7 @@ def close_stage(
         task, tokenizer = read_task(inputs.data), tokenizer_of(inputs.start.folder / MODEL)
         signals = open_cached_signals(inputs.cache, PrunedStart(name, inputs.start, None, inputs.tokens))
         texts = build_training_texts(run, config, read_data(inputs.data), tokenizer, signals, task)
-        student = load_pruned(inputs.start.folder / MODEL)
+        student = load_model_folder(inputs.start.folder / MODEL)
         axes = axes_of(student, task)
         closing = build_closing(config, inputs, shape, student, axes)
         lightning.seed_everything(run.seed, verbose=False)

@@ -20,8 +20,8 @@ from compress.prune.importance.estimate import (
 )
 from compress.prune.importance.scores import Scores
 from compress.prune.reconstruction import measure_moments, save_moments
+from distill.checkpoint.custom_models import load_model_folder
 from distill.checkpoint.outputs import find_logits
-from distill.checkpoint.pruned import load_pruned
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.inputs import build_inputs
 from distill.slicing import Axis
@@ -55,7 +55,7 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
     settings |= {"moments": True} if config.prune.reconstruct else {}
 
     def work(folder: Path) -> JsonObject:
-        model, task = load_pruned(start.folder), read_task(data)
+        model, task = load_model_folder(start.folder), read_task(data)
         axes = axes_of(model, task)
         texts = build_training_texts(run, config, read_data(data), tokenizer_of(start.folder), task=task)
         signals = open_cached_signals(cache, start)

@@ -17,7 +17,7 @@ from compress.prune.search.candidates import get_outline, make_first_units_shape
 from compress.prune.search.cost import CostModel, Outline, fit_costs, plan_measurements
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from compress.quantize.config import QuantizeConfig
-from distill.checkpoint.pruned import head_width, load_pruned
+from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.data.splits.examples import Splits
 from distill.slicing import Axis, factorise_embeddings, find_axes, prune
 from distill.tasks.names import LANGUAGE
@@ -64,7 +64,7 @@ def start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Arte
 
     def work(folder: Path) -> JsonObject:
         source, splits = teacher.folder / MODEL, read_data(data)
-        model, tokenizer = load_pruned(source), tokenizer_of(source)
+        model, tokenizer = load_model_folder(source), tokenizer_of(source)
         if spec != "teacher":
             model = make_student(plan, model, tokenizer, read_task(data), run.seed)
         vocabulary, params = model.config.vocab_size, model.num_parameters()
@@ -151,7 +151,7 @@ def build_measured_models(
     run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact, scratch: Path
 ) -> tuple[list[Outline], dict[str, TimedModel]]:
     """Returns the outlines to measure, and the models to time by name: the teacher, and each outline by its index."""
-    model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
+    model, tokenizer = load_model_folder(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
     task = read_task(data)
     axes = axes_of(model, task)
     texts = draw_texts(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
@@ -162,7 +162,7 @@ def build_measured_models(
         source = teacher.folder / MODEL
         reference = target_for(config.budget, teacher=True)
         models["teacher"] = build_timed(
-            load_pruned(source), tokenizer_of(source), reference, scratch / "teacher", texts
+            load_model_folder(source), tokenizer_of(source), reference, scratch / "teacher", texts
         )
         advance(1)
         for number, outline in enumerate(outlines):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compress.prune.schedule import interpolate_cubic
 from compress.prune.search.candidates import Candidate, SearchSpace, get_outline, list_candidates
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.slicing import Shape
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import JsonObject
@@ -33,7 +33,7 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
 
     def work(folder: Path) -> JsonObject:
         search = ShapeSearch(run, config, inputs, target, folder)
-        space, whole = search.space, get_outline(axes_of(load_pruned(inputs.tokens.folder / MODEL), search.task))
+        space, whole = search.space, get_outline(axes_of(load_model_folder(inputs.tokens.folder / MODEL), search.task))
         begin, end = space.predict(whole), search.milliseconds
         milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
         chosen = choose_candidate(space, list_candidates(space, milliseconds))

@@ -21,7 +21,7 @@ from compress.prune.search.candidates import (
     make_smallest_candidate,
     reallocate,
 )
-from distill.checkpoint.pruned import head_width, load_pruned
+from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.examples import Splits
 from distill.errors import InputError
@@ -129,7 +129,7 @@ class ShapeSearch:
         self.run, self.config, self.inputs, self.target = run, config, inputs, target
         self.budget: Budget = config.budget
         self.scratch = folder / SCRATCH / "exports"
-        self.model: PreTrainedModel = load_pruned(inputs.start.folder / MODEL)
+        self.model: PreTrainedModel = load_model_folder(inputs.start.folder / MODEL)
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(inputs.start.folder / MODEL)
         self.axes: Sequence[Axis] = axes_of(self.model, self.task)
         costs = read_costs(inputs.costs)
@@ -166,7 +166,9 @@ class ShapeSearch:
         """The teacher's files; every candidate is measured beside the same files."""
         source = self.inputs.teacher.folder / MODEL
         reference = target_for(self.budget, teacher=True)
-        return build_timed(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
+        return build_timed(
+            load_model_folder(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts
+        )
 
     def choose(self) -> JsonObject:
         """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents."""

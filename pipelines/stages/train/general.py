@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.auto_class import AutoClass
-from distill.checkpoint.pruned import register_pruned
+from distill.checkpoint.custom_models import register_custom_classes
 from distill.checkpoint.weights import load_model
 from distill.data.batches.batches import EncodedRows, EvalBatches
 from distill.data.batches.data_module import RowsDataModule, TextDataModule
@@ -243,7 +243,7 @@ def attach_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> Pr
 
     If the task has labels, the new head is fitted to them on the body's features.
     """
-    register_pruned(folder)
+    register_custom_classes(folder)
     student = task.load(str(folder), run.seed)
     if not task.labels:
         return student.requires_grad_(True)

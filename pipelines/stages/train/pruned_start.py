@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from compress.prune.reconstruction import Moments, load_moments, reconstruct
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.slicing import Axis, Shape, find_axes, prune
 from distill.student.spec import is_relative
 from distill.train.config import TrainConfig
@@ -66,7 +66,7 @@ class PrunedStart:
     @cached_property
     def unpruned(self) -> PreTrainedModel:
         """The model to prune, after removal of tokens."""
-        return load_pruned((self.tokens or self.source).folder / MODEL)
+        return load_model_folder((self.tokens or self.source).folder / MODEL)
 
     def adapt_training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
         """Returns the training settings, with a learning rate that depends on the share of weights pruned."""
@@ -74,7 +74,7 @@ class PrunedStart:
 
     def build_student(self) -> PreTrainedModel:
         """Returns the student before it is trained."""
-        model = load_pruned(self.folder)
+        model = load_model_folder(self.folder)
         return model if self.shape is None else self.cut(model, find_axes(model), read_shape(self.shape))
 
     def cut(self, model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTrainedModel:

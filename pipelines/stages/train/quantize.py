@@ -15,7 +15,7 @@ from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert_quantized, learn_scales
 from compress.quantize.sensitivity import measure_sensitivities, widen_most_sensitive
 from compress.quantize.store import save_quantization
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Batch
 from distill.models.inputs import build_inputs
@@ -129,7 +129,7 @@ class QuantizedTraining:
         """Quantizes and trains the student, writes it to `folder`, and returns the metrics."""
         task, tokenizer = read_task(self.data), tokenizer_of(self.student.folder)
         task.configure_tokenizer(tokenizer, self.student.folder)
-        model = fold_norms(load_pruned(self.student.folder))
+        model = fold_norms(load_model_folder(self.student.folder))
         texts = self.build_texts(tokenizer, task)
         batches = draw_batches(texts, self.quantization.samples, self.run.seed, task.eval_batch_size)
         drawn = [build_inputs(model, batch) for batch in batches]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
@@ -22,7 +22,7 @@ def test_batch_norms_are_trained_and_folded_into_the_deployed_files(inputs, tmp_
     arguments = small_run(*inputs, tmp_path / "run", "--student", "layers=2,norm=batchnorm")
     printed = run_to_success("distill", [*arguments, "--quantize", "int8", "--quantize.samples", "32"])
     assert "refused" not in printed
-    trained = load_pruned(stage_folder(tmp_path / "run", "distill") / "model")
+    trained = load_model_folder(stage_folder(tmp_path / "run", "distill") / "model")
     assert set(trained.config.norms.values()) == {"batchnorm"}
     deployed = json.loads((tmp_path / "run" / "student" / "config.json").read_text())["norms"]
     assert "batchnorm" not in deployed.values()
@@ -41,7 +41,9 @@ def test_float_files_are_folded_and_the_checkpoint_isnt(inputs, tmp_path):
 def test_two_processes_train_a_student_with_rms_norms(inputs, tmp_path):
     arguments = small_run(*inputs, tmp_path / "run", "--student", "layers=2,norm=rmsnorm", "--devices", "2")
     run_to_success("distill", [*arguments, "--until", "distill"])
-    assert set(load_pruned(stage_folder(tmp_path / "run", "distill") / "model").config.norms.values()) == {"rmsnorm"}
+    assert set(load_model_folder(stage_folder(tmp_path / "run", "distill") / "model").config.norms.values()) == {
+        "rmsnorm"
+    }
 
 
 def test_two_processes_are_refused_for_batch_norms(inputs, tmp_path, monkeypatch, capsys):

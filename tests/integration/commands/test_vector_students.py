@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
@@ -44,7 +44,7 @@ def static_run(inputs, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_a_static_student_is_trained_and_exported(static_run):
-    student = load_pruned(static_run / "student")
+    student = load_model_folder(static_run / "student")
     assert (student.config.encoder, student.config.ngram_buckets) == ("static", 64)
     scores, report = read_scores(static_run), json.loads((static_run / "report.json").read_text())
     assert scores["student", "numpy"] == scores["student", "onnxruntime"] == scores["student", "pytorch"]
@@ -161,4 +161,4 @@ def test_numbers_of_pairs_are_predicted(spec, body_folder, tmp_path):
     scores = read_scores(tmp_path / "run")
     for runtime in ("numpy", "onnxruntime"):
         assert scores["student", runtime] == pytest.approx(scores["student", "pytorch"], abs=1e-6)
-    assert load_pruned(tmp_path / "run" / "student").config.pair
+    assert load_model_folder(tmp_path / "run" / "student").config.pair

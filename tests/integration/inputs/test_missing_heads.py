@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import support.broken_checkpoints as broken
-from distill.checkpoint.pruned import save_pruned
+from distill.checkpoint.custom_models import save_model_folder
 from distill.checkpoint.sentence_form import DenseProjection, SentenceForm
 from pipelines import cache, distill, evaluate, harness
 from support.broken_checkpoints import without
@@ -239,7 +239,7 @@ def test_a_sentence_encoder_with_settings_of_another_shape_is_refused(
 
 
 def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
-    save_pruned(shipped("bert"), tmp_path / "pruned")
+    save_model_folder(shipped("bert"), tmp_path / "pruned")
     tokenizer.save_pretrained(tmp_path / "pruned")
     broken.without("layer.1.output.dense")(tmp_path / "pruned")
     arguments = [

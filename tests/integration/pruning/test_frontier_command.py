@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
 from support.run_inputs import make_classifier_inputs, make_inputs
@@ -48,7 +48,7 @@ def test_every_family_is_trained_scored_and_published(place, printed):
     judged = {entry["name"] for entry in report["models"] if "validation" in entry}
     assert judged == {"teacher", *STUDENTS}
     for name in STUDENTS:
-        assert load_pruned(place / "run" / name).config.num_labels == 5
+        assert load_model_folder(place / "run" / name).config.num_labels == 5
     assert [each["name"] for each in report["pruning"]["students"]] == [STUDENTS[0]]
 
 

@@ -22,7 +22,7 @@ from compress.prune.schedule import interpolate_cubic
 from compress.prune.search.candidates import get_outline
 from compress.prune.search.cost import CostModel, Outline
 from compress.quantize.config import QuantizeConfig
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
@@ -376,7 +376,7 @@ def shape_of(stage: Any) -> dict[str, Any]:
 
 
 def outline(stage: Any) -> Outline:
-    return outline_in(load_pruned(stage.folder / "model"))
+    return outline_in(load_model_folder(stage.folder / "model"))
 
 
 def read_outline(stage: Any) -> Outline:
@@ -548,8 +548,10 @@ def test_schedules_with_supported_settings_are_accepted(place):
 def test_a_model_that_is_already_fast_enough_is_left_unchanged(place: Path):
     config = replace(settings(place, "uncut"), budget=Budget(latency_ms=1e4, runtime="pytorch", precision="fp32"))
     made = follow(config)
-    before = load_pruned(made["start"].folder / "model")
-    after = load_pruned(next(stage for name, stage in made.items() if name.startswith("distill")).folder / "model")
+    before = load_model_folder(made["start"].folder / "model")
+    after = load_model_folder(
+        next(stage for name, stage in made.items() if name.startswith("distill")).folder / "model"
+    )
     assert after.state_dict().keys() == before.state_dict().keys()
     assert all(torch.equal(weight, before.state_dict()[name]) for name, weight in after.state_dict().items())
     metrics = next(stage for name, stage in made.items() if name.startswith("distill")).metrics

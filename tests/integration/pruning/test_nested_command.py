@@ -8,7 +8,7 @@ import torch
 
 from compress.prune.importance.restrict import restrict_scores
 from compress.prune.importance.scores import Scores, compute_fingerprint
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.slicing import Shape, find_axes, prune
 from distill.slicing.nested import load_slice
 from pipelines import distill
@@ -42,10 +42,10 @@ def stage(output: Path, name: str) -> Path:
 
 @pytest.mark.slow
 def test_every_student_is_a_slice_of_the_largest_and_is_exported_alone(family):
-    largest = load_pruned(family / "nested").state_dict()
+    largest = load_model_folder(family / "nested").state_dict()
     sizes = []
     for name in NAMES:
-        student, piece = load_pruned(family / f"student-{name}"), load_slice(family / "nested", name)
+        student, piece = load_model_folder(family / f"student-{name}"), load_slice(family / "nested", name)
         weights, cut = student.state_dict(), piece.state_dict()
         assert list(weights) == list(cut)
         assert all(torch.equal(weights[each], cut[each]) for each in cut)

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 
 from compress.prune.budget import TOLERANCE, Budget
 from compress.prune.reconstruction import load_moments
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.teacher.config import TeacherConfig
@@ -88,7 +88,7 @@ def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family)
     params = {entry["name"]: entry["params"] for entry in entries}
     assert params["student-1.8x"] < params["teacher"]
     for name in ("student-1.3x", "student-1.8x"):
-        student = load_pruned(output / name)
+        student = load_model_folder(output / name)
         assert student.num_parameters() == params[name]
         assert [student.config.id2label[i] for i in range(5)] == list(LABELS)
         assert (output / name / "onnx" / "model.onnx").is_file()
@@ -107,7 +107,7 @@ def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family
 def test_the_students_weights_have_the_sizes_of_the_shape(family):
     output, _ = family
     shape = json.loads(next((output / "shape-1.8x").glob("*/shape.json")).read_text())
-    student = load_pruned(output / "student-1.8x")
+    student = load_model_folder(output / "student-1.8x")
     outline = shape["outline"]
     assert student.config.hidden_size == outline["hidden"]
     assert [layer.intermediate.dense.out_features for layer in student.bert.encoder.layer] == outline["ffn"]
@@ -119,7 +119,7 @@ def test_the_students_weights_have_the_sizes_of_the_shape(family):
 def test_tokens_that_no_text_uses_are_removed(family, data):
     output, _ = family
     tokenizer = tokenizer_of(output / "student-1.8x")
-    assert len(tokenizer) == load_pruned(output / "student-1.8x").config.vocab_size <= len(VOCABULARY)
+    assert len(tokenizer) == load_model_folder(output / "student-1.8x").config.vocab_size <= len(VOCABULARY)
     assert not set(UNUSED) & set(tokenizer.get_vocab())
     for text, _ in [*make_rows(40, 2), (" ".join(UNUSED), "")]:
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
@@ -183,7 +183,7 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
     again = place / "again"
     start = output / "student-1.3x"
     run_to_success("prune", words(start, data, again, "--speedup", "1.2", "--prune.trials", "0", *SEARCH))
-    assert load_pruned(again / "student").num_parameters() <= load_pruned(start).num_parameters()
+    assert load_model_folder(again / "student").num_parameters() <= load_model_folder(start).num_parameters()
 
 
 # --- refusals

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compress.quantize.store import is_quantized
-from distill.checkpoint.pruned import load_pruned
+from distill.checkpoint.custom_models import load_model_folder
 from distill.models.sentence_encoder import PooledModel
 from support.commands import run_to_success, small_run
 from support.task_data import books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
@@ -50,7 +50,7 @@ def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_pat
     (student,) = report["pruning"]["students"]
     assert student["teacher_score"] > 0.1
     assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
-    assert load_pruned(output / "student").num_parameters() == small["params"]
+    assert load_model_folder(output / "student").num_parameters() == small["params"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

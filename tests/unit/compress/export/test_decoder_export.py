@@ -22,7 +22,7 @@ from compress.export.onnx import graph as exporting
 from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder, draw_token, perplexity
 from compress.export.onnx.graph import ONNX_FILE, OPSET
-from distill.checkpoint.pruned import is_pruned
+from distill.checkpoint.custom_models import is_pruned
 from distill.slicing import Shape, find_axes, prune
 from support.commands import ROOT
 

@@ -13,8 +13,8 @@ from compress.export.onnx.graph import OnnxModel
 from compress.export.write import check_layers, write_targets
 from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import SCHEMES
+from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.checkpoint.norm_kinds import NONORM
-from distill.checkpoint.pruned import load_pruned, save_pruned
 from distill.student.build import build_student
 from support.tiny_families import logits, model_of, padded_batch
 
@@ -51,8 +51,8 @@ def test_a_folded_student_computes_the_same_and_keeps_few_norms(family, kind, tm
     assert kinds[-1] == NONORM  # of the end of the stream
     assert kinds.count(NONORM) <= 2
     assert fold_norms(folded) is folded
-    save_pruned(folded, tmp_path)
-    assert torch.equal(logits(load_pruned(tmp_path), batch), logits(folded, batch))
+    save_model_folder(folded, tmp_path)
+    assert torch.equal(logits(load_model_folder(tmp_path), batch), logits(folded, batch))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +108,7 @@ def test_exported_files_compute_what_the_student_does(family, kind, tokenizer, t
     expected = logits(student, padded_batch(student))
     for target in ("onnx", "onnxruntime"):
         assert_close(torch.from_numpy(OnnxModel(tmp_path / target, threads=1)(batch)), expected)
-    assert torch.equal(logits(load_pruned(tmp_path / "huggingface"), padded_batch(student)), expected)
+    assert torch.equal(logits(load_model_folder(tmp_path / "huggingface"), padded_batch(student)), expected)
 
 
 @pytest.mark.slow

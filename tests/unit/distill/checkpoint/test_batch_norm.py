@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from distill.checkpoint.pruned.modeling_custom_norms import TokenBatchNorm
+from distill.checkpoint.custom_models.modeling_custom_norms import TokenBatchNorm
 from distill.student.build import build_student
 from support.tiny_families import model_of, padded_batch
 

@@ -20,7 +20,7 @@ from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.prune.importance.gates import Gates
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
-from distill.checkpoint.pruned import embedding_rank, is_pruned, load_pruned, save_pruned
+from distill.checkpoint.custom_models import embedding_rank, is_pruned, load_model_folder, save_model_folder
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
@@ -144,8 +144,8 @@ def test_a_saved_factorised_model_loads_with_its_rank(tmp_path: Path):
     axes = find_axes(models["bert"])
     models["bert-cut"] = prune(models["bert"], axes, random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7))
     for name, model in models.items():
-        save_pruned(model, tmp_path / name)
-        again = load_pruned(tmp_path / name, auto_class(model))
+        save_model_folder(model, tmp_path / name)
+        again = load_model_folder(tmp_path / name, auto_class(model))
         assert embedding_rank(again) == RANK
         assert_same(again, model)
 
@@ -333,7 +333,7 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
     teacher = Artefact("teacher", tmp_path / "teacher", "a" * 64, {})
     data = data_stage(run, config.data)
     start = start_stage(run, plan_of(config), data, teacher)
-    model = load_pruned(start.folder / "model")
+    model = load_model_folder(start.folder / "model")
     words = np.load(start.folder / "words.npy")
     assert table_of(model).weight.shape == (len(words), RANK)
     assert model.config.vocab_size == len(words) < len(VOCABULARY)

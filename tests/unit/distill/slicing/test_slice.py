@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from distill.checkpoint.pruned import is_pruned
+from distill.checkpoint.custom_models import is_pruned
 from distill.errors import InputError
 from distill.slicing import Shape, find_axes, mask_model, prune
 from support.tiny_families import FAMILIES, axes_of, build, last, logits, model_of, padded_batch, random_shape

@@ -10,8 +10,13 @@ import pytest
 import torch
 from transformers import BertConfig, MobileBertForSequenceClassification
 
+from distill.checkpoint.custom_models import (
+    has_custom_norms,
+    load_model_folder,
+    register_custom_classes,
+    save_model_folder,
+)
 from distill.checkpoint.norm_kinds import NORM_KINDS
-from distill.checkpoint.pruned import has_custom_norms, load_pruned, register_pruned, save_pruned
 from distill.errors import InputError
 from distill.slicing import find_axes, prune
 from distill.slicing.factorise import factorise_embeddings
@@ -52,8 +57,8 @@ def test_norm_layernorm_builds_the_same_stock_student_as_no_norm(family, spec):
 def test_a_saved_student_loads_with_the_same_logits(family, kind, tmp_path):
     teacher = model_of(family)
     student = build_student(teacher, f"layers=2,norm={kind}")
-    save_pruned(student, tmp_path)
-    again = load_pruned(tmp_path)
+    save_model_folder(student, tmp_path)
+    again = load_model_folder(tmp_path)
     batch = padded_batch(teacher)
     assert torch.equal(logits(again, batch), logits(student, batch))
     assert set(again.config.norms.values()) == {kind}
@@ -65,7 +70,7 @@ def test_transformers_alone_loads_a_saved_student(tmp_path):
     teacher = model_of("bert")
     student = build_student(teacher, "layers=2,norm=batchnorm")
     batch = padded_batch(teacher)
-    save_pruned(student, tmp_path)
+    save_model_folder(student, tmp_path)
     torch.save(batch, tmp_path / "batch.pt")
     command = [sys.executable, "-c", FRESH, str(tmp_path), "AutoModelForSequenceClassification"]
     cache = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
@@ -74,19 +79,19 @@ def test_transformers_alone_loads_a_saved_student(tmp_path):
 
 
 def test_changed_code_beside_a_student_is_refused(tmp_path):
-    save_pruned(build_student(model_of("bert"), "layers=2,norm=rmsnorm"), tmp_path)
+    save_model_folder(build_student(model_of("bert"), "layers=2,norm=rmsnorm"), tmp_path)
     code = tmp_path / "modeling_custom_norms.py"
     code.write_text(code.read_text() + "\n")
     with pytest.raises(InputError, match="expected the code that this package ships"):
-        load_pruned(tmp_path)
+        load_model_folder(tmp_path)
 
 
 def test_a_custom_norms_body_gets_the_head_of_another_task(tmp_path):
     """As after distillation on plain text: the body was trained without a head or with that of a masked LM."""
     import transformers
 
-    save_pruned(build_student(model_of("bert-words"), "layers=2,norm=nonorm"), tmp_path)
-    register_pruned(tmp_path)
+    save_model_folder(build_student(model_of("bert-words"), "layers=2,norm=nonorm"), tmp_path)
+    register_custom_classes(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config)
     assert type(model).__name__ == "CustomNormsBertForSequenceClassification"
@@ -170,8 +175,8 @@ def test_decoders_keep_rmsnorm_or_get_layernorm_with_its_scale(family, tmp_path)
     assert isinstance(new, torch.nn.LayerNorm)
     assert torch.equal(new.weight, old.weight)
     assert not new.bias.any()
-    save_pruned(student, tmp_path)
-    assert torch.equal(logits(load_pruned(tmp_path), batch), logits(student, batch))
+    save_model_folder(student, tmp_path)
+    assert torch.equal(logits(load_model_folder(tmp_path), batch), logits(student, batch))
     for kind in ("nonorm", "batchnorm"):
         with pytest.raises(InputError, match=f"norm={kind}: expected layernorm or rmsnorm"):
             build_student(teacher, f"layers=2,norm={kind}")

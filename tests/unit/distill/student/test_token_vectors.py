@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from compress.export.common.huggingface import input_names
-from distill.checkpoint.pruned import load_pruned, register_pruned, save_pruned
-from distill.checkpoint.pruned.modeling_token_vectors import hash_pairs
+from distill.checkpoint.custom_models import load_model_folder, register_custom_classes, save_model_folder
+from distill.checkpoint.custom_models.modeling_token_vectors import hash_pairs
 from distill.errors import InputError
 from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student, student_config
@@ -172,9 +172,9 @@ def test_a_sentence_encoders_student_gives_vectors_of_length_1(spec, encoder, to
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2))
     pooled = student.vectors(torch.tensor([rows[0]])).pooler_output
     torch.testing.assert_close(vectors[:1], nn.functional.normalize(pooled))
-    save_pruned(student, tmp_path)
-    register_pruned(tmp_path)
-    for load in (load_pruned, PooledModel.from_pretrained):
+    save_model_folder(student, tmp_path)
+    register_custom_classes(tmp_path)
+    for load in (load_model_folder, PooledModel.from_pretrained):
         assert torch.equal(compute_logits(load(tmp_path), rows), vectors)
 
 
@@ -187,16 +187,16 @@ def test_the_table_of_a_sentence_encoders_student_is_that_of_its_body(encoder, t
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_saved_student_is_loaded_with_the_same_logits(spec, tokenizer, tmp_path):
     student = make_student(spec, tokenizer).eval()
-    save_pruned(student, tmp_path)
+    save_model_folder(student, tmp_path)
     rows = [[5, 6, 7, 8], [9, 5]]
-    assert torch.equal(compute_logits(load_pruned(tmp_path), rows), compute_logits(student, rows))
+    assert torch.equal(compute_logits(load_model_folder(tmp_path), rows), compute_logits(student, rows))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_transformers_alone_loads_a_student_with_the_code_beside_it(spec, tokenizer, tmp_path):
     student = make_student(spec, tokenizer).eval()
-    save_pruned(student, tmp_path)
+    save_model_folder(student, tmp_path)
     code = (
         "import torch, transformers\n"
         f"model = transformers.AutoModelForSequenceClassification.from_pretrained({str(tmp_path)!r}, "
@@ -211,11 +211,11 @@ def test_transformers_alone_loads_a_student_with_the_code_beside_it(spec, tokeni
 
 
 def test_changed_code_beside_a_checkpoint_is_refused(tokenizer, tmp_path):
-    save_pruned(make_student("cnn", tokenizer), tmp_path)
+    save_model_folder(make_student("cnn", tokenizer), tmp_path)
     with (tmp_path / "modeling_token_vectors.py").open("a") as file:
         file.write("\nprint('hello')\n")
     with pytest.raises(InputError, match=r"modeling_token_vectors\.py: expected the code that this package ships"):
-        load_pruned(tmp_path)
+        load_model_folder(tmp_path)
 
 
 def test_the_seed_determines_the_random_weights(tokenizer):
@@ -253,6 +253,6 @@ def test_a_static_student_tags_no_tokens_and_answers_no_questions(tokenizer):
 
 def test_a_teacher_in_a_folder_gives_the_same_student(tokenizer, tmp_path):
     teacher = build_model("bert").eval()
-    again = load_pruned(saved(teacher, tokenizer, tmp_path))
+    again = load_model_folder(saved(teacher, tokenizer, tmp_path))
     one, two = (build_student(each, "static", tokenizer=tokenizer).state_dict() for each in (teacher, again))
     assert all(torch.equal(one[name], two[name]) for name in one)

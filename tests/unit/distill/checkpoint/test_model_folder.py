@@ -11,7 +11,7 @@ import torch
 from transformers import BertTokenizerFast, PreTrainedModel
 
 from compress.export.onnx.graph import OnnxModel, export_onnx
-from distill.checkpoint.pruned import is_pruned, load_pruned, modeling_pruned, save_pruned
+from distill.checkpoint.custom_models import is_pruned, load_model_folder, modeling_pruned, save_model_folder
 from distill.errors import InputError
 from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
 from support.tiny_families import FAMILIES, auto_class, axes_of, last, logits, model_of, padded_batch, random_shape
@@ -79,7 +79,7 @@ def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path:
     shape = random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7)
     models["factorised-shipped"] = prune(models["factorised-bert"], axes, shape)
     for name, model in models.items():
-        save_pruned(model, tmp_path / name)
+        save_model_folder(model, tmp_path / name)
         torch.save(padded_batch(model), tmp_path / name / "batch.pt")
         about = {"auto_class": auto_class(model), "ours": is_pruned(model)}
         (tmp_path / name / "about.json").write_text(json.dumps(about))
@@ -97,55 +97,55 @@ def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path:
             expected = model(**batch).logits
         assert_same(torch.load(tmp_path / name / "logits.pt"), expected, name)
         for folder in (tmp_path / name, tmp_path / name / "again"):  # saved here, and saved by the fresh process
-            again = load_pruned(folder, auto_class(model))
+            again = load_model_folder(folder, auto_class(model))
             assert_same(logits(again, batch), logits(model, batch), str(folder))
     assert is_pruned(models["shipped-bert"])
     assert not any(is_pruned(models[f"stock-{family}"]) for family in STOCK)
 
 
 def test_a_loaded_model_can_be_pruned_again(tmp_path: Path):
-    save_pruned(shipped("qwen3"), tmp_path / "once")
-    once = load_pruned(tmp_path / "once", "AutoModelForCausalLM")
+    save_model_folder(shipped("qwen3"), tmp_path / "once")
+    once = load_model_folder(tmp_path / "once", "AutoModelForCausalLM")
     axes = find_axes(once)
     shape = random_shape(axes, 9, ("ffn", "hidden"), (0, 1), largest=0.7)
     again = prune(once, axes, shape)
     again.save_pretrained(tmp_path / "again")  # save_pretrained also writes the code
     batch = padded_batch(again)
-    found = logits(load_pruned(tmp_path / "again", "AutoModelForCausalLM"), batch)
+    found = logits(load_model_folder(tmp_path / "again", "AutoModelForCausalLM"), batch)
     assert_same(found, logits(again, batch), "again")
     torch.testing.assert_close(found, logits(mask_model(once, axes, shape), batch), atol=1e-5, rtol=1e-5)
 
 
 def test_modified_missing_or_other_code_is_rejected_and_never_run(tmp_path: Path):
-    save_pruned(shipped("bert"), tmp_path)
+    save_model_folder(shipped("bert"), tmp_path)
     code = tmp_path / "modeling_pruned.py"
     assert code.read_bytes() == Path(modeling_pruned.__file__).read_bytes()
     proof = tmp_path / "proof"
     code.write_text(code.read_text() + f"\nopen({str(proof)!r}, 'w')\n")
     with pytest.raises(InputError, match="expected the code that this package ships"):
-        load_pruned(tmp_path)
+        load_model_folder(tmp_path)
     code.unlink()
     with pytest.raises(InputError, match="no such file"):
-        load_pruned(tmp_path)
+        load_model_folder(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["auto_map"]["AutoModelForSequenceClassification"] = "other.Model"
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_code = Path(modeling_pruned.__file__).read_bytes()
     code.write_bytes(save_code)
     with pytest.raises(InputError, match="expected a model for AutoModelForSequenceClassification"):
-        load_pruned(tmp_path)
+        load_model_folder(tmp_path)
     assert not proof.exists()
 
 
 def test_loading_a_checkpoint_for_another_head_is_rejected(tmp_path: Path):
-    save_pruned(shipped("bert"), tmp_path / "shipped")
+    save_model_folder(shipped("bert"), tmp_path / "shipped")
     with pytest.raises(InputError, match="expected a model for AutoModelForMaskedLM"):
-        load_pruned(tmp_path / "shipped", "AutoModelForMaskedLM")
+        load_model_folder(tmp_path / "shipped", "AutoModelForMaskedLM")
     with pytest.raises(InputError, match="AutoModelForGuessing: transformers has no such class"):
-        load_pruned(tmp_path / "shipped", "AutoModelForGuessing")
+        load_model_folder(tmp_path / "shipped", "AutoModelForGuessing")
     stock("bert").save_pretrained(tmp_path / "stock")
     with pytest.raises(InputError, match=r"expected the weights of a BertForMaskedLM.*missing \(cls\.predictions"):
-        load_pruned(tmp_path / "stock", "AutoModelForMaskedLM")
+        load_model_folder(tmp_path / "stock", "AutoModelForMaskedLM")
 
 
 def test_onnx_logits_match_the_pruned_class(tmp_path: Path, tokenizer: BertTokenizerFast):

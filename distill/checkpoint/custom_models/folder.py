@@ -1,4 +1,4 @@
-"""Saving and loading of models that are pruned or have custom norms; their code must be this package's own."""
+"""Saving and loading of models, also of classes that transformers lacks; their code must be this package's own."""
 
 import re
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import read_config_json
+from distill.checkpoint.custom_models import modeling_custom_norms, modeling_pruned, modeling_token_vectors
+from distill.checkpoint.custom_models.model import has_custom_norms, has_token_vectors, is_pruned
 from distill.checkpoint.digest import hash_file
-from distill.checkpoint.pruned import modeling_custom_norms, modeling_pruned, modeling_token_vectors
-from distill.checkpoint.pruned.model import has_custom_norms, has_token_vectors, is_pruned
 from distill.checkpoint.readers import find_reader
 from distill.checkpoint.weights import load_model
 from distill.errors import InputError
@@ -27,12 +27,12 @@ SHIPPED = {
 }
 
 
-def save_pruned(model: PreTrainedModel, folder: Path) -> None:
+def save_model_folder(model: PreTrainedModel, folder: Path) -> None:
     """Writes weights and config, with its modelling code beside them unless the model is of a stock class.
 
     Raises:
         InputError: The written code differs from this package's, as for a model loaded from a folder of another
-            version; the checkpoint is written, but `load_pruned` would reject it.
+            version; the checkpoint is written, but `load_model_folder` would reject it.
     """
     model.save_pretrained(folder)
     if is_pruned(model):
@@ -54,14 +54,14 @@ def auto_class_of(config: Mapping[str, Any]) -> str:
     return "AutoModelForSequenceClassification"
 
 
-def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
-    """Loads the model in `folder`, stock, pruned or with custom norms, in eval mode.
+def load_model_folder(folder: Path, auto_class: str = "") -> PreTrainedModel:
+    """Loads the model in `folder`, of a stock or a custom class, in eval mode.
 
     No code in the folder is executed: its modelling code must be byte-identical to the package's own file, and the
     latter is used.
 
     Args:
-        folder: A folder written by `save_pruned`.
+        folder: A folder written by `save_model_folder`.
         auto_class: Name of the auto class for the model's head; inferred from the checkpoint by default, which may have
             a reader of its own (see `distill.checkpoint.readers`).
 
@@ -82,14 +82,14 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
         raise InputError(f"{auto_class}: transformers has no such class to load {folder} with")
     if "auto_map" in config:
         _check_code(folder, _find_code(config["auto_map"]))
-        loader = cast(AutoClass, _find_pruned_class(config["auto_map"], auto_class, folder))
+        loader = cast(AutoClass, _find_custom_class(config["auto_map"], auto_class, folder))
     model: PreTrainedModel = load_model(loader, folder, new_head=auto_class == "AutoModel")
     model.eval()
     return model
 
 
-def register_pruned(folder: Path) -> None:
-    """Registers the classes of a pruned model, or of one with custom norms, with this process's auto classes.
+def register_custom_classes(folder: Path) -> None:
+    """Registers the custom classes of a folder's model with this process's auto classes.
 
     They are this package's. A body with custom norms can also get the heads of other tasks, as a stock body can. Does
     nothing for a stock checkpoint.
@@ -103,7 +103,7 @@ def register_pruned(folder: Path) -> None:
     code = _find_code(config["auto_map"])
     _check_code(folder, code)
     for auto_class in config["auto_map"].keys() - {"AutoConfig"}:
-        model = _find_pruned_class(config["auto_map"], auto_class, folder)
+        model = _find_custom_class(config["auto_map"], auto_class, folder)
         config_class: Any = model.config_class
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         getattr(transformers, auto_class).register(config_class, model, exist_ok=True)
@@ -140,7 +140,7 @@ def _check_code(folder: Path, code: ModuleType = modeling_pruned) -> None:
         )
 
 
-def _find_pruned_class(auto_map: Mapping[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
+def _find_custom_class(auto_map: Mapping[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
     """Returns the package's class that `auto_map` specifies for the auto class."""
     code, _, name = auto_map.get(auto_class, "").rpartition(".")
     found: type[PreTrainedModel] | None = getattr(SHIPPED.get(code), name, None)

@@ -7,8 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distill.checkpoint.pruned.folder import auto_class_of, load_pruned, register_pruned, save_pruned
-    from distill.checkpoint.pruned.model import (
+    from distill.checkpoint.custom_models.folder import (
+        auto_class_of,
+        load_model_folder,
+        register_custom_classes,
+        save_model_folder,
+    )
+    from distill.checkpoint.custom_models.model import (
         dense_stock_config,
         embedding_rank,
         has_custom_norms,
@@ -26,9 +31,9 @@ EXPORTS = {
     "is_pruned": "model",
     "has_custom_norms": "model",
     "has_token_vectors": "model",
-    "load_pruned": "folder",
-    "register_pruned": "folder",
-    "save_pruned": "folder",
+    "load_model_folder": "folder",
+    "register_custom_classes": "folder",
+    "save_model_folder": "folder",
     "stock_class": "model",
 }
 __all__ = [
@@ -39,9 +44,9 @@ __all__ = [
     "is_pruned",
     "has_custom_norms",
     "has_token_vectors",
-    "load_pruned",
-    "register_pruned",
-    "save_pruned",
+    "load_model_folder",
+    "register_custom_classes",
+    "save_model_folder",
     "stock_class",
 ]
 

@@ -1,10 +1,10 @@
-"""Facts about a loaded model that may have been pruned, or have other norms than its stock class."""
+"""Facts about a loaded model that may be of a custom class."""
 
 import copy
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from distill.checkpoint.pruned import modeling_pruned, modeling_token_vectors
+from distill.checkpoint.custom_models import modeling_pruned, modeling_token_vectors
 
 
 def is_pruned(model: PreTrainedModel) -> bool:
