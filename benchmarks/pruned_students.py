@@ -12,6 +12,9 @@ one measurement. Accuracy is that of the deployed file on the test split, one te
                    texts lack are removed, which saves bytes and no time. Cached logits.
     layers         layers=K with the largest K that isn't slower than requested; evenly spread layers of full width, so
                    it is mostly faster than requested. Our training loop, batches and cached logits.
+    layers-slower  the next size on the other side of the requested speed: one layer more.
+    fresh          a small model with random weights trained on the labels alone, of the narrow sizes of TextBrewer's
+                   students: the slowest that isn't slower than requested; `fresh-slower`: the fastest that is.
     textbrewer     TextBrewer 0.2.1's GeneralDistiller with the teacher in each step, at our temperature and without
                    dropout like all; of its kinds of students, that with copied layers of full width and the narrower
                    one (random weights) that are closest to the speed and not slower. See `pruning_textbrewer.py`.
@@ -74,7 +77,7 @@ from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.deliver.timed_texts import to_arrays
 from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, time_together
 
-WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
+WAYS = ("ours", "layers", "layers-slower", "fresh", "fresh-slower", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package
 TOLERANCE = 2e-3  # largest difference of logits between runtimes in float32
 RESULT, TOKENIZER = "result.json", "tokenizer"
@@ -143,8 +146,14 @@ class Benchmark:
         self.search = SizeSearch(self.first, self.place)
 
     def train_students(self, way: str) -> list[TriedStudent]:
-        """Trains every size and rate with the first seed, and the best on validation, `taken`, with the others."""
+        """Trains every size and rate with the first seed, and the best on validation, `taken`, with the others.
+
+        Returns nothing if the way has no size.
+        """
         candidates = [(size, rate) for size in self.search.find_sizes(way)["sizes"] for rate in self.rates]
+        if not candidates:
+            self.console.say(f"{way}: no size is slower than requested")
+            return []
         tried = [self._train_student(way, self.first, size, rate) for size, rate in candidates]
         best = max(range(len(tried)), key=lambda number: tried[number]["validation"])
         for number, student in enumerate(tried):

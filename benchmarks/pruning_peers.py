@@ -30,6 +30,7 @@ from distill.checkpoint.custom_models import load_model_folder
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import encode_samples
+from distill.losses.config import LossConfig
 from distill.slicing import find_axes
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
@@ -53,6 +54,7 @@ LARGEST_RATIO = 0.95
 HALVINGS = 8
 CONFIG = "config.json"  # as `pipelines.distill` writes it
 CLOSE = 1.025  # measured over requested speedup at which a search ends, as in our own search
+LABELS = LossConfig(kl=0.0, ce=1.0)
 Size: TypeAlias = JsonObject  # keyword arguments that define a student's size in one of the ways
 
 
@@ -133,8 +135,13 @@ class TrainingSetup:
         """Returns the settings of the training with a learning rate."""
         return replace(self.config.train, learning_rate=rate)
 
-    def distill(self, student: PreTrainedModel, rate: float, folder: Path, label: str) -> None:
-        """Trains a student in place as the distil stage does; a killed training resumes from `folder`."""
+    def distill(
+        self, student: PreTrainedModel, rate: float, folder: Path, label: str, loss: LossConfig | None = None
+    ) -> None:
+        """Trains a student in place as the distil stage does; a killed training resumes from `folder`.
+
+        `loss` replaces the loss of the settings.
+        """
         config, seed, train = self.config, self.run.seed, self.train_config(rate)
         lightning.seed_everything(seed, verbose=False)
         (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
@@ -147,7 +154,7 @@ class TrainingSetup:
             signals=open_cached_signals(self.made["cache"]),
         )
         fit_module(
-            DistillationModule(student, loss=config.loss, train=train, metric=self.task.scorer()),
+            DistillationModule(student, loss=loss or config.loss, train=train, metric=self.task.scorer()),
             data,
             folder,
             label=label,
@@ -192,6 +199,14 @@ def train_fewer_layers(setup: TrainingSetup, size: Size, rate: float, folder: Pa
     return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "layers"))
 
 
+def train_fresh(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
+    """Trains a small model with random weights on the labels, without a teacher."""
+    own_size = TextBrewerSize(**size)
+    student = build_textbrewer_student(setup.load_teacher(), own_size, setup.run.seed)
+    label = own_size.label.partition(": ")[2]
+    return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "fresh", LABELS))
+
+
 def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
     """Trains one of TextBrewer's students with TextBrewer."""
     teacher, own_size, config = setup.load_teacher(), TextBrewerSize(**size), setup.config
@@ -227,6 +242,9 @@ def time_training(
 TRAIN: Mapping[str, Callable[[TrainingSetup, Size, float, Path], TrainedStudent]] = {
     "ours": train_ours,
     "layers": train_fewer_layers,
+    "layers-slower": train_fewer_layers,
+    "fresh": train_fresh,
+    "fresh-slower": train_fresh,
     "textbrewer": train_textbrewer,
     "torch-pruning": train_torch_pruning,
 }

@@ -12,7 +12,7 @@ from typing import TypedDict
 from transformers import PreTrainedModel
 
 from benchmarks.pruning_peers import Size, TrainingSetup, find_ratio, prune_with_torch_pruning
-from benchmarks.pruning_textbrewer import build_textbrewer_student, list_sizes
+from benchmarks.pruning_textbrewer import TextBrewerSize, build_textbrewer_student, list_sizes
 from distill.student.build import build_student
 from pipelines.runs.files import write_json
 from pipelines.stages.deliver.exported_targets import target_for
@@ -67,6 +67,9 @@ class SizeSearch:
             self.setup.console.say(f"{way}: searching the size with a speedup of {self.requested:g}x")
             searches: Mapping[str, Callable[[], list[Size]]] = {
                 "layers": self._search_depth,
+                "layers-slower": self._search_slower_depth,
+                "fresh": self._search_fresh,
+                "fresh-slower": self._search_slower_fresh,
                 "textbrewer": self._search_textbrewer,
                 "torch-pruning": self._search_ratios,
             }
@@ -91,27 +94,56 @@ class SizeSearch:
 
     def _search_depth(self) -> list[Size]:
         """Returns the largest number of layers that is fast enough, or a single one."""
+        fast = [depth for depth, speedup in self._depths.items() if speedup >= self.requested]
+        return [{"layers": max(fast, default=1)}]
+
+    def _search_slower_depth(self) -> list[Size]:
+        """Returns the smallest number of layers that is too slow; nothing if each is fast enough."""
+        slow = [depth for depth, speedup in self._depths.items() if speedup < self.requested]
+        return [{"layers": min(slow)}] if slow else []
+
+    @cached_property
+    def _depths(self) -> dict[int, float]:
+        """Number of layers -> speedup."""
         teacher = self.setup.load_teacher()
         depths = {f"layers={size.layers}": size.layers for size in list_sizes(teacher) if size.kind == "T3"}
         speedups = self._measure_speedups({spec: build_student(teacher, spec) for spec in depths})
         self._report("layers", speedups)
-        return [{"layers": max((depths[spec] for spec in speedups if speedups[spec] >= self.requested), default=1)}]
+        return {depths[spec]: speedup for spec, speedup in speedups.items()}
+
+    def _search_fresh(self) -> list[Size]:
+        """Returns the slowest of TextBrewer's narrow sizes that is fast enough, or the fastest of all."""
+        speedups = self._narrow
+        fast = [label for label in speedups if speedups[label] >= self.requested]
+        return [self._find_size(min(fast, key=lambda label: speedups[label]) if fast else max_key(speedups))]
+
+    def _search_slower_fresh(self) -> list[Size]:
+        """Returns the fastest of TextBrewer's narrow sizes that is too slow; nothing if each is fast enough."""
+        slow = {label: speedup for label, speedup in self._narrow.items() if speedup < self.requested}
+        return [self._find_size(max_key(slow))] if slow else []
+
+    def _find_size(self, label: str) -> Size:
+        return asdict(next(size for size in list_sizes(self.setup.load_teacher()) if size.label == label))
+
+    @cached_property
+    def _narrow(self) -> dict[str, float]:
+        """Label of each of TextBrewer's narrow sizes -> speedup."""
+        teacher = self.setup.load_teacher()
+        speedups: dict[str, float] = {}
+        kinds: dict[str, list[TextBrewerSize]] = {}
+        for size in list_sizes(teacher):
+            kinds.setdefault(size.kind, []).append(size)
+        for own in (sizes for kind, sizes in kinds.items() if kind != "T3"):
+            speedups |= self._measure_speedups({size.label: build_textbrewer_student(teacher, size, 0) for size in own})
+        self._report("narrow students", speedups)
+        return speedups
 
     def _search_textbrewer(self) -> list[Size]:
-        """Returns the deepest T3, and of the narrower students the slowest that is fast enough, or the fastest."""
-        teacher = self.setup.load_teacher()
-        sizes = {size.label: size for size in list_sizes(teacher)}
+        """Returns the deepest T3 and the slowest narrow student that are fast enough."""
         depth = self.find_sizes("layers")["sizes"][0]["layers"]
-        full_width = next(size for size in sizes.values() if size.kind == "T3" and size.layers == depth)
-        speedups: dict[str, float] = {}
-        for kind in {size.kind: None for size in sizes.values() if size.kind != "T3"}:
-            own = {label: size for label, size in sizes.items() if size.kind == kind}
-            models = {label: build_textbrewer_student(teacher, size, 0) for label, size in own.items()}
-            speedups |= self._measure_speedups(models)
-        self._report("textbrewer", speedups)
-        fast = [label for label, speedup in speedups.items() if speedup >= self.requested]
-        fast = fast or [max(speedups, key=lambda label: speedups[label])]
-        return [asdict(full_width), asdict(sizes[min(fast, key=lambda label: speedups[label])])]
+        sizes = list_sizes(self.setup.load_teacher())
+        full_width = next(size for size in sizes if size.kind == "T3" and size.layers == depth)
+        return [asdict(full_width), *self.find_sizes("fresh")["sizes"]]
 
     def _search_ratios(self) -> list[Size]:
         """Returns Torch-Pruning's smallest ratios that are fast enough, ranked over all layers and within each."""
@@ -133,3 +165,8 @@ class SizeSearch:
     def _report(self, way: str, speedups: Mapping[str, float]) -> None:
         listing = "; ".join(f"{name} {speedup:.2f}x" for name, speedup in speedups.items())
         self.setup.console.say(f"  {way}: {listing}")
+
+
+def max_key(speedups: Mapping[str, float]) -> str:
+    """Returns the label of the fastest."""
+    return max(speedups, key=lambda label: speedups[label])

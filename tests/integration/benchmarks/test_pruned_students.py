@@ -27,7 +27,7 @@ from support.tiny_models import LABELS, build_model, make_rows, saved
 PEERS = ("textbrewer", "torch_pruning")
 ABSENT = [name for name in PEERS if find_spec(name) is None]
 needs_peers = pytest.mark.skipif(bool(ABSENT), reason=f"{', '.join(ABSENT)} not installed: pip install -e '.[bench]'")
-WAYS = ["ours", "layers", "textbrewer", "torch-pruning"]
+WAYS = ["ours", "layers", "layers-slower", "fresh", "fresh-slower", "textbrewer", "torch-pruning"]
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512}  # so that width affects latency
 
 
@@ -154,20 +154,20 @@ def bench(
 def test_trained_students_are_measured_and_listed_in_the_table(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Covers the ways `ours` and `layers`, which need no peer library."""
+    """Covers the ways which need no peer library."""
     from benchmarks.pruned_students import main
 
     folder, data = saved(teacher, tokenizer, tmp_path / "teacher"), write_data(tmp_path / "data")
     arguments = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
     arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {tmp_path / 'out'}"
-    main([*arguments.split(), "--ways", "ours", "layers"])
+    main([*arguments.split(), "--ways", "ours", "layers", "fresh"])
     found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [student["way"] for student in found["students"]] == ["ours", "layers"]
+    assert [student["way"] for student in found["students"]] == ["ours", "layers", "fresh"]
     for student in found["students"]:
         assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
     table = capsys.readouterr().out
-    assert all(f"│ {way} " in table for way in ("teacher", "ours", "layers"))
+    assert all(f"│ {way} " in table for way in ("teacher", "ours", "layers", "fresh"))
 
 
 def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
@@ -191,15 +191,16 @@ def found_in(bench: tuple[list[str], Path]) -> dict[str, Any]:
 @pytest.mark.timeout(1800)
 def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path]):
     found = found_in(bench)
-    assert [student["way"] for student in found["students"]] == WAYS
+    ways = [student["way"] for student in found["students"]]
+    assert [way for way in WAYS if way in ways or not way.endswith("-slower")] == ways
     for student in found["students"]:
         assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
         assert student["without_words"] <= found["teacher"]["without_words"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
     assert found["teacher"]["test"] > 0.9
     assert len({student["test"] for student in found["tried"]}) > 1, "none has learnt anything"
-    assert len(found["tried"]) == 6, "one of ours and of whole layers, two of each peer"
-    for way in WAYS:
+    assert len(found["tried"]) == len(ways) + 2, "two sizes of TextBrewer and Torch-Pruning, one of all others"
+    for way in ways:
         own = [student for student in found["tried"] if student["way"] == way]
         taken = [student for student in own if student["taken"]]
         assert len(taken) == 1
