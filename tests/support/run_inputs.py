@@ -13,10 +13,10 @@ def make_inputs(place: Path) -> tuple[Path, Path]:
     return saved(build_model("bert", "Model"), tokenizer, place / "teacher"), write_data(place / "data")
 
 
-def make_classifier_inputs(place: Path) -> tuple[Path, Path]:
-    """Returns a classifier with layers wide enough for measurable latencies, and its data: `model/` and `data/`."""
+def make_classifier_inputs(place: Path, neurons: int = 512) -> tuple[Path, Path]:
+    """Returns a classifier whose neurons make most of its latency if there are many, and data: `model/`, `data/`."""
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
-    return saved(build_model("bert", intermediate_size=512), tokenizer, place / "model"), write_data(place / "data")
+    return saved(build_model("bert", intermediate_size=neurons), tokenizer, place / "model"), write_data(place / "data")
 
 
 def write_data(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from support.commands import run_to_success, start
 from support.run_inputs import make_classifier_inputs
 
 NAME = "1.3x"
+REQUEST = ("--speedup", "1.3", "--budget.batch", "16")  # in batches, for neurons to take longer than calls
 TOO_SLOW = {"value": 0.8, "low": 0.79, "high": 0.81}
 
 
@@ -31,7 +32,7 @@ def arguments(place: Path, output: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("speeds")
-    make_classifier_inputs(folder)
+    make_classifier_inputs(folder, neurons=2048)
     return folder
 
 
@@ -66,7 +67,7 @@ def record_as_too_slow(speed: Path) -> None:
 def too_slow(place) -> Path:
     """A finished run whose student was measured as 20 % too slow."""
     output = place / "slow"
-    run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "0"))
+    run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "0"))
     record_as_too_slow(only(output, f"speed-{NAME}"))
     return output
 
@@ -76,7 +77,7 @@ def recut(place, too_slow) -> tuple[Path, str]:
     """The same run after it went on, and what it printed."""
     output = place / "recut"
     shutil.copytree(too_slow, output)
-    return output, run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1"))
+    return output, run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "1"))
 
 
 @pytest.mark.slow
@@ -110,7 +111,7 @@ def test_the_student_that_was_too_slow_is_kept(too_slow, recut):
 @pytest.mark.slow
 def test_a_run_that_goes_on_takes_the_same_decision(place, recut):
     output, _ = recut
-    message = run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1"))
+    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "1"))
     assert ": started (" not in message
     assert len(finished(output, f"shape-{NAME}")) == 2
 
@@ -121,7 +122,7 @@ def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, 
     output = tmp_path / "dry"
     shutil.copytree(too_slow, output)
     shutil.rmtree(output / missing)
-    words = arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1", "--dry-run", "--probe", "false")
+    words = arguments(place, output, *REQUEST, "--budget.recuts", "1", "--dry-run", "--probe", "false")
     message = run_to_success("prune", words)
     planned = dict(re.findall(r"│ (\S+) +│ (complete|will run)", message))
     assert planned[f"distill-{NAME}"] == "complete"
@@ -132,7 +133,7 @@ def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, 
 def test_without_further_attempts_the_reached_speed_is_reported_plainly(place, too_slow, tmp_path):
     output = tmp_path / "reported"
     shutil.copytree(too_slow, output)
-    message = run_to_success("prune", arguments(place, output, "--speedup", "1.3", "--budget.recuts", "0"))
+    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "0"))
     wanted = "student: requested 1.3×, measured 1.04× (95 % interval 1.03× to 1.05×): missed by 20.0 %."
     assert wanted in message
     assert "It wasn't pruned further: budget.recuts allows 0." in message
@@ -143,7 +144,7 @@ def test_without_further_attempts_the_reached_speed_is_reported_plainly(place, t
 def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_slow, recut, tmp_path):
     output = tmp_path / "killed"
     shutil.copytree(too_slow, output)
-    words = arguments(place, output, "--speedup", "1.3", "--budget.recuts", "1")
+    words = arguments(place, output, *REQUEST, "--budget.recuts", "1")
     process = start("prune", words)
     while not list((output / f"distill-{NAME}").glob("*.partial")) and process.poll() is None:
         time.sleep(0.05)
