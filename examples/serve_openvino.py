@@ -21,22 +21,35 @@ class Classifier:
         config = read_config(folder, "tokenizer.json", "model.xml", "model.bin")
         self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
-        self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
+        self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0, pad_to_multiple_of=8)
         self.tokenizer.enable_truncation(128)
         # Otherwise OpenVINO uses bfloat16 for all float operations on processors that support it.
-        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        self.model = load_file(folder / "model.xml", lambda file: openvino.Core().compile_model(file, "CPU", settings))
+        self.settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+        self.core = openvino.Core()
+        self.model = load_file(folder / "model.xml", self.core.read_model)
         self.names = [value.any_name for value in self.model.inputs]
+        self.compiled: dict[int, openvino.CompiledModel] = {}
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
         """Returns (label, probability) of each text."""
-        rows = self.tokenizer.encode_batch([self.clean(text) for text in texts])
-        fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-        inputs = {name: np.asarray([getattr(row, fields[name]) for row in rows], np.int64) for name in self.names}
-        logits = self.model(inputs)[0]
-        probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-        probabilities /= probabilities.sum(-1, keepdims=True)
-        return [(self.labels[i], float(row[i])) for i, row in zip(probabilities.argmax(-1), probabilities, strict=True)]
+        return [self.classify(self.clean(text)) for text in texts]
+
+    def classify(self, text: str) -> tuple[str, float]:
+        """Returns (label, probability) of a text."""
+        (row,) = self.tokenizer.encode_batch([text])
+        fields = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
+        inputs = {name: np.asarray([fields[name]], np.int64) for name in self.names}
+        logits = self.open(len(row.ids))(inputs, share_inputs=True)[0][0]
+        probabilities = np.exp(logits - logits.max())
+        return self.labels[probabilities.argmax()], float(probabilities.max() / probabilities.sum())
+
+    def open(self, length: int) -> openvino.CompiledModel:
+        """Returns the model for one text of this length: with any length, OpenVINO derives all shapes in each call."""
+        if length not in self.compiled:
+            model = self.model.clone()
+            model.reshape(dict.fromkeys(self.names, [1, length]))
+            self.compiled[length] = self.core.compile_model(model, "CPU", self.settings)
+        return self.compiled[length]
 
 
 if __name__ == "__main__":

@@ -170,12 +170,26 @@ def run_batches(model: Any, folder: Path, samples: dict[str, Any]) -> tuple[np.n
     rows = list(zip(samples["texts"], samples["pairs"], strict=True)) if samples["pairs"] else samples["texts"]
     words = not isinstance(samples["texts"][0], str)
     parts, lengths = [], []
-    for first in range(0, len(rows), BATCH):
+    for number, first in enumerate(range(0, len(rows), BATCH)):
         encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
         mask = np.asarray([each.attention_mask for each in encoded])
-        parts.append(flatten_tokens(model(pad_batch(encoded, model)), mask))
+        run = run_singly if getattr(model, "alternates", False) and number % 2 == 0 else run_together
+        parts.append(run(model, pad_batch(encoded, model), mask))
         lengths.append(mask.sum(1))
     return np.concatenate(parts), np.concatenate(lengths)
+
+
+def run_together(model: Any, inputs: dict[str, np.ndarray], mask: np.ndarray) -> np.ndarray:
+    """Returns the logits of a batch as rows."""
+    return flatten_tokens(model(inputs), mask)
+
+
+def run_singly(model: Any, inputs: dict[str, np.ndarray], mask: np.ndarray) -> np.ndarray:
+    """Returns the logits of a batch as rows, from calls of one text without padding."""
+    singles = [
+        ({n: value[[i], :own] for n, value in inputs.items()}, mask[[i], :own]) for i, own in enumerate(mask.sum(1))
+    ]
+    return np.concatenate([run_together(model, *single) for single in singles])
 
 
 def flatten_tokens(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
