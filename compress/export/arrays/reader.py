@@ -25,6 +25,7 @@ import numpy as np
 MULTIPLIER = 1_000_003  # of the first id in the hash of two
 LARGEST = 255  # level of an input of 8 bits
 ROWS = 256  # texts at a time
+WORDS = 100_000  # that are remembered with their ids
 
 
 class Reader:
@@ -48,37 +49,68 @@ class Reader:
         tokenizer.enable_padding(pad_id=self.config.get("pad_token_id") or 0)
         return tokenizer
 
+    @cached_property
+    def labels(self):
+        """The names of the classes."""
+        names = self.config["id2label"]
+        return [names[str(number)] for number in range(len(names))]
+
+    @cached_property
+    def words(self):
+        """The ids of words; None if the tokenizer doesn't split at blanks, or tokens aren't pooled one by one."""
+        stored = json.loads((self.folder / "tokenizer.json").read_text())
+        kinds = [(stored.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        return WordIds(self.tokenizer) if by_word and self.pools_tokens else None
+
+    @cached_property
+    def pools_tokens(self):
+        """Whether a text's features are sums or maxima of the vectors of its tokens, in any order."""
+        config = self.config
+        is_plain = config["encoder"] == "static" and not config["ngram_buckets"] and not config["pair"]
+        return is_plain and "order" not in config["pooling"]
+
     def classify(self, texts, max_length=512):
         """Returns (answer, logits) for each text or pair of texts.
 
         The answer is the label with the largest logit, all labels with a positive logit if a text may have several, a
         number, or the label of each token that isn't special.
         """
-        return [(self.choose_answer(row, logits), logits) for row, logits in self.run(texts, max_length)]
+        found = []
+        for rows, logits in self.run(texts, max_length):
+            found += zip(self.choose_answers(rows, logits), logits, strict=True)
+        return found
 
     def encode(self, texts, max_length=512):
         """Returns a sentence encoder's vectors of length 1 [texts, width]."""
-        return np.stack([vector for _, vector in self.run(texts, max_length)])
+        return np.concatenate([vectors for _, vectors in self.run(texts, max_length)])
 
     def run(self, texts, max_length):
-        """Yields the encoding and the logits of each text."""
+        """Yields the encodings, if they were needed, and the logits of some texts at a time."""
         self.tokenizer.enable_truncation(max_length)
         for start in range(0, len(texts), ROWS):
-            rows = self.tokenizer.encode_batch(texts[start : start + ROWS])
+            some = texts[start : start + ROWS]
+            if self.words is not None:
+                yield None, self.finish(self.pool_tokens(*self.words.encode(some, max_length)))
+                continue
+            rows = self.tokenizer.encode_batch(some)
             inputs = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask", "type_ids"))
-            yield from zip(rows, self.compute_logits(*inputs), strict=True)
+            yield rows, self.compute_logits(*inputs)
 
-    def choose_answer(self, row, logits):
-        """Returns what the logits of a text mean, see `classify`."""
-        labels, problem = self.config["id2label"], self.config.get("problem_type")
-        if logits.ndim == 2:
-            named = zip(logits.argmax(-1), row.special_tokens_mask, strict=True)
-            return [labels[str(label)] for label, special in named if not special]
+    def choose_answers(self, rows, logits):
+        """Returns what the logits of texts mean, see `classify`."""
+        labels, problem = self.labels, self.config.get("problem_type")
+        if logits[0].ndim == 2:
+            classes = zip(rows, logits.argmax(-1), strict=True)
+            return [
+                [labels[own[i]] for i, special in enumerate(row.special_tokens_mask) if not special]
+                for row, own in classes
+            ]
         if problem == "regression" or len(labels) == 1:
-            return float(logits[0])
+            return logits[:, 0].tolist()
         if problem == "multi_label_classification":
-            return [labels[str(label)] for label in np.flatnonzero(logits > 0)]
-        return labels[str(int(np.argmax(logits)))]
+            return [[labels[label] for label in np.flatnonzero(row > 0)] for row in logits]
+        return [labels[label] for label in logits.argmax(-1).tolist()]
 
     def __call__(self, inputs):
         """Returns the logits of a batch of named inputs."""
@@ -89,15 +121,65 @@ class Reader:
 
         A tagger's are [rows, length, labels]; a sentence encoder's are vectors [rows, width].
         """
-        ids, counted = np.asarray(ids), np.asarray(mask, np.float32)[..., None]
+        ids, mask = np.asarray(ids), np.asarray(mask)
+        counts = mask.sum(1)
+        if self.pools_tokens and counts.all():
+            return self.finish(self.pool_tokens(ids[mask > 0], counts))
+        counted = mask.astype(np.float32)[..., None]
         vectors = ENCODERS[self.config["encoder"]](self, self.look_up("words", ids), counted)
+        is_tagger = "classifier.weight" in self.weights and "dense.weight" not in self.weights
+        return (
+            self.apply_linear("classifier", vectors)
+            if is_tagger
+            else self.finish(self.pool(ids, vectors, counted, types))
+        )
+
+    def finish(self, pooled):
+        """Returns the logits, or the vectors of length 1, of texts with these features."""
         if "classifier.weight" not in self.weights:
-            pooled = self.pool(ids, vectors, counted, types)
             return pooled / np.maximum(np.linalg.norm(pooled, axis=-1, keepdims=True), np.float32(1e-12))
-        if "dense.weight" not in self.weights:
-            return self.apply_linear("classifier", vectors)
-        hidden = np.maximum(self.apply_linear("dense", self.pool(ids, vectors, counted, types)), 0)
-        return self.apply_linear("classifier", hidden)
+        return self.apply_linear("classifier", np.maximum(self.apply_linear("dense", pooled), 0))
+
+    @cached_property
+    def shares(self):
+        """The learned weight of each token [tokens, 1]."""
+        return np.exp(self.weights["importance"])
+
+    def pool_tokens(self, ids, counts):
+        """Returns the features of each row [rows, features x kinds].
+
+        The longest rows come first, so that the rows which have a token at a place are neighbours: nothing is padded.
+
+        Args:
+            ids: Ids of all rows in turn [tokens].
+            counts: Number of each row's, at least 1 [rows].
+        """
+        kinds, width = self.config["pooling"], self.weights["words"].shape[1]
+        order = np.argsort(-counts, kind="stable")
+        starts, lengths = (np.cumsum(counts) - counts)[order], counts[order]
+        found = {kind: np.zeros((len(counts), width), np.float32) for kind in kinds}
+        totals = np.zeros((len(counts), 1), np.float32)
+        for place in range(lengths[0]):
+            rows = int(np.searchsorted(-lengths, -place, side="left"))
+            tokens = ids[starts[:rows] + place]
+            vectors = self.look_up("words", tokens)
+            if "mean" in kinds:
+                found["mean"][:rows] += vectors
+            if "max" in kinds:
+                most = found["max"][:rows]
+                np.maximum(most, vectors, out=most) if place else np.copyto(most, vectors)
+            if "weighted" in kinds:
+                share = self.shares[tokens]
+                vectors *= share
+                found["weighted"][:rows] += vectors
+                totals[:rows] += share
+        if "mean" in kinds:
+            found["mean"] /= lengths[:, None]
+        if "weighted" in kinds:
+            found["weighted"] /= np.maximum(totals, np.float32(1e-6))
+        result = np.empty((len(counts), len(kinds) * width), np.float32)
+        result[order] = np.concatenate([found[kind] for kind in kinds], 1)
+        return result
 
     def look_up(self, name, ids):
         """Returns rows of a table; of one in 8 bits, these alone become floats."""
@@ -146,6 +228,45 @@ class Reader:
                 total = np.maximum(share.sum(1), np.float32(1e-6))
                 found.append(np.matmul(share.transpose(0, 2, 1), vectors)[:, 0] / total)
         return np.concatenate(found, 1)
+
+
+class WordIds:
+    """The ids of words, for tokenizers that treat every word between two blanks alone.
+
+    Args:
+        tokenizer: Such a tokenizer: BERT's.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.known = type(tokenizer).from_str(tokenizer.to_str()), {}
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        whole, bare = self.tokenizer.encode("a").ids, self.split("a")
+        first = whole.index(bare[0])
+        self.before, self.after = whole[:first], whole[first + len(bare) :]
+
+    def split(self, word):
+        """Returns the ids of a word."""
+        return self.tokenizer.encode(word, add_special_tokens=False).ids
+
+    def encode(self, texts, max_length):
+        """Returns the ids of all texts in turn [tokens], with special tokens, and the number of each text's [texts]."""
+        ids, counts, known = [], [], self.known
+        most = max_length - len(self.after)
+        for text in texts:
+            own = list(self.before)
+            for word in text.split(" "):
+                found = known.get(word)
+                if found is None:
+                    found = self.split(word)
+                    if len(known) < WORDS:
+                        known[word] = found
+                own += found
+            del own[most:]
+            own += self.after
+            counts.append(len(own))
+            ids += own
+        return np.array(ids), np.array(counts)
 
 
 def keep_vectors(reader, vectors, counted):

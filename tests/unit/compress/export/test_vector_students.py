@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compress.errors import ArtefactError
+from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
 from compress.export.onnx.graph import OnnxModel
@@ -21,7 +22,7 @@ from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import resolve_scheme
 from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student
-from support.tiny_models import LABELS, build_model, saved
+from support.tiny_models import LABELS, build_model, make_rows, saved
 
 
 @pytest.mark.parametrize("spec", [
@@ -228,3 +229,28 @@ def test_a_reader_encodes_sentences(spec, tokenizer, tmp_path):
     numbers, text = lines.stdout.rstrip("\n").split("\t")
     np.testing.assert_allclose([float(each) for each in numbers.split()], expected[1], rtol=1e-4, atol=1e-6)
     assert text == "bami"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weighted", "weighted+max", "max+mean+weighted"])
+@pytest.mark.parametrize("scheme", [None, "int8-static"])
+def test_tokens_are_pooled_without_padding_as_in_padded_batches(pooling, scheme, tokenizer, tmp_path):
+    spec = f"static,embeddings=32,pooling={pooling}"
+    student = build_student(build_model("bert"), spec, tokenizer=tokenizer).eval()
+    source = quantized_source(spec, scheme, tokenizer) if scheme else Source(student, tokenizer)
+    target = target_of("numpy-int8" if scheme else "numpy")
+    write_targets(source, [target], tmp_path)
+    reader, texts = Reader(tmp_path / str(target)), [text for text, _ in make_rows(40, 3)] + ["", "one"]
+    assert reader.words is not None
+    padded = Reader(tmp_path / str(target))
+    padded.__dict__["pools_tokens"] = False
+    assert padded.words is None
+    for (answer, own), (expected, logits) in zip(reader.classify(texts), padded.classify(texts), strict=True):
+        assert answer == expected
+        assert np.abs(own - logits).max() < 1e-5
+
+
+def test_other_kinds_of_students_read_padded_batches(tokenizer, tmp_path):
+    for number, spec in enumerate(("cnn", "static,pooling=order", "static,ngrams=64")):
+        student = build_student(build_model("bert"), f"{spec},embeddings=16", tokenizer=tokenizer).eval()
+        write_targets(Source(student, tokenizer), [target_of("numpy")], tmp_path / str(number))
+        assert Reader(tmp_path / str(number) / "numpy").words is None
