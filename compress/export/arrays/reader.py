@@ -190,7 +190,9 @@ class Reader:
         """Returns a linear layer's outputs; its weight is [inputs, outputs], and its inputs may be rounded to bytes."""
         if f"{name}.grid" in self.weights:
             scale, zero = self.weights[f"{name}.grid"]
-            given = np.clip(np.round(given / scale), -zero, LARGEST - zero) * scale
+            given = given / scale
+            np.clip(np.round(given, out=given), -zero, LARGEST - zero, out=given)
+            given *= scale
         return given @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def pool(self, ids, vectors, counted, types):
