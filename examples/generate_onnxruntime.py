@@ -26,6 +26,8 @@ class Generator:
         self.ends = ends if isinstance(ends, list) else [ends]
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
         options = onnxruntime.SessionOptions()
+        # By default the inputs of products with weight-only quantization would be rounded, too.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         options.intra_op_num_threads = threads
         self.session = load_file(
             folder / "model.onnx",

@@ -24,6 +24,8 @@ class Classifier:
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
         options = onnxruntime.SessionOptions()
+        # By default the inputs of products with weight-only quantization would be rounded, too.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         options.intra_op_num_threads = threads
         self.session = load_file(
             folder / "model.onnx",

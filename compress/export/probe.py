@@ -15,6 +15,7 @@ from compress.export.common.parity import Product
 from compress.export.common.quiet import quiet
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
+from compress.export.onnx.generate import PAST
 from compress.export.onnx.graph import ONNX_FILE, open_session
 from compress.export.onnx.rounded import PRODUCTS
 from distill.checkpoint.custom_models import load_model_folder
@@ -41,6 +42,22 @@ def probe_onnx(source: Source, target: ExportTarget, folder: Path, inputs: Probe
     session = open_session(model.SerializeToString(), threads=1)
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
     given = {value.name: inputs[value.name] for value in session.get_inputs()}
+    values = dict(zip(wanted, session.run(wanted, given), strict=True))
+    return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
+
+
+def probe_decoder(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
+    """Returns the products of an ONNX decoder's layers, on texts without earlier tokens."""
+    model, products = expose_onnx_products(folder / str(target) / ONNX_FILE)
+    session = open_session(model.SerializeToString(), threads=1)
+    wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
+    mask = inputs["attention_mask"]
+    given = {"input_ids": inputs["input_ids"], "attention_mask": mask}
+    given["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)
+    for value in session.get_inputs():
+        if value.name.startswith(PAST):
+            _, heads, _, width = value.shape
+            given[value.name] = np.zeros((len(mask), heads, 0, width), np.float32)
     values = dict(zip(wanted, session.run(wanted, given), strict=True))
     return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
 
@@ -116,6 +133,7 @@ def record_product(
 PROBES: dict[str, Probe] = {
     "onnx": probe_onnx,
     "onnxruntime": probe_onnx,
+    "onnx-decoder": probe_decoder,
     "openvino": probe_openvino,
     "executorch": probe_executorch,
     "litert": probe_litert,

@@ -112,7 +112,13 @@ def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes the ONNX graph of a decoder with a cache."""
     from compress.export.onnx.decoder import export_decoder
 
-    export_decoder(source.model, source.tokenizer, folder / str(target))
+    place = folder / str(target)
+    if not target.rounded:
+        export_decoder(source.model, source.tokenizer, place)
+        return
+    round_graph(folder / "onnx-decoder" / ONNX_FILE, place / ONNX_FILE, source.layers)
+    if source.model.generation_config is not None:
+        source.model.generation_config.save_pretrained(place)
 
 
 def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> None:

@@ -120,7 +120,7 @@ def _collect_statistics(
 def _compute_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Scheme) -> float:
     """Returns the mean squared error of the products of tokens [tokens, inputs] with the scaled, rounded weight."""
     scaled = weight * scales
-    weight_scales = compute_weight_scales(scaled, scheme.number_format, scheme.group)
+    weight_scales = compute_weight_scales(scaled, scheme.number_format, scheme.find_group(weight.shape[1]))
     rounded = fake_quantize_weight(scaled, weight_scales, scheme.number_format) / scales
     return float((tokens @ (rounded - weight).T).square().mean())
 

@@ -16,10 +16,10 @@ class QuantizeConfig:
     """Settings of quantization.
 
     Args:
-        scheme: int8-static, int8-dynamic, int8-weights, int4-weights, int4-dynamic, fp8-weights or fp8-dynamic, see
-            `SCHEMES`. int8 selects int8-static for each format that supports it and int8-dynamic for the others, and
-            produces one student per scheme needed; int4 does the same, preferring int4-weights; fp8 is fp8-dynamic;
-            auto is int8 with a min_score of 0.99; empty: no quantization.
+        scheme: int8-static, int8-dynamic, int8-weights, int4-weights, int4-dynamic, int8-groups, int4-groups,
+            fp8-weights or fp8-dynamic, see `SCHEMES`. int8 selects int8-static for each format that supports it and
+            int8-dynamic for the others, and produces one student per scheme needed; int4 does the same, preferring
+            int4-weights; fp8 is fp8-dynamic; auto is int8 with a min_score of 0.99; empty: no quantization.
         method: qat trains the student with simulated quantization on the teacher's signals; ptq only calibrates it.
         ranges: Range estimator for activations with per-tensor scales: minmax, percentile, or mse (least squared
             error).

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compress.quantize.grid import compute_float8_scales, compute_token_grid, round_to_nearest_
-from compress.quantize.schemes import FLOAT8, LARGEST_LEVEL, NumberFormat
+from compress.quantize.grid import compute_float8_scales, compute_token_grid, round_to_nearest_, split_inputs
+from compress.quantize.schemes import FLOAT8, INT8, LARGEST_LEVEL, NumberFormat
 
 
 def fake_quantize_weight(
@@ -73,6 +73,19 @@ def fake_quantize_tokens(x: Float[Tensor, "*rows inputs"], dtype: torch.dtype | 
         dtype: Of the result; that of `x` by default.
     """
     rounded: Tensor = _FakeQuantizeRows.apply(x, _round_tokens, dtype or x.dtype)
+    return rounded
+
+
+def fake_quantize_groups(x: Float[Tensor, "*rows inputs"], dtype: torch.dtype | None = None) -> Tensor:
+    """Returns activations rounded to 8 bits, each group of a row to its own grid; the gradient passes through.
+
+    The numbers are those of ONNX Runtime's MatMulNBits at accuracy level 4, symmetric with 127 steps to each side.
+
+    Args:
+        x: Activations [*rows, inputs], in groups of `find_input_group(inputs)`.
+        dtype: Of the result; that of `x` by default.
+    """
+    rounded: Tensor = _FakeQuantizeRows.apply(x, _round_groups, dtype or x.dtype)
     return rounded
 
 
@@ -202,6 +215,12 @@ def _round_tokens(x: Tensor) -> Tensor:
     scale, zero_point = compute_token_grid(x)
     steps = (x * (1 / scale)).round_().add_(zero_point)
     return steps.clamp_(0, LARGEST_LEVEL).sub_(zero_point).mul_(scale)
+
+
+def _round_groups(x: Tensor) -> Tensor:
+    groups, largest = split_inputs(x)
+    steps = (groups * (INT8.largest / largest)).round_()
+    return steps.mul_(largest / INT8.largest).view(x.shape)
 
 
 def _round_float8_rows(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.quantize.schemes import FLOAT8, LARGEST_LEVEL, SMALLEST_SCALE, NumberFormat
+from compress.quantize.schemes import FLOAT8, LARGEST_LEVEL, SMALLEST_SCALE, NumberFormat, find_input_group
 
 MANTISSA_BITS, LEAST_EXPONENT = 3, -6  # of E4M3; below the least exponent the spacing is constant
 EXPONENT_MASK = 0x7F800000  # exponent bits of a float32
@@ -84,6 +84,14 @@ def compute_tensor_grid(low: Float[Tensor, "*shape"], high: Float[Tensor, "*shap
 def compute_token_grid(x: Float[Tensor, "*rows inputs"]) -> tuple[Tensor, Tensor]:
     """Returns (scale, zero point) of the unsigned 8-bit grid of each row, both [*rows, 1]."""
     return compute_tensor_grid(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))  # aminmax takes ten times as long
+
+
+def split_inputs(
+    x: Float[Tensor, "*rows inputs"],
+) -> tuple[Float[Tensor, "*rows groups size"], Float[Tensor, "*rows groups 1"]]:
+    """Returns activations in the groups that are rounded together, and the largest magnitude of each."""
+    groups = x.unflatten(-1, (-1, find_input_group(x.shape[-1])))
+    return groups, groups.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST_SCALE)
 
 
 def compute_float8_scales(x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows 1"]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from compress.quantize.fake_quantize import (
     fake_quantize_float8,
+    fake_quantize_groups,
     fake_quantize_tensor,
     fake_quantize_tokens,
     fake_quantize_weight,
@@ -18,11 +19,13 @@ from compress.quantize.grid import (
     compute_weight_scales,
     is_near_float8_tie,
     is_near_tie,
+    split_inputs,
 )
 from compress.quantize.rounding_cache import RoundingCache, find_product_dtype
 from compress.quantize.schemes import INT8, SMALLEST_SCALE, NumberFormat, Scheme
 
 _TOKEN_CACHE = RoundingCache()  # shared by all layers with per-token scales: they round alike
+_GROUP_CACHE = RoundingCache()  # shared by those with a scale per group of inputs
 _FLOAT8_CACHE = RoundingCache()  # shared by those whose inputs are 8-bit floats
 
 LinearClass = TypeVar("LinearClass", bound=nn.Linear)
@@ -114,7 +117,8 @@ class QuantizedLinear(nn.Linear):
             return _stretch_scales(self.scales, self.stretch.view_as(self.scales), self.scheme.group)
         if self.scales is not None:
             return self.scales
-        return compute_weight_scales(self.weight.detach(), self.number_format, self.scheme.group)
+        group = self.scheme.find_group(self.in_features)
+        return compute_weight_scales(self.weight.detach(), self.number_format, group)
 
     def round_weight(self) -> Tensor:
         """Returns the weight [outputs, inputs] on its grid, in the dtype that matrix products use."""
@@ -127,6 +131,8 @@ class QuantizedLinear(nn.Linear):
             if self.scheme.floats:
                 return _FLOAT8_CACHE.get_or_compute(x, lambda: fake_quantize_float8(x, find_product_dtype(x)))
             return _TOKEN_CACHE.get_or_compute(x, lambda: fake_quantize_tokens(x, find_product_dtype(x)))
+        if self.scheme.inputs == "group":
+            return _GROUP_CACHE.get_or_compute(x, lambda: fake_quantize_groups(x, find_product_dtype(x)))
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
     def find_near_ties(self, x: Tensor, tolerance: float) -> Tensor:
@@ -135,6 +141,9 @@ class QuantizedLinear(nn.Linear):
             if self.scheme.floats:
                 return is_near_float8_tie(x, tolerance).any(-1)
             return is_near_tie(x, compute_token_grid(x)[0], tolerance).any(-1)
+        if self.scheme.inputs == "group":
+            groups, largest = split_inputs(x)
+            return is_near_tie(groups, largest / INT8.largest, tolerance).any(-1).any(-1)
         if self.grid is not None:
             return is_near_tie(x, self.grid.scale.abs(), tolerance).any(-1)
         return torch.zeros(x.shape[:-1], dtype=torch.bool)

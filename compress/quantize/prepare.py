@@ -84,7 +84,7 @@ def prepare_quantized(
             if id(layer.weight) in tables:  # one tensor can't be on two grids
                 layer_scheme = _choose_tied_head_scheme(layer_scheme, reduce_range)
             _check_finite(name, layer.weight)
-            split_groups(layer.weight, layer_scheme.group)
+            split_groups(layer.weight, layer_scheme.find_group(layer.in_features))
             replace_module(model, name, QuantizedLinear.from_linear(layer, layer_scheme))
         elif isinstance(layer, nn.Embedding):
             _check_finite(name, layer.weight)

@@ -1,5 +1,6 @@
 """Quantization schemes by name: which tensors are quantized, and to how many bits."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,6 +9,7 @@ from compress.errors import CompressError
 
 LARGEST_LEVEL = 255  # largest level of an 8-bit activation; the smallest is 0
 SMALLEST_SCALE = 1e-9  # lower bound of a scale: a row of zeros stays zeros
+LARGEST_GROUP, SMALLEST_GROUP = 128, 16  # inputs that share a scale where inputs are rounded by groups
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Scheme:
         bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduce_weight_range`.
         group: Inputs that share a scale; 0: all inputs of an output.
         inputs: Inputs of a linear layer: `float`, not quantized; `token`, 8 bits with a scale and zero point per token,
-            computed in each call; `tensor`, 8 bits with one scale and zero point from calibration or training.
+            computed in each call; `tensor`, 8 bits with one scale and zero point from calibration or training; `group`,
+            8 bits with a scale per token and group of adjacent inputs, computed in each call.
         floats: 8-bit floats (E4M3) instead of integers, for weights and for inputs with per-token scales, which then
             have no zero point.
     """
@@ -52,13 +55,20 @@ class Scheme:
     name: str
     bits: int = 8
     group: int = 0
-    inputs: Literal["float", "token", "tensor"] = "float"
+    inputs: Literal["float", "token", "tensor", "group"] = "float"
     floats: bool = False
 
     @property
     def number_format(self) -> NumberFormat:
         """Values that a weight can take, in units of its scale."""
         return FLOAT8 if self.floats else NumberFormat(2 ** (self.bits - 1) - 1)
+
+    def find_group(self, inputs: int) -> int:
+        """Returns the number of adjacent inputs whose weights share a scale in a layer with so many; 0: all of them.
+
+        Schemes that round inputs by groups have smaller groups in layers that theirs don't divide.
+        """
+        return find_input_group(inputs) if self.group and self.inputs == "group" else self.group
 
     @property
     def stored_bits(self) -> int:
@@ -79,6 +89,8 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("int8-weights"),
         Scheme("int4-weights", bits=4, group=32),
         Scheme("int4-dynamic", bits=4, group=32, inputs="token"),
+        Scheme("int8-groups", group=LARGEST_GROUP, inputs="group"),
+        Scheme("int4-groups", bits=4, group=LARGEST_GROUP, inputs="group"),
         Scheme("fp8-weights", floats=True),
         Scheme("fp8-dynamic", inputs="token", floats=True),
     )
@@ -89,6 +101,21 @@ PREFERRED_SCHEMES: Mapping[str, tuple[str, ...]] = {  # precision -> each format
     "int4": ("int4-weights", "int4-dynamic"),
     "fp8": ("fp8-dynamic",),
 }
+
+
+def find_input_group(inputs: int) -> int:
+    """Returns the largest power of two up to LARGEST_GROUP that divides a number of inputs.
+
+    Raises:
+        CompressError: It is smaller than SMALLEST_GROUP, the smallest that ONNX Runtime has a product for.
+    """
+    group = math.gcd(inputs, LARGEST_GROUP)
+    if group < SMALLEST_GROUP:
+        raise CompressError(
+            f"quantize: expected a number of inputs divisible by {SMALLEST_GROUP}, found {inputs}: ONNX Runtime has no "
+            "products of smaller groups"
+        )
+    return group
 
 
 def resolve_schemes(name: str) -> tuple[str, ...]:

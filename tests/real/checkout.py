@@ -57,6 +57,7 @@ SMALLER = {
     "pipelines.cache write ": {"limit": 64, "threads": 1},
     "benchmarks.small_lm ": {"steps": 4, "batch_size": 2, "threads": 1},
     "benchmarks.training_step": {"rounds": 2, "threads": 1, "batch-size": 4},
+    "benchmarks.decoder_speed": {"width": 256, "layers": 1, "vocabulary": 500, "length": 8, "rounds": 2},
     "benchmarks.low_bit_speed ": {"texts": 4, "rounds": 1},
     "benchmarks.optimizer_scores ": EXPERIMENT | {"names": "adamw", "factors": 10},
     "benchmarks.batch_growth ": EXPERIMENT | {"cases": "noise", "factors": 1},

@@ -19,7 +19,7 @@ class Layer:
         integers: The same as int8.
         scales: [outputs, groups].
         bits: Bits per weight.
-        inputs: `float`, `token` or `tensor`, as in `compress.quantize.schemes`; `table` for an embedding.
+        inputs: `float`, `token`, `tensor` or `group`, as in `compress.quantize.schemes`; `table` for an embedding.
         grid: (scale, zero point) of inputs with a per-tensor scale.
     """
 

@@ -52,13 +52,18 @@ NO_FLOATS = {
     if scheme.floats
 }
 
+NO_GROUPS = dict.fromkeys(
+    (scheme.name for scheme in SCHEMES.values() if scheme.inputs == "group"),
+    "only ONNX Runtime has products whose inputs are rounded by groups; onnxruntime is for it",
+)
+
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
         Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
-        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOATS),
+        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOATS | NO_GROUPS),
         Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOATS),
-        Format("onnx-decoder", "onnxruntime", rounded=False),  # has a key-value cache, for generation
+        Format("onnx-decoder", "onnxruntime", saturates=True, refuses=NO_FLOATS),  # has a cache, for generation
         Format(
             "openvino",
             "openvino",
@@ -68,7 +73,8 @@ FORMATS: Mapping[str, Format] = {
                 "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "
                 "slow as that; int8-static is for it",
             )
-            | NO_FLOATS,
+            | NO_FLOATS
+            | NO_GROUPS,
         ),
         Format(
             "executorch",
@@ -79,7 +85,8 @@ FORMATS: Mapping[str, Format] = {
                 "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
                 "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
             }
-            | NO_FLOATS,
+            | NO_FLOATS
+            | NO_GROUPS,
         ),
         Format(
             "litert",
@@ -90,7 +97,8 @@ FORMATS: Mapping[str, Format] = {
                 "int4-weights": "LiteRT has no product of floats with 4 bits in groups: unfolded before it they would "
                 "be as large as floats and several times as slow; int4-dynamic is for it",
             }
-            | NO_FLOATS,
+            | NO_FLOATS
+            | NO_GROUPS,
         ),
         Format(
             "torchao",
@@ -100,9 +108,10 @@ FORMATS: Mapping[str, Format] = {
             refuses={
                 "int8-static": "transformers doesn't load the scales of activations of a torchao checkpoint",
                 "int4-dynamic": "torchao's safetensors have no word for 4-bit weights with rounded activations",
-            },
+            }
+            | NO_GROUPS,
         ),
-        Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4),
+        Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4, refuses=NO_GROUPS),
         Format(
             "numpy",
             "numpy",
@@ -112,7 +121,8 @@ FORMATS: Mapping[str, Format] = {
                 "its reader computes no scales in each call; int8-static is for it",
             )
             | {"int4-weights": "numpy has no integers of 4 bits; int8-weights is for it"}
-            | NO_FLOATS,
+            | NO_FLOATS
+            | NO_GROUPS,
         ),
         *(
             Format(name, name, rounded=False, tolerance=1e-5, attention=False, reads_texts=True)
@@ -160,6 +170,7 @@ class ExportTarget:
             ("onnxruntime", False): ExportTarget("onnx"),
             ("openvino", False): ExportTarget("onnx"),
             ("onnx", True): ExportTarget("onnx"),
+            ("onnx-decoder", True): ExportTarget("onnx-decoder"),
             ("onnxruntime", True): ExportTarget("onnxruntime"),
             ("openvino", True): ExportTarget("onnx", self.precision),
         }

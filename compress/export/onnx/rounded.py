@@ -15,11 +15,12 @@ from compress.errors import ArtefactError
 from compress.export.common.rows import Layer, RowIndex
 from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
-from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE
+from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE, find_input_group
 
 _WriteProduct = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
 _OPSET = 21  # the first with group-wise weight scales and 4 bits
 MICROSOFT = "com.microsoft"
+ROUNDED_INPUTS = 4  # accuracy level of MatMulNBits: inputs become bytes
 PRODUCTS = "products"  # metadata key: layer, or several joined by + -> names of its input and output tensors
 
 
@@ -69,7 +70,7 @@ def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
 
 def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProduct) -> None:
     """Rewrites every product and lookup of the graph that has a layer's weights with its integers, in place."""
-    from onnx import numpy_helper
+    from onnx import helper, numpy_helper
 
     graph = model.graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
@@ -101,6 +102,8 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
     replace_nodes(graph, writer.nodes)
     graph.initializer.extend(writer.constants.values())
     remove_unused(graph)
+    if MICROSOFT not in {each.domain for each in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     model.metadata_props.add(key=PRODUCTS, value=json.dumps(products))
 
 
@@ -139,6 +142,8 @@ def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[s
     x, product = node.input[0], before_bias(node)
     if layer.inputs == "token":
         by_token(writer, x, layer, name, product)
+    elif layer.inputs == "group":
+        by_group(writer, x, layer, name, product)
     else:
         given = by_tensor(writer, x, layer) if layer.grid is not None else x
         writer.node("MatMul", [given, write_dequantized_weight(writer, layer, name)], product)
@@ -238,6 +243,18 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
         parts.append(writer.node("Mul", [product, scales], f"{out}_part_{group}"))
     total = parts[0] if groups == 1 else writer.node("Sum", parts, f"{out}_total")
     writer.node("Mul", [total, scale], out)
+
+
+def by_group(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
+    """Writes ONNX Runtime's product of weights in groups with inputs that it rounds to bytes, group by group."""
+    outputs, inputs = layer.integers.shape
+    group, zero = find_input_group(inputs), 1 << (layer.bits - 1)
+    levels = (layer.integers.astype(np.int16) + zero).astype(np.uint8).reshape(outputs, inputs // group, group)
+    given = levels if layer.bits == 8 else levels[..., ::2] | levels[..., 1::2] << 4
+    scales = np.repeat(layer.scales, inputs // group // layer.scales.shape[1], axis=1)
+    constants = [writer.constant(f"{name}.groups", given), writer.constant(f"{name}.scales", scales)]
+    sizes = {"K": inputs, "N": outputs, "bits": layer.bits, "block_size": group, "accuracy_level": ROUNDED_INPUTS}
+    writer.node("MatMulNBits", [x, *constants], out, MICROSOFT, **sizes)
 
 
 def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:

@@ -31,7 +31,10 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarge
         floats.append(ExportTarget("onnx-decoder"))
     if not scheme:
         return [*floats, *([ExportTarget("onnxruntime", "int8")] if is_dynamic(config) else [])]
-    taken = rounded_targets(schemes[scheme], resolve_scheme(scheme).precision)
+    names = [*schemes[scheme]]
+    if config.task in WRITING and {"onnx", "onnxruntime"} & {*names}:
+        names.append("onnx-decoder")
+    taken = rounded_targets(names, resolve_scheme(scheme).precision)
     if scheme != next(iter(schemes)):  # a student in addition to the main one
         floats = [HUGGINGFACE, *(ExportTarget(each.format) for each in taken if each.kind.floats)]
     others = {name for each, names in schemes.items() if each != scheme for name in names}
