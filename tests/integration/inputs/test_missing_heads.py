@@ -19,7 +19,7 @@ from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import multi_label_data
 from support.tiny_models import build_model, saved
 from support.two_tokenizers import byte_level
-from unit.distill.checkpoint.test_pruned_folder import shipped
+from unit.distill.checkpoint.test_model_folder import shipped
 from unit.distill.checkpoint.test_sentence_folder import build as sentence_encoder
 
 SHORT = ["--until", "cache", "--teacher_train.epochs", "1"]

@@ -139,7 +139,7 @@ def test_factorising_twice_equals_factorising_once_to_the_smaller_rank():
 
 
 def test_a_saved_factorised_model_loads_with_its_rank(tmp_path: Path):
-    """A process without this package loads it too: `test_pruned_folder`."""
+    """A process without this package loads it too: `test_model_folder`."""
     models = {family: factorise_embeddings(build(family), RANK) for family in DIFFERENT}
     axes = find_axes(models["bert"])
     models["bert-cut"] = prune(models["bert"], axes, random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7))
