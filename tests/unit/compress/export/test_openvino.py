@@ -24,9 +24,9 @@ def draw_texts(lengths: list[int], names: list[str], pad_id: int) -> tuple[dict[
 @pytest.mark.parametrize(
     ("family", "head"),
     [
-        ("bert", "ForSequenceClassification"),
         ("bert", "ForTokenClassification"),
-        ("roberta", "ForSequenceClassification"),
+        pytest.param("bert", "ForSequenceClassification", marks=pytest.mark.slow),
+        pytest.param("roberta", "ForSequenceClassification", marks=pytest.mark.slow),
     ],
 )
 def test_a_single_text_gives_the_logits_of_its_row_in_a_batch(family, head, tokenizer, tmp_path):
