@@ -1,4 +1,4 @@
-"""Time of a language model's next token in few bits, with a key-value cache on ONNX Runtime.
+"""Time of a language model's next token, quantized, with a key-value cache on ONNX Runtime.
 
     python -m benchmarks.decoder_speed --width 1024 --layers 12
 
@@ -53,12 +53,12 @@ def main() -> None:
         times = time_in_turns(steps, options.rounds, warmup=2)
         sizes = {name: count_bytes(folder) for name, folder in files.items()}
     milliseconds = {name: 1e3 * float(np.median(own)) for name, own in times.items()}
-    bytes_ = min((own for name, own in milliseconds.items() if name.startswith("int8")), default=float("nan"))
+    fastest = min((own for name, own in milliseconds.items() if name.startswith("int8")), default=float("nan"))
     rate = measure_copy_rate(torch.device("cpu"))
     rows = []
     for name, own in milliseconds.items():
         floor = 1e3 * count_weight_bytes(options, name) / rate
-        ratios = f"{milliseconds[FLOAT] / own:.2f}", f"{bytes_ / own:.2f}"
+        ratios = f"{milliseconds[FLOAT] / own:.2f}", f"{fastest / own:.2f}"
         rows.append((name, f"{sizes[name] / 1e6:,.0f}", f"{own:.2f}", *ratios, f"{floor:.2f}"))
     console = Console()
     console.table(f"{options.layers} layers of {options.width}, after {options.length} tokens", HEADER, rows)

@@ -1,8 +1,8 @@
-"""How much faster files in few bits are than those in float32, on each runtime, and where OpenVINO's time goes.
+"""How much faster quantized files are than those in float32, on each runtime, and where OpenVINO's time goes.
 
     python -m benchmarks.low_bit_speed --student runs/few-bits/student --data examples/data/banking77
 
-The folder holds the same student as a run exported it, in float32 and in few bits. The files take turns: each runs all
+The folder holds the same student as a run exported it, in float32 and quantized. The files take turns: each runs all
 texts of a round, one a call and one after another as in deployment, on one thread. A text's time is its fastest call;
 printed are the medians over the texts and their ratio. OpenVINO's files are also timed as models of any length, as they
 are read from disk, and the microseconds of each kind of operator on a text of `--length` tokens are listed, from
@@ -62,7 +62,7 @@ def main() -> None:
     texts = encode_texts(options, next(iter(models.values())).names)
     found = time_texts(models, texts, options.rounds)
     console = Console()
-    header = ("runtime", "float32 ms", "few bits", "ms", "times as fast")
+    header = ("runtime", "float32 ms", "quantized", "ms", "times as fast")
     console.table(f"{options.student}, {len(texts)} single texts, one thread", header, build_rows(found))
     for place in sorted(options.student.glob("openvino*")):
         console.table(f"{place.name}, {options.length} tokens", ("operator", "number", "µs"), profile(place, options))
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def open_models(student: Path) -> Models:
-    """Returns (runtime, precision) -> the opened file, of runtimes with a file in few bits."""
+    """Returns (runtime, precision) -> the opened file, of runtimes with a quantized file."""
     found: Models = {}
     for runtime in RUNTIMES:
         places = {
@@ -113,7 +113,7 @@ def time_call(model: Any, inputs: Inputs) -> float:
 
 
 def build_rows(found: Mapping[tuple[str, str], float]) -> list[tuple[str, ...]]:
-    """Returns a line for each file in few bits."""
+    """Returns a line for each quantized file."""
     pairs = [(runtime, name, found[runtime, "fp32"], own) for (runtime, name), own in found.items() if name != "fp32"]
     return [(runtime, f"{base:.3f}", name, f"{own:.3f}", f"{base / own:.2f}") for runtime, name, base, own in pairs]
 

@@ -37,29 +37,21 @@ def expose_onnx_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
 
 
 def probe_onnx(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
-    """Returns the products of an ONNX graph's layers."""
+    """Returns the products of an ONNX graph's layers, on texts without earlier tokens."""
     model, products = expose_onnx_products(folder / str(target) / ONNX_FILE)
     session = open_session(model.SerializeToString(), threads=1)
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
-    given = {value.name: inputs[value.name] for value in session.get_inputs()}
-    values = dict(zip(wanted, session.run(wanted, given), strict=True))
+    values = dict(zip(wanted, session.run(wanted, list_graph_inputs(session, inputs)), strict=True))
     return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
 
 
-def probe_decoder(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
-    """Returns the products of an ONNX decoder's layers, on texts without earlier tokens."""
-    model, products = expose_onnx_products(folder / str(target) / ONNX_FILE)
-    session = open_session(model.SerializeToString(), threads=1)
-    wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
+def list_graph_inputs(session: Any, inputs: ProbeInputs) -> dict[str, np.ndarray]:
+    """Returns the inputs of a graph; a decoder's positions count tokens, and its cache has none."""
     mask = inputs["attention_mask"]
-    given = {"input_ids": inputs["input_ids"], "attention_mask": mask}
-    given["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)
-    for value in session.get_inputs():
-        if value.name.startswith(PAST):
-            _, heads, _, width = value.shape
-            given[value.name] = np.zeros((len(mask), heads, 0, width), np.float32)
-    values = dict(zip(wanted, session.run(wanted, given), strict=True))
-    return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
+    known = {**inputs, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
+    given = {value.name: value.shape for value in session.get_inputs()}
+    caches = {name: (len(mask), shape[1], 0, shape[3]) for name, shape in given.items() if name.startswith(PAST)}
+    return {n: np.zeros(caches[n], np.float32) if n in caches else known[n] for n in given}
 
 
 def probe_openvino(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
@@ -133,7 +125,7 @@ def record_product(
 PROBES: dict[str, Probe] = {
     "onnx": probe_onnx,
     "onnxruntime": probe_onnx,
-    "onnx-decoder": probe_decoder,
+    "onnx-decoder": probe_onnx,
     "openvino": probe_openvino,
     "executorch": probe_executorch,
     "litert": probe_litert,

@@ -127,12 +127,9 @@ class Reader:
             return self.finish(self.pool_tokens(ids[mask > 0], counts))
         counted = mask.astype(np.float32)[..., None]
         vectors = ENCODERS[self.config["encoder"]](self, self.look_up("words", ids), counted)
-        is_tagger = "classifier.weight" in self.weights and "dense.weight" not in self.weights
-        return (
-            self.apply_linear("classifier", vectors)
-            if is_tagger
-            else self.finish(self.pool(ids, vectors, counted, types))
-        )
+        if "classifier.weight" in self.weights and "dense.weight" not in self.weights:
+            return self.apply_linear("classifier", vectors)
+        return self.finish(self.pool(ids, vectors, counted, types))
 
     def finish(self, pooled):
         """Returns the logits, or the vectors of length 1, of texts with these features."""

@@ -74,7 +74,7 @@ def find_checkpoint(report: dict, name: str) -> str:
     return next(each["path"] for each in report["models"] if (each["name"], each["runtime"]) == (name, "pytorch"))
 
 
-def make_report(scores: dict[str, float], *, asked: float | None = None) -> dict:
+def make_report(scores: dict[str, float], *, requested: float | None = None) -> dict:
     entries = [
         {
             "name": name, "runtime": "onnxruntime", "precision": "fp32", "score": score, "validation": score,
@@ -83,15 +83,16 @@ def make_report(scores: dict[str, float], *, asked: float | None = None) -> dict
         }
         for name, score in scores.items()
     ]  # fmt: skip
-    if asked:
-        target = {"target": {"name": f"{asked:g}x", "speedup": asked}, "share": {"value": 9.7 / asked}}
+    if requested:
+        target = {"target": {"name": f"{requested:g}x", "speedup": requested}, "share": {"value": 9.7 / requested}}
         entries[1]["target"] = target
     return {"metric": "accuracy", "models": entries, "stages": []}
 
 
 def test_a_frontier_lists_what_each_student_keeps_and_whether_it_is_fast_enough():
     reports = [
-        make_report({"teacher": 0.8, "student": score}, asked=asked) for score, asked in ((0.76, 10), (0.72, 12))
+        make_report({"teacher": 0.8, "student": score}, requested=requested)
+        for score, requested in ((0.76, 10), (0.72, 12))
     ]
     teacher, student = frontier.build_rows(reports)
     assert teacher[:4] == ("teacher", "80.00 ± 0.00", "100.00 ± 0.00", "1.0 (1.0-1.0)")
@@ -101,7 +102,7 @@ def test_a_frontier_lists_what_each_student_keeps_and_whether_it_is_fast_enough(
 
 def test_gains_are_over_the_plain_student_of_the_same_seed_and_speed():
     def report(*scores: float) -> dict:
-        reports = [make_report({"teacher": 0.9, f"student-{n}": s}, asked=10.0 + n) for n, s in enumerate(scores)]
+        reports = [make_report({"teacher": 0.9, f"student-{n}": s}, requested=10.0 + n) for n, s in enumerate(scores)]
         return {"models": [entry for each in reports for entry in each["models"][1:]], "stages": []}
 
     found = {"plain": [report(0.8, 0.7), report(0.8, 0.6)], "two steps": [report(0.75), report(0.65)]}

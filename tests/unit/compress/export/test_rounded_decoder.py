@@ -1,4 +1,4 @@
-"""Decoders in few bits with a key-value cache compute the products that they were trained with, and generate."""
+"""Quantized decoders with a key-value cache compute the products that they were trained with, and generate."""
 
 import numpy as np
 import onnx
