@@ -7,7 +7,9 @@
 The teacher is MiniLM, trained on the few labelled rows. Students have four layers of half its width and learn from its
 answers only; all visit the same number of rows, so one without synthetic rows is trained for more epochs. The first
 seed is trained at each rate, the others at the rate with its best validation score. Printed are the test score, its
-spread over the seeds, the gain over no augmentation seed by seed, and what it cost. Finished trainings are kept.
+spread over the seeds, the gain over no augmentation seed by seed, and what it cost. Finished trainings are kept. Calls
+with different `--only` can run side by side in folders of their own; a call in a folder with all lines of their
+results.jsonl files prints the whole table.
 """
 
 import argparse
@@ -54,16 +56,19 @@ def main() -> None:
     parser.add_argument("--agreement", type=float, nargs="*", default=[0.5])
     parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="names of the table's first column")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
     options = parser.parse_args()
-    check_settings(options.output, options, free=("seeds", "masked", "agreement", "threads"))
+    check_settings(options.output, options, free=("seeds", "masked", "agreement", "only", "threads", "accelerator"))
     torch.set_num_threads(options.threads)
     write_few(options)
     data = options.output / "data"
     words = [*COMMON.split(), f"--data={data}", f"--student={options.student}", f"--task={options.task}"]
     words += [f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
+    words += [f"--accelerator={options.accelerator}"]
     runs = StudentRuns(options.output, words, 32)
-    variants = list_variants(options)
+    variants = {name: more for name, more in list_variants(options).items() if name in (options.only or [name])}
     runs.compare(variants, options.rates, options.seeds, dict.fromkeys(variants, options.visits))
     title = f"{Path(options.data).name}, {describe_machine()['processor']}"
     Console().table(title, HEADER, runs.table([*variants], "none"))

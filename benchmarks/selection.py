@@ -8,6 +8,8 @@ The teacher is MiniLM, trained on all labelled rows. Students have four layers o
 answers. With `--equal steps` every training visits as many rows; with `--equal epochs` a part takes a part of the time.
 With `--pool`, texts of an encyclopaedia are chosen for the teacher to answer, beside the labelled rows. Printed are the
 test score, its spread over the seeds, the gain over a random choice seed by seed, and what it cost.
+Calls with different `--only` can run side by side in folders of their own; a call in a folder with all lines of their
+results.jsonl files prints the whole table.
 """
 
 import argparse
@@ -42,18 +44,21 @@ def main() -> None:
     parser.add_argument("--student", default=STUDENT)
     parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="names of the table's first column")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
     options = parser.parse_args()
-    check_settings(options.output, options, free=("seeds", "methods", "threads"))
+    check_settings(options.output, options, free=("seeds", "methods", "only", "threads", "accelerator"))
     torch.set_num_threads(options.threads)
     rows = write_rows(options)
     words = [*COMMON.split(), f"--data={options.output / 'data'}", f"--student={options.student}"]
     words += [
         f"--teacher_train.epochs={options.teacher_epochs}",
         f"--threads={options.threads}",
+        f"--accelerator={options.accelerator}",
         f"--task={options.task}",
     ]
-    variants = list_variants(options)
+    variants = {name: more for name, more in list_variants(options).items() if name in (options.only or [name])}
     whole = options.epochs * rows
     part = whole if options.equal == "steps" else round(options.share * whole)
     visits = {name: whole if name == "all" else part for name in variants}

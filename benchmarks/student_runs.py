@@ -137,7 +137,7 @@ class StudentRuns:
     def table(self, variants: Sequence[str], baseline: str) -> list[tuple[str, ...]]:
         """Returns for each variant the mean and spread of the test score, the gain over the baseline, and the cost."""
         found = {variant: self.find_best(variant) for variant in variants}
-        base = {each["seed"]: each["test"] for each in found[baseline]}
+        base = {each["seed"]: each["test"] for each in self.find_best(baseline)}
         table = []
         for variant, own in found.items():
             if not own:
@@ -146,7 +146,7 @@ class StudentRuns:
             pairs = [(each["test"], base[each["seed"]]) for each in own if each["seed"] in base]
             gains = [100 * (test - other) for test, other in pairs]
             means = {name: mean(float(each[name]) for each in own) for name in _COSTS}
-            gain = f"{mean(gains):+.2f} ± {spread(gains):.2f}"
+            gain = f"{mean(gains):+.2f} ± {spread(gains):.2f}" if gains else ""
             cost = (f"{value:,.0f}" for value in means.values())
             table.append((variant, f"{mean(scores):.2f}", f"{spread(scores):.2f}", gain, f"{own[0]['rate']:g}", *cost))
         return table
