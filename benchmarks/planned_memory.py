@@ -132,12 +132,17 @@ def predict(folder: Path, role: str, layout: Layout, mode: str, options: argpars
     own = options.rows // layout.data_parallel
     count, rows = count_micro_batches(own) if layout.pp > 1 else (1, own)
     draw = partial(draw_batch, rows, options.length)
-    training = Training(build, draw, train=TrainConfig(checkpointing=mode), backend="gloo")
+    training = Training(build, draw, train=TrainConfig(checkpointing=mode), backend=find_backend())
     work = training if role == "student" else Query(build, draw)
     with simulate_world(options.processes):
         if layout.pp > 1:
             return trace_stages(work, layout, count)
         return trace_step(work, layout) if isinstance(work, Training) else trace_query(work, layout)
+
+
+def find_backend() -> str:
+    """Returns what sends between the devices that are measured."""
+    return "gloo" if detect_device_type() == "cpu" else "nccl"
 
 
 class Step(nn.Module):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -51,6 +52,31 @@ class SelectShare(TorchFunctionMode):
         if function is Tensor.all and self.share < 1 and args[0].dim() == MASK_DIMENSIONS:
             self.incomplete.append(result)
         return result
+
+
+@contextmanager
+def use_kernels(backend: str) -> Iterator[None]:
+    """Makes dropout on the CPU keep for the backward pass what it keeps on devices that send by this backend.
+
+    On GPUs fused attention draws its masks again instead of keeping all pairs of tokens, and other dropout keeps a byte
+    an element.
+    """
+    attend, drop = F.scaled_dot_product_attention, F.dropout
+
+    def attend_without_dropout(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **more: Any
+    ) -> Tensor:
+        return attend(query, key, value, attn_mask, 0.0, **more)
+
+    def drop_by_bytes(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 - torch's name
+        return torch.native_dropout(input, p, training)[0] if training else input
+
+    if backend == "nccl":
+        F.scaled_dot_product_attention, F.dropout = attend_without_dropout, drop_by_bytes  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, F.dropout = attend, drop
 
 
 def count_selected(elements: int, share: float) -> int:

@@ -26,7 +26,7 @@ from distill.train.activations import checkpoint_layers
 from distill.train.optimizer import build_optimizer, take_empty_step
 from distill.train.steps.batch_entries import find_signals
 from pipelines.planner.depth import add_change
-from pipelines.planner.fake_world import SelectShare
+from pipelines.planner.fake_world import SelectShare, use_kernels
 from pipelines.planner.trace import (
     Query,
     StepTrace,
@@ -91,7 +91,8 @@ def trace_stage(
     reduce_to_stage(stage, stages, index)
     is_trained = isinstance(work, Training)
     stage.requires_grad_(is_trained)
-    with trace_fake_tensors(), SelectShare(work.share):
+    backend = work.backend if isinstance(work, Training) else ""
+    with trace_fake_tensors(), SelectShare(work.share), use_kernels(backend):
         allocate_fake(stage)
         batch, optimizer = work.draw_batch(), None
         lone = LoneStage(stage, work.loss if isinstance(work, Training) else None)

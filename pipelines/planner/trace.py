@@ -4,8 +4,8 @@ The model is built and sharded as in a run, in a world of one process that stand
 fake tensors, which have shapes and no memory. So a layout on 64 GPUs is traced on a laptop, in about a second.
 
 Sources: torch.distributed._tools.mem_tracker for the memory, torch.utils.flop_counter for the work of an operator.
-Deviations: the step is that of a CPU, whose fused attention keeps what a GPU's keeps; replicas get the gradient
-buffers and the all-reduce of DistributedDataParallel by arithmetic.
+Deviations: the step is that of a CPU, with dropout that keeps what a GPU's keeps where GPUs are planned; replicas get
+the gradient buffers and the all-reduce of DistributedDataParallel by arithmetic.
 """
 
 import warnings
@@ -34,7 +34,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, take_empty_step
-from pipelines.planner.fake_world import SelectShare
+from pipelines.planner.fake_world import SelectShare, use_kernels
 from pipelines.planner.work import Collective, WorkCounter
 from pipelines.runs.placement import find_gather_policy
 
@@ -175,7 +175,7 @@ def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> St
         shard_optimizer=layout.zero == 1,
     )
     is_replicated = layout.processes > 1 and not layout.sharded and layout.zero != 2
-    with trace_fake_tensors(), SelectShare(training.share):
+    with trace_fake_tensors(), SelectShare(training.share), use_kernels(training.backend):
         allocate_fake(model)
         batch = training.draw_batch()
         terms = list(module.layer_terms.parameters())

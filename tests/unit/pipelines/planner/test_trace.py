@@ -147,3 +147,31 @@ def test_weights_of_any_size_are_traced_without_memory():
     with simulate_world(4):
         found = trace_query(Query(lambda: BertForSequenceClassification(wide), draw_batch), parse_layout("fsdp=4", 4))
     assert found.held > 1.5e9
+
+
+@pytest.mark.parametrize("measured", [("none", 11_789_825_536), ("full", 3_093_456_896)], ids=lambda each: each[0])
+def test_a_step_takes_the_memory_that_was_measured_on_a_gpu(measured):
+    """Of BERT-base with its dropout, in bytes of torch's allocator on an H100: docs/benchmarks/gpu.md, 2026-11-27."""
+    (checkpointing, expected), (rows, length) = measured, (64, 256)
+
+    def draw() -> dict[str, torch.Tensor]:
+        ids = torch.ones(rows, length, dtype=torch.long)
+        labels = torch.zeros(rows, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+    training = Training(
+        lambda: BertForSequenceClassification(BertConfig()), draw, train=TrainConfig(checkpointing=checkpointing)
+    )
+    with simulate_world(1):
+        found = trace_step(training, parse_layout("replicated", 1))
+    assert found.peak == pytest.approx(expected, rel=0.05)
+
+
+def test_attention_with_dropout_keeps_all_pairs_of_tokens_on_a_cpu():
+    with simulate_world(1):
+        one, other = (
+            trace_step(Training(build, draw_batch, backend=backend), parse_layout("replicated", 1))
+            for backend in ("gloo", "nccl")
+        )
+    pairs = CONFIG.num_hidden_layers * ROWS * CONFIG.num_attention_heads * LENGTH**2
+    assert one.memory["activations"] - other.memory["activations"] >= 2 * 4 * pairs
