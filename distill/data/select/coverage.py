@@ -16,6 +16,7 @@ CountDone = Callable[[int], object]
 _STRATA = 50
 _MISSED = 0.05  # chance that a sample of candidates has none of the best ones
 _BLOCK = 4096
+_NEIGHBOURS, _ROWS = 20, 512  # of each row, and rows that are compared with all at a time
 
 
 def ignore_count(count: int) -> None:
@@ -71,14 +72,14 @@ def choose_facilities(vectors: Vectors, count: int, seed: int, advance: CountDon
 def choose_mixture(vectors: Vectors, count: int, weight: float, advance: CountDone = ignore_count) -> np.ndarray:
     """Returns rows that are typical and differ from each other.
 
-    Each is the one with the largest weight · cosine to the mean of all rows - (1 - weight) · cosine to the nearest
-    chosen row.
+    Each is the one with the largest weight · typicality - (1 - weight) · cosine to the nearest chosen row.
 
-    Source: Carbonell and Goldstein, "The Use of MMR, Diversity-Based Reranking" (SIGIR 1998), equation 1, with the mean
-    of the rows as the query.
+    Source: Carbonell and Goldstein, "The Use of MMR, Diversity-Based Reranking" (SIGIR 1998), equation 1, with the
+    typicality of `measure_typicality` in place of the similarity to a query: the mean of all rows lies between the
+    classes of a fine-tuned teacher, so that the rows nearest to it are those of which it is least sure.
     """
     vectors = to_unit_length(vectors)
-    typical = vectors @ to_unit_length(vectors.mean(0, keepdim=True))[0]
+    typical = measure_typicality(vectors)
     chosen = [int(typical.argmax())]
     nearest = vectors @ vectors[chosen[0]]
     while len(chosen) < count:
@@ -88,6 +89,16 @@ def choose_mixture(vectors: Vectors, count: int, weight: float, advance: CountDo
         nearest = torch.maximum(nearest, vectors @ vectors[chosen[-1]])
         advance(1)
     return np.array(chosen)
+
+
+def measure_typicality(vectors: Vectors) -> Float[Tensor, "rows"]:
+    """Returns the mean cosine of each row to its 20 nearest other rows, of vectors with length 1.
+
+    Source: Hacohen et al., "Active Learning on a Budget" (ICML 2022), section 3.1, with cosines for distances.
+    """
+    count = min(_NEIGHBOURS, len(vectors) - 1)
+    blocks = [(block @ vectors.T).topk(count + 1).values[:, 1:] for block in vectors.split(_ROWS)]
+    return torch.cat(blocks).mean(-1)
 
 
 def choose_similar(vectors: Vectors, targets: Float[Tensor, "targets width"], count: int) -> np.ndarray:

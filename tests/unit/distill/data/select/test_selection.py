@@ -14,6 +14,7 @@ from distill.data.select.coverage import (
     choose_similar,
     choose_strata,
     keep_classes,
+    measure_typicality,
 )
 from distill.data.select.scores import area_under_margin, el2n, entropy, forgetting, label_loss_of, margin
 from distill.errors import InputError
@@ -100,6 +101,19 @@ def test_a_mixture_is_typical_or_diverse_by_its_weight():
     typical, diverse = (set(choose_mixture(clusters(), 8, weight).tolist()) for weight in (0.99, 0.01))
     assert all(row < 60 for row in typical)
     assert {0 if row < 60 else 1 if row < 80 else 2 for row in diverse} == {0, 1, 2}
+
+
+def test_typical_rows_are_not_those_between_the_classes():
+    """The mean of all rows lies between two classes, where a teacher is least sure of its answer."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.eye(2, 16)
+    sides = [centre + 0.1 * torch.randn(50, 16, generator=generator) for centre in centres]
+    between = centres.sum(0) / 2**0.5 + 0.3 * torch.randn(10, 16, generator=generator)
+    vectors = torch.cat([*sides, between])
+    chosen = choose_mixture(vectors, 10, 0.9)
+    assert {0 if row < 50 else 1 if row < 100 else 2 for row in chosen.tolist()} == {0, 1}
+    typical = measure_typicality(torch.nn.functional.normalize(vectors, dim=-1))
+    assert typical[100:].max() < typical[:100].median()
 
 
 def test_rows_near_a_target_are_chosen():
