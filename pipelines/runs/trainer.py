@@ -256,6 +256,17 @@ def mix_seed(seed: int, rank: int, number: int) -> int:
     return (((seed << 32) + number + (rank << 48)) ^ lower) % 2**63
 
 
+def seed_device(seed: int, device: torch.device) -> None:
+    """Seeds the generators of the CPU and of a device.
+
+    `torch.manual_seed` formats the stack for every kind of device that isn't there, which takes longer than a small
+    layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 class StepSeed(Callback):
     """Seeds dropout for each batch.
 
@@ -270,7 +281,7 @@ class StepSeed(Callback):
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
         data_rank, _ = data_of(trainer).find_rank()
         segment, segments = data_of(trainer).find_segment()
-        torch.manual_seed(mix_seed(self.seed, data_rank * segments + segment, number))
+        seed_device(mix_seed(self.seed, data_rank * segments + segment, number), pl_module.device)
 
 
 class EarlyStop(Callback):
