@@ -21,7 +21,8 @@ def map_in_processes(
 
     Args:
         work: Any function, also one that can't be pickled; what it changes stays in the process that called it.
-        items: Its arguments, which are pickled, as are its results.
+        items: Its arguments, which are pickled, as are its results. Several processes begin with the last ones, which
+            should be those that take longest, so that no process ends long after the others.
         processes: Number of processes.
         on_item: Called with an item when its result is there.
     """
@@ -31,7 +32,8 @@ def map_in_processes(
         return
     context = get_context("fork")
     with ProcessPoolExecutor(min(processes, len(items)), context, initializer=set_work, initargs=(work,)) as pool:
-        forked: Iterator[Any] = pool.map(call_work, items)
+        waiting = [pool.submit(call_work, item) for item in reversed(items)]
+        forked: Iterator[Any] = (each.result() for each in reversed(waiting))
         yield from report_each(forked, items, on_item)
 
 
