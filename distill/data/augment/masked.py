@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.augment.noise import draw_some
 from distill.data.augment.words import Words, is_mark, join_words, match_case
+from distill.data.batches.encode import Batch
 
 PROPOSALS = 15  # for each word, as in TinyBERT
 _BATCH, _QUERIES = 64, 1024  # masked rows, and words of several tokens, at a time
@@ -18,6 +20,7 @@ _VOCABULARY = (
     20_000  # most frequent words of the data among which similar ones to a word of several pieces are searched
 )
 Proposals = list[list[str]]  # of each word of a row
+ComputeLogits = Callable[[PreTrainedModel, Batch], Tensor]  # at the batch's `positions`, [masks, vocabulary]
 
 
 class _Masked(NamedTuple):
@@ -32,6 +35,7 @@ def propose_words(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Words],
     max_length: int,
+    compute_logits: ComputeLogits,
     advance: Callable[[int], object] = lambda count: None,
 ) -> list[Proposals]:
     """Returns up to 15 words for each word of each row.
@@ -45,6 +49,8 @@ def propose_words(
         tokenizer: Its tokenizer.
         rows: The words of each row.
         max_length: Maximum length in tokens.
+        compute_logits: Computes the model's logits for the masks of a batch alone, of which there is one a row: those
+            of all positions would take most of the time.
         advance: Called with the number of rows that are done.
 
     Source:
@@ -59,9 +65,9 @@ def propose_words(
     for masked in _mask_words(tokenizer, rows, max_length, split, advance):
         batch.append(masked)
         if len(batch) == _BATCH:
-            _fill_masks(model, tokenizer, batch, whole, proposals)
+            _fill_masks(partial(compute_logits, model), tokenizer, batch, whole, proposals)
             batch = []
-    _fill_masks(model, tokenizer, batch, whole, proposals)
+    _fill_masks(partial(compute_logits, model), tokenizer, batch, whole, proposals)
     similar = find_similar_words(model, tokenizer, rows, {rows[row][word].text.lower() for row, word in split})
     for row, word in split:
         proposals[row][word] = similar[rows[row][word].text.lower()]
@@ -129,7 +135,7 @@ def find_whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 
 @torch.no_grad()
 def _fill_masks(
-    model: PreTrainedModel,
+    compute_logits: Callable[[Batch], Tensor],
     tokenizer: PreTrainedTokenizerBase,
     batch: list[_Masked],
     whole: dict[int, str],
@@ -137,9 +143,10 @@ def _fill_masks(
 ) -> None:
     if not batch:
         return
-    padded = tokenizer.pad({"input_ids": [each.ids for each in batch]}, return_tensors="pt").to(model.device)
-    logits: Tensor = model(**padded).logits
-    at_masks = logits[torch.arange(len(batch)), torch.tensor([each.place for each in batch])]
+    padded = dict(tokenizer.pad({"input_ids": [each.ids for each in batch]}, return_tensors="pt"))
+    places = torch.tensor([each.place for each in batch])
+    padded["positions"] = torch.arange(padded["input_ids"].shape[1]) == places[:, None]
+    at_masks = compute_logits(padded)
     best = at_masks.topk(min(3 * PROPOSALS, at_masks.shape[-1])).indices.tolist()
     for masked, ids in zip(batch, best, strict=True):
         found = dict.fromkeys(whole[each] for each in ids if each in whole)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.checkpoint.weights import load_model
@@ -27,17 +27,19 @@ from distill.data.augment.rows import (
     split_sources,
 )
 from distill.data.augment.templates import check_template_labels, read_slot_templates
+from distill.data.batches.encode import Batch
 from distill.data.clean.rows import JoinedTexts
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Splits
 from distill.errors import InputError
+from distill.tasks.logit_rows import flatten_rows
 from distill.tasks.task import Task
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
-from pipelines.stages.prepare.scoring import compute_outputs
+from pipelines.stages.prepare.scoring import compute_logits, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -148,6 +150,11 @@ def make_synthetic_rows(run: Run, plan: Plan, splits: Splits) -> list[SyntheticR
     return made
 
 
+def compute_rows(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Returns the logits at a batch's `positions`, [rows, tokens], also of a model whose head computes all."""
+    return flatten_rows(batch, compute_logits(model, batch), 2)
+
+
 def find_proposals(
     run: Run, checkpoint: Checkpoint, rows: Sequence[tuple[SourceText, ...]], max_length: int
 ) -> list[list[list[list[str]]]]:
@@ -156,7 +163,7 @@ def find_proposals(
     length = min(max_length, tokenizer.model_max_length)
     columns = [[row[column].words for row in rows] for column in range(len(rows[0]))]
     with run.console.track("augment: proposals for masked words", len(rows) * len(columns), TEXTS) as advance:
-        return [propose_words(model, tokenizer, column, length, advance) for column in columns]
+        return [propose_words(model, tokenizer, column, length, compute_rows, advance) for column in columns]
 
 
 @torch.no_grad()

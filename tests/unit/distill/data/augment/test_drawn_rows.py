@@ -16,6 +16,7 @@ from distill.data.augment.templates import (
 )
 from distill.data.augment.words import join_words, split_words
 from distill.errors import InputError
+from pipelines.stages.prepare.augment import compute_rows
 from support.tiny_models import VOCABULARY, build_model, make_rows
 
 FILE = """
@@ -78,7 +79,7 @@ def tokenizer() -> BertTokenizerFast:
 def test_proposals_are_the_models_most_probable_words(tokenizer):
     model = build_model("bert", "ForMaskedLM")
     rows = [split_words(text) for text, _ in make_rows(70, 1)] + [split_words("xyz, bada.")]
-    proposals = propose_words(model, tokenizer, rows, 64)
+    proposals = propose_words(model, tokenizer, rows, 64, compute_rows)
     row = 3
     ids = tokenizer(join_words(rows[row]))["input_ids"]
     for place, word in enumerate(rows[row]):
