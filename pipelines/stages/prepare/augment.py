@@ -37,6 +37,7 @@ from distill.tasks.task import Task
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies import choose_device
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_logits, compute_outputs
@@ -136,7 +137,7 @@ def make_synthetic_rows(run: Run, plan: Plan, splits: Splits) -> list[SyntheticR
         find_name_types(splits.labels),
         read_lexicon(Path(config.lexicon).expanduser()) if config.lexicon else None,
         read_slot_templates(Path(config.templates).expanduser()) if config.templates else None,
-        find_proposals(run, plan.proposer, rows, plan.settings.data.max_length) if plan.proposer is not None else (),
+        find_proposals(run, plan, plan.proposer, rows) if plan.proposer is not None else (),
     )
     known = (text for name in ("validation", "test", "unlabelled") for text in JoinedTexts(getattr(splits, name)))
     with run.console.track("augment", len(rows), TEXTS) as advance:
@@ -156,11 +157,12 @@ def compute_rows(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def find_proposals(
-    run: Run, checkpoint: Checkpoint, rows: Sequence[tuple[SourceText, ...]], max_length: int
+    run: Run, plan: Plan, checkpoint: Checkpoint, rows: Sequence[tuple[SourceText, ...]]
 ) -> list[list[list[list[str]]]]:
     """Returns a masked language model's proposals for each word of each row, for each column."""
     model, tokenizer = load_model(AutoModelForMaskedLM, checkpoint.folder), checkpoint.load_tokenizer()
-    length = min(max_length, tokenizer.model_max_length)
+    model.to(choose_device(plan.settings.machine.accelerator))
+    length = min(plan.settings.data.max_length, tokenizer.model_max_length)
     columns = [[row[column].words for row in rows] for column in range(len(rows[0]))]
     with run.console.track("augment: proposals for masked words", len(rows) * len(columns), TEXTS) as advance:
         return [propose_words(model, tokenizer, column, length, compute_rows, advance) for column in columns]
@@ -175,6 +177,7 @@ def drop_disagreeing(
     tokenizer = checkpoint.load_tokenizer()
     task.configure_tokenizer(tokenizer, teacher.folder / MODEL)
     model = task.load(str(teacher.folder / MODEL), run.seed)
+    model.to(choose_device(plan.settings.machine.accelerator))  # type: ignore[arg-type]
     parts = [splits.train, build_part(splits.train, made, splits.labels, is_labelled=True)]
     encoded = [task.encode(tokenizer, part, length) for part in parts]
     run.console.say(f"  augment: the teacher answers {len(parts[0]):,} rows and {len(made):,} synthetic ones")

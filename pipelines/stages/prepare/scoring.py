@@ -78,11 +78,12 @@ def places_of(split: EncodedRows) -> list[Hashable]:
 
 
 def compute_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Returns the logits for a batch; of a language model those at the queried positions, [rows, tokens]."""
-    with restrict_logits(model, batch):
-        logits = find_logits(model(**build_inputs(model, batch)))
+    """Returns a batch's logits on the CPU; of a language model those at the queried positions, [rows, tokens]."""
+    here = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    with restrict_logits(model, here):
+        logits = find_logits(model(**build_inputs(model, here)))
     assert logits is not None
-    return logits
+    return logits.cpu()
 
 
 def top_log_probs(logits: Tensor) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from distill.tasks.task import Task
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies import choose_device
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_outputs
@@ -164,8 +165,9 @@ class Selection:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The teacher, in eval mode."""
+        """The teacher, in eval mode, on the run's device."""
         model: PreTrainedModel = self.task.load(str(self.teacher.folder / MODEL), self.run.seed)
+        model.to(choose_device(self.plan.settings.machine.accelerator))  # type: ignore[arg-type]
         model.eval()
         return model
 
@@ -244,12 +246,13 @@ class Selection:
         found: list[Tensor] = [torch.zeros(0)] * len(column)
         with self.run.console.track("select: vectors of texts", len(column), TEXTS) as advance:
             for rows, batch in zip(batches.order, batches, strict=True):
+                here = {name: each.to(self.model.device) for name, each in batch.items()}
                 if self.config.vectors == "embeddings":
-                    states = self.model.get_input_embeddings()(batch["input_ids"])
+                    states = self.model.get_input_embeddings()(here["input_ids"])
                 else:
-                    output = self.model(**build_inputs(self.model, batch), output_hidden_states=True)
+                    output = self.model(**build_inputs(self.model, here), output_hidden_states=True)
                     states = output["hidden_states"][-1]
-                for row, vector in zip(rows, pool_states(states, batch["attention_mask"], "mean"), strict=True):
+                for row, vector in zip(rows, pool_states(states, here["attention_mask"], "mean").cpu(), strict=True):
                     found[row] = vector
                 advance(len(rows))
         return torch.stack(found)

@@ -63,6 +63,17 @@ def test_a_share_of_the_rows_is_kept_with_every_class(more, inputs, output):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_teacher_answers_for_augmentation_and_selection_on_a_gpu(inputs, tmp_path):
+    more = ("--data.augment", "order", "--augment.times", "1", "--augment.agreement", "0.1", "--accelerator", "gpu")
+    for method in ("margin", "k-centre"):
+        selection = ("--data.select", method, "--select.share", "0.25", "--until", "cache")
+        run_to_success("distill", small_run(*inputs, tmp_path / "run", *more, *selection))
+        rows = read_train(stage_folder(tmp_path / "run", "data"))
+        assert len(read_train(newest_selection(tmp_path / "run"))) == round(0.25 * len(rows))
+
+
+@pytest.mark.slow
 def test_the_students_loss_follows_the_share_and_the_cache_has_the_chosen_rows(inputs, tmp_path):
     more = ("--data.select", "balanced", "--select.rows", "27", "--loss.ce", "0.5", "--loss.kl", "0.5", "--epochs", "1")
     message = run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))
