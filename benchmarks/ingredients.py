@@ -110,7 +110,7 @@ class Ingredients:
             own = ["--student", self.find_slowest_entry(seed)["path"]]
             return ["--teacher", teacher, *words, *own, "--speedup", format_speeds(self.list_faster(seed))]
         if variant == "assistant":
-            speeds = [speed / self.find_gain(seed) for speed in self.list_faster(seed)]
+            speeds = self.list_remaining(seed)
             own = ["--student", teacher, "--speedup", format_speeds(speeds)]
             return ["--teacher", self.find_slowest_entry(seed)["path"], *words, *own]
         return ["--teacher", teacher, *words]
@@ -137,6 +137,21 @@ class Ingredients:
         if not speeds:
             raise SystemExit(
                 "--speedup: expected several for two steps and assistant, found one: the slowest is a step"
+            )
+        return speeds
+
+    def list_remaining(self, seed: int) -> list[float]:
+        """Returns the speed-ups that are left for students of plain's slowest student, without those that it reaches.
+
+        Raises:
+            SystemExit: It reaches all of them.
+        """
+        gain = self.find_gain(seed)
+        speeds = [speed / gain for speed in self.list_faster(seed) if speed > gain]
+        if not speeds:
+            raise SystemExit(
+                f"--speedup: expected some above {gain:.2f} for assistant, found none: plain's slowest "
+                "student is that fast"
             )
         return speeds
 

@@ -51,6 +51,7 @@ def test_students_of_a_frontier_are_timed_again_and_put_into_cascades(inputs, tm
 @pytest.mark.slow
 def test_an_ingredient_changes_one_setting_of_the_plain_student(inputs, tmp_path, monkeypatch, capsys):
     model, data = inputs
+    monkeypatch.setattr(ingredients.Ingredients, "find_gain", lambda *_: 1.05)  # of so small a model it is noise
     source = ["--data", data, "--output", tmp_path, "--seeds", 0, "--teacher", model, "--speedup", SPEEDS]
     source += ["--epochs", 2, "--budget.runtime", "pytorch", "--budget.precision", "fp32"]
     call(ingredients, monkeypatch, *source, "--variants", "averaged", "two steps", "assistant", *SMALL)
@@ -110,3 +111,13 @@ def test_gains_are_over_the_plain_student_of_the_same_seed_and_speed():
     assert slow[:4] == ("plain", "10", "80.00 ± 0.00", "")
     assert quick[:3] == ("plain", "11", "65.00 ± 7.07")
     assert further[:4] == ("two steps", "11", "70.00 ± 7.07", "+5.00 ± 0.00")
+
+
+def test_an_assistant_leaves_out_the_speeds_that_it_reaches(monkeypatch):
+    runs = object.__new__(ingredients.Ingredients)
+    monkeypatch.setattr(runs, "list_faster", lambda seed: [4.0, 10.0, 20.0], raising=False)
+    monkeypatch.setattr(runs, "find_gain", lambda seed: 5.0, raising=False)
+    assert runs.list_remaining(0) == [2.0, 4.0]
+    monkeypatch.setattr(runs, "find_gain", lambda seed: 30.0, raising=False)
+    with pytest.raises(SystemExit, match="expected some above 30.00 for assistant"):
+        runs.list_remaining(0)
