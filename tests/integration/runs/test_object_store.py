@@ -1,6 +1,7 @@
 """A run with data, teacher and output in an object store: killed, resumed elsewhere, damaged, without permission."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -64,9 +65,11 @@ def start(arguments: list[str], cache: Path) -> subprocess.Popen:
 
 
 def wait_for_checkpoint(store, bucket: str) -> None:
+    """Waits for a checkpoint of the student; the teacher's training has its own."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
-        if store.exists(f"{bucket}/run/{INDEX}") and b".ckpt/" in store.cat(f"{bucket}/run/{INDEX}"):
+        index = f"{bucket}/run/{INDEX}"
+        if store.exists(index) and re.search(rb'distill/[^"]*\.ckpt/', store.cat(index)):
             return
         time.sleep(0.2)
     raise AssertionError("no checkpoint came to the store in two minutes")
