@@ -193,7 +193,8 @@ def test_a_teacher_beside_the_student_takes_more_memory_and_time_than_a_cache():
     students = tracer.list_students()
     teachers = tracer.list_teachers()
     pairs = list_pairs(teachers, students, tracer.list_online(students, teachers), workload, hardware)
-    assert [pair.hours for pair in pairs] == sorted(pair.hours for pair in pairs)
+    order = [(float(f"{pair.hours:.3g}"), pair.peak) for pair in pairs]
+    assert order == sorted(order), "of pairs that take as long, the one with the least memory comes first"
     same = {pair.signals: pair for pair in pairs if str(pair.teacher.layout) == str(pair.student.layout) == "fsdp=2"}
     assert same["online"].peak > same["cached"].peak
     assert same["online"].training > same["cached"].training
