@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.results_folder import check_settings
-from benchmarks.student_runs import HEADER, StudentRuns
+from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
 from benchmarks.tables import draw_few, read_table, write_table
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
@@ -68,7 +68,7 @@ def main() -> None:
     words += [f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
     words += [f"--accelerator={options.accelerator}"]
     runs = StudentRuns(options.output, words, 32)
-    variants = {name: more for name, more in list_variants(options).items() if name in (options.only or [name])}
+    variants = choose_variants(list_variants(options), options.only)
     runs.compare(variants, options.rates, options.seeds, dict.fromkeys(variants, options.visits))
     title = f"{Path(options.data).name}, {describe_machine()['processor']}"
     Console().table(title, HEADER, runs.table([*variants], "none"))

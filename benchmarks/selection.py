@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.augmentation import COMMON, LABELS, STUDENT
 from benchmarks.results_folder import check_settings
-from benchmarks.student_runs import HEADER, StudentRuns
+from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
 from benchmarks.tables import draw_few, read_table, write_table
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
@@ -58,7 +58,7 @@ def main() -> None:
         f"--accelerator={options.accelerator}",
         f"--task={options.task}",
     ]
-    variants = {name: more for name, more in list_variants(options).items() if name in (options.only or [name])}
+    variants = choose_variants(list_variants(options), options.only)
     whole = options.epochs * rows
     part = whole if options.equal == "steps" else round(options.share * whole)
     visits = {name: whole if name == "all" else part for name in variants}

@@ -161,6 +161,18 @@ class StudentRuns:
         return [each for each in own if each["rate"] == rate]
 
 
+def choose_variants(variants: Mapping[str, Sequence[str]], only: Sequence[str] | None) -> dict[str, Sequence[str]]:
+    """Returns the variants with these names, or all.
+
+    Raises:
+        SystemExit: There is no variant of a name.
+    """
+    unknown = [name for name in only or () if name not in variants]
+    if unknown:
+        raise SystemExit(f"--only: expected some of {', '.join(variants)}, found {', '.join(unknown)}")
+    return {name: more for name, more in variants.items() if only is None or name in only}
+
+
 HEADER = ("data", "test", "spread", "gain", "rate", "rows", "steps", "seconds", "data seconds")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 MASK_DIMENSIONS = 2  # rows and positions
@@ -61,7 +61,7 @@ def use_kernels(backend: str) -> Iterator[None]:
     On GPUs fused attention draws its masks again instead of keeping all pairs of tokens, and other dropout keeps a byte
     an element.
     """
-    attend, drop = F.scaled_dot_product_attention, F.dropout
+    attend, drop = functional.scaled_dot_product_attention, functional.dropout
 
     def attend_without_dropout(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **more: Any
@@ -72,11 +72,11 @@ def use_kernels(backend: str) -> Iterator[None]:
         return torch.native_dropout(input, p, training)[0] if training else input
 
     if backend == "nccl":
-        F.scaled_dot_product_attention, F.dropout = attend_without_dropout, drop_by_bytes  # type: ignore[assignment]
+        functional.scaled_dot_product_attention, functional.dropout = attend_without_dropout, drop_by_bytes  # type: ignore[assignment]
     try:
         yield
     finally:
-        F.scaled_dot_product_attention, F.dropout = attend, drop
+        functional.scaled_dot_product_attention, functional.dropout = attend, drop
 
 
 def count_selected(elements: int, share: float) -> int:

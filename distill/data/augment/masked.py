@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ _VOCABULARY = (
     20_000  # most frequent words of the data among which similar ones to a word of several pieces are searched
 )
 Proposals = list[list[str]]  # of each word of a row
-ComputeLogits = Callable[[PreTrainedModel, Batch], Tensor]  # at the batch's `positions`, [masks, vocabulary]
+ComputeLogits = Callable[[Batch], Tensor]  # at the batch's `positions`, [masks, vocabulary]
 
 
 class _Masked(NamedTuple):
@@ -49,8 +48,8 @@ def propose_words(
         tokenizer: Its tokenizer.
         rows: The words of each row.
         max_length: Maximum length in tokens.
-        compute_logits: Computes the model's logits for the masks of a batch alone, of which there is one a row: those
-            of all positions would take most of the time.
+        compute_logits: Computes the model's logits at the masked positions of a batch only, one in each row; computing
+            them at every position would take most of the time.
         advance: Called with the number of rows that are done.
 
     Source:
@@ -65,9 +64,9 @@ def propose_words(
     for masked in _mask_words(tokenizer, rows, max_length, split, advance):
         batch.append(masked)
         if len(batch) == _BATCH:
-            _fill_masks(partial(compute_logits, model), tokenizer, batch, whole, proposals)
+            _fill_masks(compute_logits, tokenizer, batch, whole, proposals)
             batch = []
-    _fill_masks(partial(compute_logits, model), tokenizer, batch, whole, proposals)
+    _fill_masks(compute_logits, tokenizer, batch, whole, proposals)
     similar = find_similar_words(model, tokenizer, rows, {rows[row][word].text.lower() for row, word in split})
     for row, word in split:
         proposals[row][word] = similar[rows[row][word].text.lower()]
@@ -135,7 +134,7 @@ def find_whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 
 @torch.no_grad()
 def _fill_masks(
-    compute_logits: Callable[[Batch], Tensor],
+    compute_logits: ComputeLogits,
     tokenizer: PreTrainedTokenizerBase,
     batch: list[_Masked],
     whole: dict[int, str],

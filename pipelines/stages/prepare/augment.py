@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,9 @@ def find_proposals(
     length = min(plan.settings.data.max_length, tokenizer.model_max_length)
     columns = [[row[column].words for row in rows] for column in range(len(rows[0]))]
     with run.console.track("augment: proposals for masked words", len(rows) * len(columns), TEXTS) as advance:
-        return [propose_words(model, tokenizer, column, length, compute_rows, advance) for column in columns]
+        return [
+            propose_words(model, tokenizer, column, length, partial(compute_rows, model), advance) for column in columns
+        ]
 
 
 @torch.no_grad()

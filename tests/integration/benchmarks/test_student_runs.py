@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks import augmentation, selection
-from benchmarks.student_runs import HEADER, StudentRuns
+from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
 from benchmarks.tables import draw_few, read_table, write_table
 from support.run_inputs import make_inputs
 
@@ -53,6 +53,14 @@ def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_pa
     assert len((tmp_path / "out" / "pool.jsonl").read_text().splitlines()) == len(rows) - 40
     augmentation.main()
     assert (tmp_path / "out" / "results.jsonl").read_text().splitlines() == results
+
+
+def test_variants_are_chosen_by_name():
+    variants = {"none": [], "noise": ["--data.augment=noise"]}
+    assert choose_variants(variants, None) == variants
+    assert choose_variants(variants, ["noise"]) == {"noise": ["--data.augment=noise"]}
+    with pytest.raises(SystemExit, match="expected some of none, noise, found nosie"):
+        choose_variants(variants, ["noise", "nosie"])
 
 
 def test_a_pool_has_variants_without_it_and_with_all_of_it(tmp_path):

@@ -1,5 +1,6 @@
 """Rows drawn from templates, from word sequences, and from a masked model's proposals."""
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -79,7 +80,7 @@ def tokenizer() -> BertTokenizerFast:
 def test_proposals_are_the_models_most_probable_words(tokenizer):
     model = build_model("bert", "ForMaskedLM")
     rows = [split_words(text) for text, _ in make_rows(70, 1)] + [split_words("xyz, bada.")]
-    proposals = propose_words(model, tokenizer, rows, 64, compute_rows)
+    proposals = propose_words(model, tokenizer, rows, 64, partial(compute_rows, model))
     row = 3
     ids = tokenizer(join_words(rows[row]))["input_ids"]
     for place, word in enumerate(rows[row]):
