@@ -29,6 +29,7 @@ from distill.losses.config import DYNAMIC, LayerSizes, LossConfig
 from distill.losses.logits import label_loss
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.context import check_context
+from distill.models.short_attention import attend_to_short_texts
 from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
@@ -117,7 +118,7 @@ class DistillationModule(lightning.LightningModule):
         self.on_policy, self.across, self.fused_term = on_policy, across, FusedTerm(student, loss, self.output_rows)
         self.stochastic_rounding = False  # of updates, where the weights are bfloat16
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
-        self.memory_settings = ExitStack()  # of the student in training
+        self.settings_in_training = ExitStack()  # of the student's memory and attention
         self.offload: ActivationOffload | None = None  # in training
         self.scratch = Path(gettempdir())  # for temporary files
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
@@ -133,7 +134,7 @@ class DistillationModule(lightning.LightningModule):
         return run_student(self.student, batch, **settings)
 
     def on_fit_start(self) -> None:
-        """Puts the student into training mode, with the configured dropout and memory settings.
+        """Puts the student into training mode, with the configured dropout and memory settings and the CPU's attention.
 
         Raises:
             InputError: A backward window with several processes, or with a model that can't be trained in chunks.
@@ -143,7 +144,9 @@ class DistillationModule(lightning.LightningModule):
         self.student.train()  # transformers loads models in eval mode, and Lightning does not change the mode
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
-        self.memory_settings.enter_context(checkpoint_layers(self.student, self.train_config.checkpointing))
+        if self._trainer is not None and self.trainer.strategy.root_device.type == "cpu":
+            self.settings_in_training.enter_context(attend_to_short_texts())
+        self.settings_in_training.enter_context(checkpoint_layers(self.student, self.train_config.checkpointing))
 
     def on_train_start(self) -> None:
         """Gives a resumed training its accumulation, and the rate of its step.
@@ -158,8 +161,8 @@ class DistillationModule(lightning.LightningModule):
                 set_schedule_step(scheduler, scheduler.last_epoch)
 
     def on_fit_end(self) -> None:
-        """Ends activation checkpointing and offload."""
-        self.memory_settings.close()
+        """Ends activation checkpointing, offload and the settings of attention."""
+        self.settings_in_training.close()
         self.offload = None
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:

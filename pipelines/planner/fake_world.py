@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from distill.models.short_attention import attend_to_short_texts
+
 MASK_DIMENSIONS = 2  # rows and positions
 
 
@@ -56,10 +58,10 @@ class SelectShare(TorchFunctionMode):
 
 @contextmanager
 def use_kernels(backend: str) -> Iterator[None]:
-    """Makes dropout on the CPU keep for the backward pass what it keeps on devices that send by this backend.
+    """Makes attention and dropout keep for the backward pass what they keep on devices that send by this backend.
 
     On GPUs fused attention draws its masks again instead of keeping all pairs of tokens, and other dropout keeps a byte
-    an element.
+    an element. On CPUs attention to short texts isn't fused.
     """
     attend, drop = functional.scaled_dot_product_attention, functional.dropout
 
@@ -71,8 +73,11 @@ def use_kernels(backend: str) -> Iterator[None]:
     def drop_by_bytes(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 - torch's name
         return torch.native_dropout(input, p, training)[0] if training else input
 
-    if backend == "nccl":
-        functional.scaled_dot_product_attention, functional.dropout = attend_without_dropout, drop_by_bytes  # type: ignore[assignment]
+    if backend != "nccl":
+        with attend_to_short_texts():
+            yield
+        return
+    functional.scaled_dot_product_attention, functional.dropout = attend_without_dropout, drop_by_bytes  # type: ignore[assignment]
     try:
         yield
     finally:
