@@ -13,8 +13,11 @@ results.jsonl files prints the whole table.
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.results_folder import check_settings
@@ -37,7 +40,7 @@ KINDS = {
     "all": "contractions,numbers,templates,ngrams,order,noise",
 }
 TAGGED = {"names": "names", "all": "names,numbers,order,noise"}
-_VALIDATION = 500
+VALIDATION = 500
 
 
 def main() -> None:
@@ -79,13 +82,20 @@ def write_few(options: argparse.Namespace) -> None:
     rows = read_table(Path(options.data), "train")
     label = next(name for name in LABELS if name in rows[0])
     few = draw_few(rows, label, options.per_class, options.rows, 0)
-    others = [row for number, row in enumerate(rows) if number not in set(few)]
+    others = draw_others(rows, few)
     data = options.output / "data"
     write_table(data / "train.jsonl", [rows[number] for number in few])
-    write_table(data / "validation.jsonl", others[:_VALIDATION])
+    write_table(data / "validation.jsonl", others[:VALIDATION])
     write_table(data / "test.jsonl", read_table(Path(options.data), "test"))
-    pool = [{name: value for name, value in row.items() if name != label} for row in others[_VALIDATION:]]
+    pool = [{name: value for name, value in row.items() if name != label} for row in others[VALIDATION:]]
     write_table(options.output / "pool.jsonl", pool)
+
+
+def draw_others(rows: Sequence[Mapping[str, Any]], few: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Returns the rows that aren't among the few, in any order: files are often sorted by class."""
+    taken = set(few)
+    order = np.random.default_rng(1).permutation(len(rows)).tolist()
+    return [rows[number] for number in order if number not in taken]
 
 
 def list_variants(options: argparse.Namespace) -> dict[str, list[str]]:

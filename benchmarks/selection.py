@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.augmentation import COMMON, LABELS, STUDENT
+from benchmarks.augmentation import COMMON, LABELS, STUDENT, VALIDATION, draw_others
 from benchmarks.results_folder import check_settings
 from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
 from benchmarks.tables import draw_few, read_table, write_table
@@ -72,10 +72,12 @@ def main() -> None:
 def write_rows(options: argparse.Namespace) -> int:
     """Writes the labelled rows, the test split and the pool; returns the number of rows to choose from."""
     rows = read_table(Path(options.data), "train")
+    data = options.output / "data"
     if options.per_class:
         label = next(name for name in LABELS if name in rows[0])
-        rows = [rows[number] for number in draw_few(rows, label, options.per_class, 0, 0)]
-    data = options.output / "data"
+        few = draw_few(rows, label, options.per_class, 0, 0)
+        write_table(data / "validation.jsonl", draw_others(rows, few)[:VALIDATION])
+        rows = [rows[number] for number in few]
     write_table(data / "train.jsonl", rows)
     write_table(data / "test.jsonl", read_table(Path(options.data), "test"))
     if not options.pool:

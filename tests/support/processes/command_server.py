@@ -39,7 +39,8 @@ def start_server() -> socket.socket:
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [env.get("PYTHONPATH")])])
         env["TQDM_DISABLE"] = "1"  # as the commands do where their errors aren't printed on a terminal
         command = [sys.executable, "-m", "support.processes.command_server", str(theirs.fileno())]
         subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()])

@@ -15,7 +15,8 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:
         # The server doesn't inherit the path on which pytest found this folder.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+        paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         context.set_forkserver_preload(["support.processes.imported_once"])
         forkserver.ensure_running()
     return context
