@@ -31,6 +31,7 @@ def load_online_teacher(
     loss: LossConfig,
     layout: Layout,
     *,
+    accelerator: str = "auto",
     precision: str = "32",
     offload: bool = False,
     prefetch: int = 1,
@@ -41,10 +42,11 @@ def load_online_teacher(
         source: Its checkpoint.
         loss: The terms, which determine what it computes.
         layout: Layout on the processes that call this.
+        accelerator: Kind of device, see `choose_device`.
         precision: Precision of the training that queries it, see `find_gather_policy`.
         offload, prefetch: See `apply_layout`.
     """
-    device = choose_device("auto")
+    device = choose_device(accelerator)
     if not layout.sharded and layout.cp == 1:
         model = load_teacher(source)
         return OnlineTeacher(model.to(device), loss.teacher_outputs, device=device)  # type: ignore[arg-type]
@@ -71,6 +73,7 @@ def load_configured_teacher(plan: Plan, source: Path, precision: str = "32") -> 
         source,
         config.loss,
         layout,
+        accelerator=config.machine.accelerator,
         precision=precision,
         offload=config.teacher.offload,
         prefetch=config.machine.prefetch,

@@ -91,7 +91,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
         else:
             train, held_out = read_blocks(general, tokenizer, run.seed)
         run.console.say(f"  general: {len(train):,} blocks of up to {general.length} tokens, {len(held_out)} held out")
-        device = choose_device("auto")
+        device = choose_device(config.machine.accelerator)
         online = OnlineTeacher(teacher.to(device), general.loss.teacher_outputs, device=device)  # type: ignore[arg-type]
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
