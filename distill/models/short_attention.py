@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 MOST_TOKENS = 256  # from about 400 on the fused kernel is faster, and it needs no memory for all pairs of tokens
 _NAME = "sdpa"
+_BLOCK = 32  # numbers that a softmax of bfloat16 takes at a time; the rest of a row one by one, slower than in float32
 
 
 @contextmanager
@@ -71,5 +72,6 @@ def attend_by_products(
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
         scores = scores + mask
-    shares = functional.softmax(scores, dim=-1)
+    is_ragged = scores.shape[-1] < 2 * _BLOCK and scores.shape[-1] % _BLOCK > 0
+    shares = functional.softmax(scores, dim=-1, dtype=torch.float32 if is_ragged else None).to(scores.dtype)
     return torch.matmul(functional.dropout(shares, dropout) if dropout else shares, value)
