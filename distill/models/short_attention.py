@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-MOST_TOKENS = 256  # from about 400 on the fused kernel is faster, and it needs no memory for all pairs of tokens
+MOST_TOKENS = 128  # at 256 the fused kernel is as fast or faster, and needs no memory for all pairs of tokens
 _NAME = "sdpa"
 _BLOCK = 32  # numbers that a softmax of bfloat16 takes at a time; the rest of a row one by one, slower than in float32
 
@@ -24,7 +24,7 @@ _BLOCK = 32  # numbers that a softmax of bfloat16 takes at a time; the rest of a
 def attend_to_short_texts() -> Iterator[None]:
     """Within the context, models whose attention is `sdpa` compute it by `attend_by_products` where that is faster.
 
-    That is in bfloat16 on the CPU for at most 256 tokens. The results are equal up to rounding.
+    That is in bfloat16 on the CPU for at most 128 tokens. The results are equal up to rounding.
     """
     before = ALL_ATTENTION_FUNCTIONS[_NAME]
     AttentionInterface.register(_NAME, attend)
