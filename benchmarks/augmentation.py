@@ -13,16 +13,13 @@ results.jsonl files prints the whole table.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.results_folder import check_settings
 from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
-from benchmarks.tables import draw_few, read_table, write_table
+from benchmarks.tables import draw_few, draw_others, read_table, write_table
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 
@@ -89,13 +86,6 @@ def write_few(options: argparse.Namespace) -> None:
     write_table(data / "test.jsonl", read_table(Path(options.data), "test"))
     pool = [{name: value for name, value in row.items() if name != label} for row in others[VALIDATION:]]
     write_table(options.output / "pool.jsonl", pool)
-
-
-def draw_others(rows: Sequence[Mapping[str, Any]], few: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Returns the rows that aren't among the few, in any order: files are often sorted by class."""
-    taken = set(few)
-    order = np.random.default_rng(1).permutation(len(rows)).tolist()
-    return [rows[number] for number in order if number not in taken]
 
 
 def list_variants(options: argparse.Namespace) -> dict[str, list[str]]:

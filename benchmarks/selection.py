@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.augmentation import COMMON, LABELS, STUDENT, VALIDATION, draw_others
+from benchmarks.augmentation import COMMON, LABELS, STUDENT, VALIDATION
 from benchmarks.results_folder import check_settings
 from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
-from benchmarks.tables import draw_few, read_table, write_table
+from benchmarks.tables import draw_few, draw_others, read_table, write_table
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 

@@ -39,3 +39,10 @@ def draw_few(rows: Sequence[Mapping[str, Any]], label: str, per_class: int, coun
         if len(own) < per_class:
             own.append(row)
     return sorted(row for own in taken.values() for row in own)
+
+
+def draw_others(rows: Sequence[Mapping[str, Any]], few: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Returns the rows that aren't among the few, in any order: files are often sorted by class."""
+    taken = set(few)
+    order = np.random.default_rng(1).permutation(len(rows)).tolist()
+    return [rows[number] for number in order if number not in taken]
