@@ -36,7 +36,7 @@ KINDS = {
     "all but drawn rows": "contractions,numbers,order,noise",
     "all": "contractions,numbers,templates,ngrams,order,noise",
 }
-TAGGED = {"names": "names", "all": "names,numbers,order,noise"}
+TAGGED = {"names": "names", "names and order": "names,order", "all": "names,numbers,order,noise"}
 VALIDATION = 500
 
 

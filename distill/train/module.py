@@ -11,6 +11,7 @@ from typing import Literal, cast
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor
@@ -159,6 +160,10 @@ class DistillationModule(lightning.LightningModule):
         if self.recovery_factor != 1:
             for scheduler in (cast(LambdaLR, each.scheduler) for each in self.trainer.lr_scheduler_configs):
                 set_schedule_step(scheduler, scheduler.last_epoch)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Returns what Lightning adds to the trainer's callbacks."""
+        return [_EndOnError()]
 
     def on_fit_end(self) -> None:
         """Ends activation checkpointing, offload and the settings of attention."""
@@ -510,3 +515,12 @@ class DistillationModule(lightning.LightningModule):
         self.total_steps = int(self.trainer.estimated_stepping_batches)
         schedule = build_schedule(optimizer, self.train_config, self.total_steps, self._find_rate_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class _EndOnError(Callback):
+    """Calls `on_fit_end`, which Lightning omits when a training ends by an error."""
+
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        pl_module.on_fit_end()

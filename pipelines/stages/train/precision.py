@@ -26,6 +26,7 @@ from distill.models.inputs import build_inputs
 from distill.models.short_attention import attend_to_short_texts
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies import choose_device
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe_machine
@@ -49,7 +50,7 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
     """
     machine = plan.settings.machine
     if machine.precision != "auto":
-        check_mode(machine.precision, device_of(machine))
+        check_mode(machine.precision, choose_device(machine.accelerator))
         return machine.precision
 
     def work(place: Path) -> dict[str, Any]:
@@ -64,11 +65,11 @@ def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
     # No inputs and no seed, so that there is one choice per output folder.
     stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
     chosen: str = stage.metrics.get("chosen", "32")
-    why = find_unsupported_reason(chosen, device_of(machine))
+    why = find_unsupported_reason(chosen, choose_device(machine.accelerator))
     if why:
         raise InputError(
             f"machine.precision auto: the runs of this folder train in {chosen} ({str(stage.folder)!r}), which can't "
-            f"be on {device_of(machine).type}: {why}; name a precision, or another output"
+            f"be on {choose_device(machine.accelerator).type}: {why}; name a precision, or another output"
         )
     if stage.skipped:
         run.console.say(f"  precision: {chosen}, as it was chosen for this folder")
@@ -85,7 +86,9 @@ def list_accepted_modes(plan: Plan) -> list[str]:
             return False
         return True
 
-    return [name for name in list_candidate_modes(device_of(plan.settings.machine)) if is_accepted(name)]
+    return [
+        name for name in list_candidate_modes(choose_device(plan.settings.machine.accelerator)) if is_accepted(name)
+    ]
 
 
 def measured_text(found: Mapping[str, Any]) -> str:
@@ -108,12 +111,6 @@ def set_threads_within(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def device_of(machine: MachineConfig) -> torch.device:
-    """Returns the device that the run trains on."""
-    on_gpu = machine.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
@@ -175,7 +172,7 @@ def time_precisions(
 
     The peak is the speed of the largest square matrix product.
     """
-    device = device_of(machine)
+    device = choose_device(machine.accelerator)
     model = model.to(device).train()  # type: ignore[arg-type]
     losses = [loss_on(batch, device) for batch in batches]
     with attend_to_short_texts():  # as in training

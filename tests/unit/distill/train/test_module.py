@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from distill.cache import CacheReader, Dense, Identity, Samples, sample_keys, write_cache
 from distill.data.batches.data_module import TextDataModule
@@ -292,6 +293,16 @@ def test_a_non_finite_loss_stops_training(data):
     module.student.classifier.weight.data.fill_(float("nan"))
     with pytest.raises(InputError, match="expected a finite loss, found nan in step 0"):
         quiet_trainer(log_every_n_steps=1).fit(module, datamodule=data)
+
+
+def test_a_training_that_ends_by_an_error_restores_attention_and_layers(data):
+    attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    module = distilled(KL, replace(TRAIN, checkpointing="full"))
+    module.student.classifier.weight.data.fill_(float("nan"))
+    with pytest.raises(InputError, match="expected a finite loss"):
+        quiet_trainer(log_every_n_steps=1).fit(module, datamodule=data)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attention
+    assert not any("forward" in vars(each) for each in module.student.modules())
 
 
 @pytest.mark.parametrize(
