@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.sharded_memory import record_peak
 from benchmarks.timing import median_ratio, synchronize, time_in_turns
-from compress.measure.memory import read_peak_memory, reset_peak_memory
+from compress.measure.memory import read_peak_memory, reset_peak_memory, return_freed_memory
 from distill.losses.config import LossConfig
 from distill.train.activations import checkpoint_layers
 from distill.train.config import TrainConfig
@@ -113,12 +113,6 @@ def draw_batch(vocabulary: int, rows: int, length: int) -> dict[str, Tensor]:
     """Returns random tokens, each labelled with the next."""
     ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.roll(-1, 1)}
-
-
-def return_freed_memory() -> None:
-    """Makes the C library give large blocks back to the system as soon as they are freed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 128 << 10)
 
 
 def keep_freed_memory() -> None:

@@ -26,9 +26,9 @@ from benchmarks.activations import (
     draw_batch,
     keep_freed_memory,
     measure_peak,
-    return_freed_memory,
 )
 from benchmarks.timing import median_ratio, time_in_turns
+from compress.measure.memory import return_freed_memory
 from distill.train.activations import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule

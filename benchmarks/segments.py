@@ -24,7 +24,8 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 
-from benchmarks.activations import LABELS_ONLY, build_decoder, draw_batch, measure_peak, return_freed_memory
+from benchmarks.activations import LABELS_ONLY, build_decoder, draw_batch, measure_peak
+from compress.measure.memory import return_freed_memory
 from distill.data.batches.segments import cut_segment
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout
