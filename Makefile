@@ -68,8 +68,8 @@ docs: .venv/ready-dev
 	@echo "build/docs/index.html"
 
 bench: .venv/ready-dev
-	$(BIN)/python -m benchmarks.training_step
-	$(BIN)/python -m benchmarks.cache_speed
+	$(BIN)/python -m benchmarks.training.training_step
+	$(BIN)/python -m benchmarks.cache.speed
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .mypy_cache

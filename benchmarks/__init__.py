@@ -1,1 +1,1 @@
-"""Measurements of speed, memory and quality; each module is a command, `python -m benchmarks.NAME --help`."""
+"""Measurements of speed, memory and quality, by subject; a script is a command: `python -m benchmarks.data.cleaning`."""

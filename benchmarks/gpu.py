@@ -23,7 +23,7 @@ from typing import TypedDict
 
 import torch
 
-from benchmarks.results_folder import Results
+from benchmarks.common.results_folder import Results
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import find_commit
 
@@ -64,48 +64,48 @@ PIECES: Mapping[str, Piece] = {
         "One GPU holds whole models only (two processes of NCCL can't share one), so the layout is `replicated`, in "
         "each precision. The floor is the work of the matrix products at the rate of one large product; how long the "
         "device was busy is from a profile, which slows the program.",
-        "benchmarks.paired_step --precision 32 bf16 fp8",
+        "benchmarks.distributed.paired_step --precision 32 bf16 fp8",
     ),
     "large-step": Piece(
         "The same with larger matrices",
         "fp8 pays where the products are large.",
-        "benchmarks.paired_step --precision bf16 fp8 --teacher 12x2048 --student 6x2048 --batch 32 --length 512 "
-        "--rounds 10",
+        "benchmarks.distributed.paired_step --precision bf16 fp8 --teacher 12x2048 --student 6x2048 --batch 32 "
+        "--length 512 --rounds 10",
     ),
     "losses": Piece(
         "Head and loss of a large vocabulary",
         "Our loss on sampled ids without logits, beside the same with logits and beside Liger Kernel's fused "
         "cross-entropy with labels.",
-        "benchmarks.fused_loss --device cuda --positions 8192 --width 1024 --rounds 20",
+        "benchmarks.memory.fused_loss --device cuda --positions 8192 --width 1024 --rounds 20",
     ),
     "cache": Piece(
         "Writing and reading the cache",
         "A decoder of random weights; its student has two layers of 128.",
-        "benchmarks.cache_speed --device cuda --lm none --layers 12 --width 1024 --blocks 1024",
+        "benchmarks.cache.speed --device cuda --lm none --layers 12 --width 1024 --blocks 1024",
     ),
     "activations": Piece(
         "Activation checkpointing and offload",
         "Peaks are those of torch's allocator on the GPU above weights and gradients; offloaded activations are copied "
         "to pinned memory of the CPU beside the computation.",
-        "benchmarks.activations --device cuda --rows 16 --rounds 10",
+        "benchmarks.memory.activations --device cuda --rows 16 --rounds 10",
     ),
     "optimizers": Piece(
         "Optimizers",
         "Bytes of the states, and times of a step.",
-        "benchmarks.optimizers --device cuda --hidden 512 --layers 4 --names adamw sgd muon lion adamw-8bit "
+        "benchmarks.training.optimizers --device cuda --hidden 512 --layers 4 --names adamw sgd muon lion adamw-8bit "
         "adamw-4bit adamw-fp8",
     ),
     "memory": Piece(
         "Predicted and measured memory",
         "What the planner predicts for one device without touching it, and the most that torch's allocator held.",
-        "benchmarks.planned_memory --processes 1 --layouts replicated --checkpointing none full "
+        "benchmarks.distributed.planned_memory --processes 1 --layouts replicated --checkpointing none full "
         "--sizes base large --rows 64 --length 256 --output {output}/memory",
     ),
     "exports": Piece(
         "Checkpoints on CUDA",
         "Exported folders, loaded by stock `from_pretrained` on the GPU; the difference is that of the logits from "
         "float32 on the CPU, relative to their spread.",
-        "benchmarks.gpu_exports --layers 6 --tokenizer TEACHER",
+        "benchmarks.quantization.gpu_exports --layers 6 --tokenizer TEACHER",
     ),
     "distillation": Piece(
         "The demo's distillation",

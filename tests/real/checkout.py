@@ -33,8 +33,8 @@ CHAT_TEMPLATE = (
     "{{ eos_token }}{% endgeneration %}{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
-SMALL_LM = "python -m benchmarks.small_lm --config configs/small-lm.yaml"
-OTHER_LM = "python -m benchmarks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
+SMALL_LM = "python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml"
+OTHER_LM = "python -m benchmarks.tasks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
 DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/demo"
 TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs/entities"
 LIMIT = 3600  # seconds
@@ -55,18 +55,18 @@ SMALLER = {
     "pipelines.export ": {"parity": 8},
     "pipelines.harness ": {"limit": 4},
     "pipelines.cache write ": {"limit": 64, "threads": 1},
-    "benchmarks.small_lm ": {"steps": 4, "batch_size": 2, "threads": 1},
-    "benchmarks.training_step": {"rounds": 2, "threads": 1, "batch-size": 4},
-    "benchmarks.decoder_speed": {"width": 256, "layers": 1, "vocabulary": 500, "length": 8, "rounds": 2},
-    "benchmarks.low_bit_speed ": {"texts": 4, "rounds": 1},
-    "benchmarks.optimizer_scores ": EXPERIMENT | {"names": "adamw", "factors": 10},
-    "benchmarks.batch_growth ": EXPERIMENT | {"cases": "noise", "factors": 1},
-    "benchmarks.rate_control ": EXPERIMENT | {"cases": "usual"},
-    "benchmarks.asynchronous ": EXPERIMENT | {"methods": "local-sgd", "factors": 10, "every": 2},
-    "benchmarks.loading ": {"rows": 2000, "rounds": 1, "steps": 2, "vocabulary": 500},
-    "benchmarks.predictions ": {"rows": 300, "sizes": "small", "only": "plain", "threads": 1},
-    "benchmarks.planned_memory ": {"layouts": "fsdp=2", "processes": 2, "rows": 2, "length": 16},
-    "benchmarks.backward_window ": {"lengths": 128, "windows": 64, "rounds": 1, "vocabulary": 500, "threads": 1},
+    "benchmarks.tasks.small_lm ": {"steps": 4, "batch_size": 2, "threads": 1},
+    "benchmarks.training.training_step": {"rounds": 2, "threads": 1, "batch-size": 4},
+    "benchmarks.quantization.decoder_speed": {"width": 256, "layers": 1, "vocabulary": 500, "length": 8, "rounds": 2},
+    "benchmarks.quantization.low_bit_speed ": {"texts": 4, "rounds": 1},
+    "benchmarks.training.optimizer_scores ": EXPERIMENT | {"names": "adamw", "factors": 10},
+    "benchmarks.training.batch_growth ": EXPERIMENT | {"cases": "noise", "factors": 1},
+    "benchmarks.training.rate_control ": EXPERIMENT | {"cases": "usual"},
+    "benchmarks.distributed.asynchronous ": EXPERIMENT | {"methods": "local-sgd", "factors": 10, "every": 2},
+    "benchmarks.memory.loading ": {"rows": 2000, "rounds": 1, "steps": 2, "vocabulary": 500},
+    "benchmarks.memory.predictions ": {"rows": 300, "sizes": "small", "only": "plain", "threads": 1},
+    "benchmarks.distributed.planned_memory ": {"layouts": "fsdp=2", "processes": 2, "rows": 2, "length": 16},
+    "benchmarks.memory.backward_window ": {"lengths": 128, "windows": 64, "rounds": 1, "vocabulary": 500, "threads": 1},
     "recipes/distilbert": GENERAL,
     "recipes/minilm": GENERAL,
     "recipes/mobilebert": GENERAL,

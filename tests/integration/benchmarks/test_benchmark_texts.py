@@ -5,9 +5,9 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from benchmarks.cloze import PLACEHOLDER, find_answers, make_questions
-from benchmarks.tagger_sentences import pick_sentences
-from benchmarks.tasks import LABELS, add_token_head, build_start, extract_texts
+from benchmarks.tasks.cloze import PLACEHOLDER, find_answers, make_questions
+from benchmarks.tasks.gain import LABELS, add_token_head, build_start, extract_texts
+from benchmarks.tasks.tagger_sentences import pick_sentences
 from distill.data.sources.text_files import read_texts
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
@@ -80,7 +80,7 @@ def test_only_a_checkpoint_without_a_language_modelling_head_gets_one(tokenizer,
 def test_loss_terms_of_the_caller_do_not_give_a_labels_only_student_a_teacher():
     words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
     terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
-    once = override_flags([*words, *terms], LABELS, SHORT_OPTIONS)  # as benchmarks.command passes them to a run
+    once = override_flags([*words, *terms], LABELS, SHORT_OPTIONS)  # as benchmarks.common.command passes them to a run
     config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT_OPTIONS)
     assert not config.loss.needs_teacher
     assert config.loss.ce == 1

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import cached_students, quantized_students, recipes, two_teachers
-from benchmarks.recipes import RecipeStudent
-from benchmarks.results_folder import Results, check_settings, find_checkpoint, find_only_checkpoint
-from benchmarks.sparse_students import Experiment
+from benchmarks.cache import cached_students
+from benchmarks.common.results_folder import Results, check_settings, find_checkpoint, find_only_checkpoint
+from benchmarks.pruning.sparse_students import Experiment
+from benchmarks.quantization import quantized_students
+from benchmarks.students import recipes, two_teachers
+from benchmarks.students.recipes import RecipeStudent
 
 
 def create_stage_folder(output: Path, stage: str, key: str, time: int) -> Path:
@@ -101,7 +103,7 @@ def test_results_of_other_settings_are_refused(tmp_path: Path):
 
 @pytest.fixture
 def language_model(tmp_path: Path) -> Path:
-    """A tiny language model in the layout that `benchmarks.small_lm` writes."""
+    """A tiny language model in the layout that `benchmarks.tasks.small_lm` writes."""
     config = LlamaConfig(
         vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
     )

@@ -1,7 +1,7 @@
 """Damage that is put into data on purpose, and the judgement of what cleaning makes of it."""
 
-from benchmarks.cleaning import follow_texts, judge_changes
-from benchmarks.damage import DamagedRow, Shares, add_typography, damage_rows, miscode
+from benchmarks.data.cleaning import follow_texts, judge_changes
+from benchmarks.data.damage import DamagedRow, Shares, add_typography, damage_rows, miscode
 
 TEXTS = [f"please tell me where my new card number {row} is and why it hasn't arrived" for row in range(100)]
 CLASSES = [str(row % 4) for row in range(100)]

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import cascades, frontier, ingredients, repeated_speeds
+from benchmarks.students import cascades, frontier, ingredients, repeated_speeds
 from support.commands import QUICK_MEASUREMENT
 from support.run_inputs import make_classifier_inputs
 

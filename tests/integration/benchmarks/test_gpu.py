@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import PIECES, Piece
-from benchmarks.gpu_exports import main as measure_exports
+from benchmarks.quantization.gpu_exports import main as measure_exports
 
 
 class ParsedError(Exception):

@@ -6,7 +6,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks import activations, backward_window, optimizers, segments
+from benchmarks.distributed import segments
+from benchmarks.memory import activations, backward_window
+from benchmarks.training import optimizers
 
 
 def run(module, capsys, monkeypatch, *arguments: str) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import normalisations
+from benchmarks.students import normalisations
 from distill.checkpoint.norm_kinds import NORM_KINDS
 from support.run_inputs import write_csv
 from support.tiny_models import build_model, make_rows, saved

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.paired_step import merge_intervals, overlap_length, total_length
+from benchmarks.distributed.paired_step import merge_intervals, overlap_length, total_length
 from support.commands import ROOT
 
 
@@ -29,8 +29,8 @@ def test_all_layout_pairs_are_timed_on_two_processes():
     arguments = [*sizes, "--precision", "32", "bf16", "fp8"]
     pairs = ["replicated/replicated", "fsdp=2/tp=2", "pp=2/zero2"]
     message = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "benchmarks.paired_step"]
-        + [*arguments, "--pairs", *pairs],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        + ["-m", "benchmarks.distributed.paired_step", *arguments, "--pairs", *pairs],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     for pair in pairs:

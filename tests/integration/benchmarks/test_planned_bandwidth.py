@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.planned_bandwidth import measure_layout, parse_options
-from benchmarks.two_machines import can_make_namespaces
+from benchmarks.distributed.planned_bandwidth import measure_layout, parse_options
+from benchmarks.distributed.two_machines import can_make_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HEADERS = 0.02  # of packets, and barriers

@@ -63,7 +63,7 @@ def sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
 def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, even: bool
 ):
-    from benchmarks.pruning_peers import prune_with_torch_pruning
+    from benchmarks.pruning.peers import prune_with_torch_pruning
 
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     small = prune_with_torch_pruning(teacher, 0.5, even=even)
@@ -82,7 +82,7 @@ def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
 
 
 def test_nearest_ratio_returns_the_smallest_ratio_that_is_fast_enough():
-    from benchmarks.pruning_peers import LARGEST_RATIO, find_ratio
+    from benchmarks.pruning.peers import LARGEST_RATIO, find_ratio
 
     ratio = find_ratio(lambda ratio: 1 / (1 - ratio), 3.0)
     assert 3.0 <= 1 / (1 - ratio) <= 3.0 * 1.025
@@ -90,7 +90,7 @@ def test_nearest_ratio_returns_the_smallest_ratio_that_is_fast_enough():
 
 
 def test_textbrewer_students_have_the_sizes_and_weights_of_its_examples(teacher: PreTrainedModel):
-    from benchmarks.pruning_textbrewer import TextBrewerSize, build_textbrewer_student, list_sizes
+    from benchmarks.pruning.textbrewer import TextBrewerSize, build_textbrewer_student, list_sizes
 
     found = list_sizes(teacher)
     assert TextBrewerSize("T3", 2, 128, 512) in found
@@ -106,7 +106,7 @@ def test_textbrewer_students_have_the_sizes_and_weights_of_its_examples(teacher:
 
 
 def test_every_layer_is_matched_and_narrower_layers_are_projected():
-    from benchmarks.pruning_textbrewer import match_layers
+    from benchmarks.pruning.textbrewer import match_layers
 
     found = match_layers(2, 6, (64, 128))
     assert [(each["layer_S"], each["layer_T"]) for each in found] == [(0, 0), (1, 3), (2, 6)]
@@ -115,7 +115,7 @@ def test_every_layer_is_matched_and_narrower_layers_are_projected():
 
 
 def test_a_row_limit_keeps_every_class_of_train(tmp_path: Path):
-    from benchmarks.pruning_settings import limit_rows
+    from benchmarks.pruning.settings import limit_rows
     from distill.data.sources.tables import read_splits
 
     data = write_data(tmp_path / "data")
@@ -137,14 +137,14 @@ def bench(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[str], Path]:
     """The arguments and the output folder of a finished benchmark."""
-    from benchmarks.pruned_students import main
+    from benchmarks.pruning.pruned_students import main
 
     place = tmp_path_factory.mktemp("bench")
     folder, data = saved(teacher, tokenizer, place / "teacher"), write_data(place / "data")
     arguments = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --rates 1e-3 --trials 0 --rounds 2"
     arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {place / 'out'}"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("benchmarks.pruning_peers.HALVINGS", 3)
+        patched.setattr("benchmarks.pruning.peers.HALVINGS", 3)
         main(arguments.split())
     return arguments.split(), place / "out"
 
@@ -155,7 +155,7 @@ def test_trained_students_are_measured_and_listed_in_the_table(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Covers the ways which need no peer library."""
-    from benchmarks.pruned_students import main
+    from benchmarks.pruning.pruned_students import main
 
     folder, data = saved(teacher, tokenizer, tmp_path / "teacher"), write_data(tmp_path / "data")
     arguments = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
@@ -172,7 +172,7 @@ def test_trained_students_are_measured_and_listed_in_the_table(
 
 def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
     """Sizes correspond to the speed-ups in the order in which the user passed them."""
-    from benchmarks.pruning_settings import read_config
+    from benchmarks.pruning.settings import read_config
 
     budget = Budget(speedup="4,2", max_bytes="8MB,10MB")
     config = DistillConfig(str(tmp_path), TeacherConfig(model="t"), data=DataConfig(path="d"), budget=budget)
@@ -233,10 +233,10 @@ def test_a_second_call_retrains_nothing(
 ):
     import textbrewer
 
-    from benchmarks.pruned_students import main
+    from benchmarks.pruning.pruned_students import main
 
     monkeypatch.setattr(textbrewer.GeneralDistiller, "train", None)
-    monkeypatch.delattr("benchmarks.pruning_peers.fit_module")
+    monkeypatch.delattr("benchmarks.pruning.peers.fit_module")
     before = found_in(bench)
     main(bench[0])
     after = found_in(bench)
@@ -251,9 +251,9 @@ def test_a_second_call_retrains_nothing(
 @needs_peers
 @pytest.mark.slow
 def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch):
-    from benchmarks.pruned_students import main
+    from benchmarks.pruning.pruned_students import main
 
-    monkeypatch.delattr("benchmarks.pruning_peers.fit_module")
+    monkeypatch.delattr("benchmarks.pruning.peers.fit_module")
     before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
     arguments = ["--ours", run, "--speedup", "1.4", "--ways", "ours", "layers", "--epochs", "7"]
     main([*arguments, "--rounds", "1", "--output", str(bench[1])])
@@ -267,11 +267,12 @@ def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], 
 def test_further_seeds_use_the_learning_rate_that_was_best_on_validation(
     bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch
 ):
-    from benchmarks.pruned_students import main
+    from benchmarks.pruning.pruned_students import main
 
     expected = iter((0.3, 0.6, 0.1, 0.9))  # both rates with seed 0, the better rate with seed 1, the teacher
     monkeypatch.setattr(
-        "benchmarks.pruned_students.Benchmark.measure_scores", lambda *_: {"validation": next(expected), "test": 0.5}
+        "benchmarks.pruning.pruned_students.Benchmark.measure_scores",
+        lambda *_: {"validation": next(expected), "test": 0.5},
     )
     main([*bench[0], "--ways", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
     found = found_in(bench)

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import augmentation, selection
-from benchmarks.student_runs import HEADER, StudentRuns, choose_variants
-from benchmarks.tables import draw_few, read_table, write_table
+from benchmarks.common.tables import draw_few, read_table, write_table
+from benchmarks.data import augmentation, selection
+from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from support.run_inputs import make_inputs
 
 

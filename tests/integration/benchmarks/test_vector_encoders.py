@@ -13,7 +13,7 @@ from support.tiny_models import build_model, saved
 @pytest.mark.slow
 def test_encoders_are_trained_beside_those_of_model2vec(tokenizer, tmp_path, monkeypatch, capsys):
     pytest.importorskip("skeletoken")  # of `model2vec[distill]`
-    from benchmarks import vector_encoders
+    from benchmarks.students import vector_encoders
 
     data = pair_data(tmp_path / "pairs")
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")

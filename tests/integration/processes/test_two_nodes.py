@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.two_machines import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
+from benchmarks.distributed.two_machines import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
 from support.commands import ROOT, run_to_success, small_run
 from support.processes.stopping import wait_for_checkpoint
 from support.run_inputs import make_inputs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.memory_limits import Outcome, run_worker
+from benchmarks.memory.memory_limits import Outcome, run_worker
 
 pytestmark = pytest.mark.slow
 BATCHES = 8

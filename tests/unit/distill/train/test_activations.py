@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.activations import measure_peak
+from benchmarks.memory.activations import measure_peak
 from distill.checkpoint.layers import find_layer_names
 from distill.checkpoint.outputs import logits_of
 from distill.errors import InputError

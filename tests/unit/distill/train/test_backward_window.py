@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from benchmarks.activations import measure_peak
+from benchmarks.memory.activations import measure_peak
 from distill.data.batches.chunks import cut_chunks
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.token_blocks import LanguageBlocks

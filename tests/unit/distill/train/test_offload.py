@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from benchmarks.activations import measure_peak
+from benchmarks.memory.activations import measure_peak
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.train.activations import checkpoint_layers

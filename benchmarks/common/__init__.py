@@ -1,0 +1,1 @@
+"""What several benchmarks use: their results, tables, timing and commands."""

@@ -1,0 +1,1 @@
+"""Measurements of cleaning, augmentation and selection."""

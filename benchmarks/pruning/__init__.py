@@ -1,0 +1,1 @@
+"""Measurements of pruned and sparse students, beside other tools' students."""

@@ -1,0 +1,1 @@
+"""Measurements of quantized students and of exports in few bits."""

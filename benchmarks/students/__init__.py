@@ -1,0 +1,1 @@
+"""Measurements of students: their construction, their recipes and their speeds."""

@@ -1,0 +1,209 @@
+"""What each ingredient gives a pruned student: the same speed-ups, with one setting changed at a time.
+
+    python -m benchmarks.students.ingredients --teacher TEACHER --data texts/ --speedup 4,10,20
+    python -m benchmarks.students.ingredients --teacher … --data banking77/ --speedup 4,10,15 --variants nested
+
+A teacher is fine-tuned once. All variants of a seed share an output folder, so that the shapes that `plain` found serve
+every variant that doesn't influence the search, and students differ by the ingredient alone. Speeds are measured as in
+every run. `two steps` prunes plain's slowest student further; `assistant` prunes the teacher to the same speeds with
+that student as the teacher. `two teachers` needs `--also`, and `unlabelled` needs `--unlabelled`; without them they are
+left out. Other arguments are passed on to `pipelines.distill`; finished runs are skipped when the same command runs
+again.
+
+Printed are, for each variant and requested speed-up, the test score as mean and standard deviation over the seeds, the
+gain over `plain` seed by seed, the measured speed-up, and the minutes of the student's own stages.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.common.command import run_command
+from benchmarks.common.results_folder import check_settings, require_entry
+from benchmarks.common.spread import format_gain, format_percent, format_spread
+from benchmarks.students.frontier import fine_tune
+from pipelines.reports.headline import speedup_of
+from pipelines.reports.schema import ModelEntry, Report
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import describe_machine, find_commit
+
+PLAIN = "plain"
+VARIANTS = {
+    PLAIN: "",
+    "nested": "--nested true",
+    "reconstructed": "--prune.reconstruct true",
+    "averaged": "--train.average 0.998",
+    "iterative": "--prune.schedule iterative",
+    "gradual": "--prune.schedule gradual",
+    "learned masks": "--prune.schedule gradual --prune.masks learned",
+    "hidden states": "--loss.hidden 1 --loss.hidden_kind cosine",
+    "longer": "--epochs {longer}",
+    "augmented": "--data.augment contractions,numbers,order,noise --augment.times 4",
+    "unlabelled": "--data.unlabelled {unlabelled}",
+    "two teachers": "--teacher.also {also}",
+    "two steps": "",
+    "assistant": "",
+}
+NEEDS = {"unlabelled": "unlabelled", "two teachers": "also"}
+HEADER = ("ingredient", "requested", "score", "gain", "speed-up", "minutes")
+
+
+def main() -> None:
+    """Trains what is missing, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--speedup", default="4,10,20")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--longer", type=int, default=3, help="times the epochs in the variant of this name")
+    parser.add_argument("--unlabelled", default="", help="more text, for the variant of this name")
+    parser.add_argument("--also", default="", help="checkpoints of further teachers, as a list in JSON")
+    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--output", default="runs/ingredients")
+    options, more = parser.parse_known_args()
+    options.more = more
+    output = Path(options.output)
+    check_settings(output, options, free=("seeds", "variants", "unlabelled", "also"))
+    runs = Ingredients(options, output)
+    found = {name: [runs.run(name, seed) for seed in options.seeds] for name in runs.variants}
+    console = Console()
+    title = f"{options.data}, {options.epochs} epochs, seeds {', '.join(map(str, options.seeds))}"
+    console.table(title, HEADER, build_rows(found))
+    console.say(f"{describe_machine()}, commit {find_commit()}")
+
+
+class Ingredients:
+    """The runs of all variants.
+
+    Args:
+        options: The command line.
+        output: Folder of the runs.
+    """
+
+    def __init__(self, options: argparse.Namespace, output: Path):
+        self.options, self.output = options, output
+        self.teacher = fine_tune(["--teacher", options.teacher, *self.describe_plain()], output / "teacher")
+        missing = [name for name, need in NEEDS.items() if not getattr(options, need)]
+        self.variants = list(dict.fromkeys([PLAIN, *(name for name in options.variants if name not in missing)]))
+
+    def run(self, variant: str, seed: int) -> Report:
+        """Returns the report of a variant, which is run if it isn't finished."""
+        kept = self.output / "reports" / f"{variant.replace(' ', '-')}-{seed}.json"
+        if not kept.exists():
+            folder = self.output / f"seed-{seed}"
+            run_command("distill", *self.build_words(variant, seed), "--seed", str(seed), "--output", str(folder))
+            kept.parent.mkdir(exist_ok=True)
+            shutil.copy2(folder / "report.json", kept)
+        report: Report = json.loads(kept.read_text())
+        return report
+
+    def build_words(self, variant: str, seed: int) -> list[str]:
+        """Returns the arguments of a variant but seed and output."""
+        options, teacher = self.options, str(self.teacher)
+        values = {"longer": options.longer * options.epochs, "unlabelled": options.unlabelled, "also": options.also}
+        words = self.describe_plain() + [word.format(**values) for word in VARIANTS[variant].split()]
+        if variant == "two steps":
+            own = ["--student", self.find_slowest_entry(seed)["path"]]
+            return ["--teacher", teacher, *words, *own, "--speedup", format_speeds(self.list_faster(seed))]
+        if variant == "assistant":
+            speeds = self.list_remaining(seed)
+            own = ["--student", teacher, "--speedup", format_speeds(speeds)]
+            return ["--teacher", self.find_slowest_entry(seed)["path"], *words, *own]
+        return ["--teacher", teacher, *words]
+
+    def describe_plain(self) -> list[str]:
+        """Returns the arguments of a plain student but teacher, seed and output."""
+        options = self.options
+        words = ["--student", "teacher", "--data", options.data, "--epochs", str(options.epochs)]
+        return [*words, "--speedup", options.speedup, *options.more]
+
+    def find_slowest_entry(self, seed: int) -> ModelEntry:
+        """Returns the entry of plain's slowest student on PyTorch, whose path is its checkpoint."""
+        report = self.run(PLAIN, seed)
+        name = rank_students(report)[0]["name"]
+        return next(each for each in report["models"] if (each["name"], each["runtime"]) == (name, "pytorch"))
+
+    def list_faster(self, seed: int) -> list[float]:
+        """Returns the requested speed-ups above that of plain's slowest student.
+
+        Raises:
+            SystemExit: There are none.
+        """
+        speeds = [requested_of(entry) for entry in rank_students(self.run(PLAIN, seed))[1:]]
+        if not speeds:
+            raise SystemExit(
+                "--speedup: expected several for two steps and assistant, found one: the slowest is a step"
+            )
+        return speeds
+
+    def list_remaining(self, seed: int) -> list[float]:
+        """Returns the speed-ups that are left for students of plain's slowest student, without those that it reaches.
+
+        Raises:
+            SystemExit: It reaches all of them.
+        """
+        gain = self.find_gain(seed)
+        speeds = [speed / gain for speed in self.list_faster(seed) if speed > gain]
+        if not speeds:
+            raise SystemExit(
+                f"--speedup: expected some above {gain:.2f} for assistant, found none: plain's slowest "
+                "student is that fast"
+            )
+        return speeds
+
+    def find_gain(self, seed: int) -> float:
+        """Returns the speed-up of plain's slowest student in fp32, to which those of an assistant's are relative."""
+        name = self.find_slowest_entry(seed)["name"]
+        gained = speedup_of(require_entry(self.run(PLAIN, seed), name))
+        if gained is None:
+            raise SystemExit(f"{name}: expected its speed-up in fp32 in the report, found none")
+        return gained
+
+
+def format_speeds(speeds: Sequence[float]) -> str:
+    """Returns speed-ups as the value of a flag."""
+    return ",".join(f"{speed:.4g}" for speed in speeds)
+
+
+def requested_of(entry: ModelEntry) -> float:
+    """Returns the requested speed-up of a student."""
+    return entry["target"]["target"]["speedup"]
+
+
+def build_rows(found: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]]:
+    """Returns a line for each variant and requested speed."""
+    plain = [{place: entry["score"] for place, entry in enumerate(rank_students(report))} for report in found[PLAIN]]
+    rows = []
+    for variant, reports in found.items():
+        students = [rank_students(report) for report in reports]
+        missing = len(plain[0]) - min(map(len, students))  # an assistant's students lack the slowest speed
+        for place in range(min(map(len, students))):
+            entries = [each[place] for each in students]
+            gains = [100 * (e["score"] - own[place + missing]) for e, own in zip(entries, plain, strict=True)]
+            requested = requested_of(rank_students(found[PLAIN][0])[place + missing])
+            minutes = mean(minutes_of(report, entry) for report, entry in zip(reports, entries, strict=True))
+            scores = format_percent([entry["score"] for entry in entries])
+            speed = format_spread([speedup_of(entry) or 0.0 for entry in entries], ".1f")
+            gain = "" if variant == PLAIN else format_gain(gains)
+            rows.append((variant, f"{requested:g}", scores, gain, speed, f"{minutes:.0f}"))
+    return rows
+
+
+def rank_students(report: Report) -> list[ModelEntry]:
+    """Returns the students with a requested speed, the slowest first."""
+    return sorted((entry for entry in report["models"] if "target" in entry), key=requested_of)
+
+
+def minutes_of(report: Report, entry: ModelEntry) -> float:
+    """Returns the minutes of the stages of one student, such as `shape-10x` and `distill-10x`."""
+    suffix = entry["target"]["target"]["name"]
+    own = [each for each in report["stages"] if each["name"].endswith(f"-{suffix}") or f"-{suffix}-" in each["name"]]
+    return sum(each["wall_seconds"] for each in own) / 60
+
+
+if __name__ == "__main__":
+    main()

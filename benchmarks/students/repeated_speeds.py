@@ -1,0 +1,179 @@
+"""Speeds of finished runs measured again: are the speed-ups in their reports what a user finds later?
+
+    python -m benchmarks.students.repeated_speeds runs/frontier/*/seed-* --output runs/repeated-speeds
+
+For each student with a requested speed, its deployed file and its teacher's are opened with onnxruntime and the
+tokenizers library alone, so that none of the code that measured the first time takes part. Both run in turn, one text a
+call, in blocks of 16 texts that are drawn from the test split anew; a text's time is its fastest call, and the speed-up
+is the ratio of the medians over the texts.
+
+Printed per student: the requested speed-up, the report's with its interval, the repeated one, their ratio, and the
+hours between them; at the end how many are within 5 % of the request or above it, and how many within 10 % of the
+report.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import onnxruntime
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+
+from benchmarks.common.results_folder import Results, read_report
+from pipelines.reports.schema import ModelEntry, Report
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import describe_machine
+
+BLOCK, ROUNDS = 16, 8  # texts that a model runs uninterrupted, and calls of each
+MISSED, DRIFTED = 0.05, 0.10  # accepted deviations from the requested speed and from the report's
+
+Inputs = dict[str, np.ndarray]
+
+
+class RepeatedSpeed(TypedDict):
+    """A line of results.jsonl: speed-ups of a student, and the hours between the two measurements."""
+
+    run: str
+    student: str
+    requested: float
+    reported: float
+    low: float
+    high: float | None
+    repeated: float
+    hours: float
+
+
+class Deployed:
+    """An exported classifier, opened for one text a call.
+
+    Args:
+        folder: Folder of `model.onnx` and `tokenizer.json`.
+        max_length: Tokens after which texts are truncated.
+    """
+
+    def __init__(self, folder: Path, max_length: int):
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(folder / "model.onnx", settings, ["CPUExecutionProvider"])
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(max_length)
+        self.names = [each.name for each in self.session.get_inputs()]
+
+    def encode(self, text: Any) -> Inputs:
+        """Returns the inputs of a text, of a pair of texts or of a list of words."""
+        is_words = isinstance(text, list)
+        found = self.tokenizer.encode(*(text if isinstance(text, tuple) else (text,)), is_pretokenized=is_words)
+        columns = {"input_ids": found.ids, "attention_mask": found.attention_mask, "token_type_ids": found.type_ids}
+        return {name: np.asarray([columns[name]], np.int64) for name in self.names}
+
+    def time_texts(self, inputs: Sequence[Inputs]) -> list[float]:
+        """Returns the seconds of each text."""
+        seconds = []
+        for each in inputs:
+            start = time.perf_counter()
+            self.session.run(None, each)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+
+def main() -> None:
+    """Measures the students that have no result, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--texts", type=int, default=512, help="texts that are timed")
+    parser.add_argument("--seed", type=int, default=1000, help="seed of the choice of texts")
+    parser.add_argument("--output", type=Path, default=Path("runs/repeated-speeds"))
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    results: Results[RepeatedSpeed] = Results(options.output)
+    found = []
+    for run in options.runs:
+        report = read_report(run)
+        for entry in (each for each in report["models"] if "target" in each):
+            known = results.find(run=str(run), student=entry["name"])
+            found.append(known or results.add(measure_again(run, report, entry, options.texts, options.seed)))
+    print_table(found)
+
+
+def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed: int) -> RepeatedSpeed:
+    """Returns the two measurements of a student of a run."""
+    max_length = int(report["config"]["data"]["max_length"])
+    teacher = find_teacher(report)
+    models = [Deployed(Path(each["path"]), max_length) for each in (teacher, entry)]
+    texts = draw_texts(run, count, seed)
+    fastest: list[list[float]] = [[], []]
+    for start in range(0, len(texts) - BLOCK + 1, BLOCK):
+        block = texts[start : start + BLOCK]
+        inputs = [[model.encode(text) for text in block] for model in models]
+        times = np.array([[m.time_texts(i) for m, i in zip(models, inputs, strict=True)] for _ in range(ROUNDS)])
+        for known, own in zip(fastest, times.min(axis=0), strict=True):
+            known += own.tolist()
+    first = entry["target"]["speedup"]
+    return RepeatedSpeed(
+        run=str(run),
+        student=entry["name"],
+        requested=entry["target"]["target"]["speedup"],
+        reported=first["value"],
+        low=first["low"],
+        high=first["high"],
+        repeated=float(np.median(fastest[0]) / np.median(fastest[1])),
+        hours=(datetime.now(UTC) - datetime.fromisoformat(report["created"])).total_seconds() / 3600,
+    )
+
+
+def find_teacher(report: Report) -> ModelEntry:
+    """Returns the teacher's file in fp32, to which speed-ups are relative."""
+    wanted = ("teacher", "onnxruntime", "fp32")
+    return next(each for each in report["models"] if (each["name"], each["runtime"], each["precision"]) == wanted)
+
+
+def draw_texts(run: Path, count: int, seed: int) -> list[Any]:
+    """Returns test texts of the run's data stage, drawn by the seed; repeated if there are fewer."""
+    stage = next(each["folder"] for each in read_report(run)["stages"] if each["name"] == "data")
+    texts = list(read_texts(run / "data" / Path(stage).name / "test.parquet"))
+    rng = np.random.default_rng(seed)
+    turns = [rng.permutation(len(texts)) for _ in range(-(-count // len(texts)))]
+    return [texts[number] for number in np.concatenate(turns)[:count]]
+
+
+def read_texts(file: Path) -> Iterator[Any]:
+    """Yields each row's text, pair of texts or words."""
+    for row in pq.read_table(file).to_pylist():
+        if "tokens" in row:
+            yield row["tokens"]
+        else:
+            yield (row["text"], row["text2"]) if row.get("text2") else row["text"]
+
+
+def print_table(found: Sequence[RepeatedSpeed]) -> None:
+    """Prints a line for each student, and how many kept the promise."""
+    rows = [format_row(each) for each in found]
+    console = Console()
+    header = ("run", "student", "requested", "report", "again", "again / report", "hours")
+    console.table("speed-ups, ONNX Runtime, one text a call, one thread", header, rows)
+    kept = sum(each["reported"] >= (1 - MISSED) * each["requested"] for each in found)
+    equal = sum(abs(each["repeated"] / each["reported"] - 1) <= DRIFTED for each in found)
+    console.say(f"{kept} of {len(found)} reports are at most {MISSED:.0%} below the requested speed-up")
+    console.say(f"{equal} of {len(found)} repeated speed-ups are within {DRIFTED:.0%} of the report's")
+    console.say(json.dumps(describe_machine()))
+
+
+def format_row(each: RepeatedSpeed) -> tuple[str, ...]:
+    """Returns a line of the table."""
+    interval = f"{each['low']:.2f}-" + (f"{each['high']:.2f}" if each["high"] is not None else "")
+    ratio = each["repeated"] / each["reported"]
+    return (
+        each["run"], each["student"], f"{each['requested']:g}", f"{each['reported']:.2f} ({interval})",
+        f"{each['repeated']:.2f}", f"{ratio:.3f}", f"{each['hours']:.1f}",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

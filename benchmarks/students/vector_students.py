@@ -1,0 +1,219 @@
+"""Students without attention beside model2vec's: accuracy and texts a second at the same size of table.
+
+    pip install -c constraints.txt -e '.[bench]'
+    python -m benchmarks.students.vector_students --teacher runs/demo/teacher/KEY/model --data examples/data/banking77
+
+Students are specs of `--student`, trained on the teacher's cached logits. The peers get the teacher's body: `model2vec`
+is its own distillation with a logistic regression on the labels, `model2vec-trained` its classifier of static vectors,
+fitted on the labels with early stopping on the validation split. Every way tries as many values (learning rates, or
+strengths of the regression's penalty) with the first seed, and the best on the validation split is used with every
+seed. Printed are parameters, the mean and standard deviation of the test accuracy, the share of the teacher's, and
+texts a second on one thread with tokenization, in batches, as the median of `--rounds` in turn. Finished trainings are
+kept in the output folder.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModel, PreTrainedModel
+
+from benchmarks.common.results_folder import Results, check_settings
+from benchmarks.common.spread import format_percent
+from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment
+from benchmarks.training.logit_training import load_targets, take_steps
+from compress.export.arrays.reader import Reader
+from compress.export.common.source import Source
+from compress.export.common.targets import target_of
+from compress.export.write import write_targets
+from distill.checkpoint.custom_models import load_model_folder, save_model_folder
+from distill.data.batches.batches import epoch_order
+from distill.student.build import build_student
+from distill.student.token_vectors import compute_token_vectors, fill_table, leave_out_special_tokens
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.schedule import build_schedule
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import describe_machine, find_commit
+
+PEER, TRAINED_PEER = "model2vec", "model2vec-trained"
+SPECS = ("static", "static,pooling=weighted+max", "static,ngrams=65536", "cnn", "gru")
+RATES = (2e-3, 5e-3, 1e-2)  # of students
+PEER_RATES = (5e-4, 1e-3, 3e-3)  # model2vec's default is the second
+PENALTIES = (1.0, 10.0, 100.0)  # inverse strength of the regression's
+BATCH, TIMED = 64, 2048
+
+Predict = Callable[[Sequence[str]], Any]
+
+
+class Result(TypedDict):
+    """A line of results.jsonl."""
+
+    way: str
+    rate: float
+    seed: int
+    parameters: int
+    validation: float
+    test: float
+
+
+def main() -> None:
+    """Trains what is missing, times one model of each way, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", required=True, help="folder of a classifier trained on the data")
+    parser.add_argument("--data", default="examples/data/banking77")
+    parser.add_argument("--ways", nargs="+", default=[*SPECS, PEER, TRAINED_PEER])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--width", type=int, default=256, help="of all tables")
+    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", default="runs/vector-students")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(options.threads)
+    check_settings(Path(options.output), options, free=("ways", "seeds", "rounds", "threads"))
+    console, experiment = Console(), Experiment(options)
+    chosen = {way: experiment.train_all(way, console) for way in options.ways}
+    rates = experiment.measure_rates({way: results[0] for way, results in chosen.items()})
+    teacher = experiment.measure_accuracy(experiment.teacher, experiment.test)
+    rows = [("teacher", "", "", f"{100 * teacher:.2f}", "100.0", "", "")]
+    for way, results in chosen.items():
+        scores = [each["test"] for each in results]
+        share = f"{100 * float(np.mean(scores)) / teacher:.1f}"
+        first = results[0]
+        chosen_value = f"{first['parameters']:,}", f"{first['rate']:g}"
+        rows.append((way, *chosen_value, format_percent(scores), share, *rates[way]))
+    header = ("way", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "of the first")
+    console.table(f"{options.data}, tables of {options.width}, {options.seeds} seeds", header, rows)
+    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.threads} threads")
+
+
+class Experiment(LogitExperiment):
+    """The trainings and the folder of their results."""
+
+    def __init__(self, options: argparse.Namespace):
+        super().__init__(options.teacher, options.data)
+        self.options, self.folder = options, Path(options.output)
+        self.results: Results[Result] = Results(self.folder)
+
+    def train_all(self, way: str, console: Console) -> list[Result]:
+        """Returns a way's trainings from every seed, at the value with the best validation accuracy."""
+        values = {PEER: PENALTIES, TRAINED_PEER: PEER_RATES}.get(way, RATES)
+        tried = [self.train_once(way, value, 0, console) for value in values]
+        best = max(tried, key=lambda each: each["validation"])["rate"]
+        return [self.train_once(way, best, seed, console) for seed in range(self.options.seeds)]
+
+    def train_once(self, way: str, value: float, seed: int, console: Console) -> Result:
+        """Returns the result of a training, which is run if it isn't known."""
+        known = self.results.find(way=way, rate=value, seed=seed)
+        if known is not None:
+            return known
+        if way in (PEER, TRAINED_PEER):
+            predict, parameters = self.fit_peer(way, value, seed)
+            scores = [
+                float((predict(part.texts) == np.array(part.labels)).mean())
+                for part in (self.splits.validation, self.splits.test)
+            ]
+        else:
+            student = self.fit_student(way, value, seed, console)
+            save_model_folder(student, self.name_folder(way, value, seed))
+            parameters = student.num_parameters()
+            scores = [self.measure_accuracy(student, part) for part in (self.validation, self.test)]
+        return self.results.add(
+            Result(way=way, rate=value, seed=seed, parameters=parameters, validation=scores[0], test=scores[1])
+        )
+
+    def name_folder(self, way: str, value: float, seed: int) -> Path:
+        """Returns the folder of a student."""
+        return self.folder / f"{way}-{value:g}-{seed}".replace(",", "-").replace("=", "")
+
+    def fit_student(self, spec: str, rate: float, seed: int, console: Console) -> PreTrainedModel:
+        """Trains a student with AdamW on the KL divergence from the teacher's cached logits."""
+        epochs = self.options.epochs
+        train = TrainConfig(epochs=epochs, learning_rate=rate, batch_size=BATCH)
+        batches = [rows for epoch in range(epochs) for rows in epoch_order(self.train.lengths, BATCH, seed, epoch)]
+        student = build_student(self.teacher, f"fresh,{spec},embeddings={self.options.width}", seed)
+        fill_table(student.base_model, self.load_vectors())
+        leave_out_special_tokens(student.base_model, self.tokenizer)
+        set_dropout(student.train(), self.options.dropout)
+        optimizer = build_optimizer(student, [], train)
+        schedule = build_schedule(optimizer, train, len(batches))
+        targets = load_targets(self.folder / "teacher.npy", self.teacher, self.train, self.pad_id)
+        torch.manual_seed(seed)
+        take_steps(
+            student, optimizer, schedule, self.train, self.pad_id, batches, targets, train.max_grad_norm,
+            f"{spec} {rate:g} {seed}", console,
+        )  # fmt: skip
+        result: PreTrainedModel = student.eval()
+        return result
+
+    def load_vectors(self) -> torch.Tensor:
+        """Returns the teacher's vector of each token, computed once."""
+        file = self.folder / "vectors.npy"
+        if not file.exists():
+            np.save(file, compute_token_vectors(self.teacher, self.tokenizer).numpy())
+        return torch.from_numpy(np.load(file))
+
+    def fit_peer(self, way: str, value: float, seed: int) -> tuple[Predict, int]:
+        """Returns the predictions of model2vec's student for texts, and its number of parameters."""
+        static = self.load_peer()
+        texts, labels = self.splits.train.texts, list(self.splits.train.labels)
+        if way == PEER:
+            from sklearn.linear_model import LogisticRegression
+
+            head = LogisticRegression(C=value, max_iter=1000, random_state=seed).fit(static.encode(texts), labels)
+            return lambda rows: head.predict(static.encode(list(rows))), static.embedding.size + head.coef_.size
+        from model2vec.train import StaticModelForClassification
+
+        held = self.splits.validation
+        student = StaticModelForClassification.from_static_model(model=static)
+        student.fit(
+            list(texts), labels, learning_rate=value, device="cpu", random_seed=seed,
+            X_val=list(held.texts), y_val=list(held.labels),
+        )  # fmt: skip
+        return lambda rows: student.predict(list(rows)), sum(each.numel() for each in student.parameters())
+
+    def load_peer(self) -> Any:
+        """Returns model2vec's static model of the teacher's body, made once."""
+        from model2vec import StaticModel
+        from model2vec.distill import distill_from_model
+
+        place = self.folder / "model2vec"
+        if not place.exists():
+            body = AutoModel.from_pretrained(self.source, dtype=torch.float32)
+            width = self.options.width
+            made = distill_from_model(body, self.tokenizer, device="cpu", pca_dims=width, quantize_to="float32")
+            made.save_pretrained(place)
+        return StaticModel.from_pretrained(place)
+
+    def measure_rates(self, results: dict[str, Result]) -> dict[str, tuple[str, str]]:
+        """Returns each way's texts a second with tokenization, and the ratio to the first way's."""
+        texts = list(self.splits.test.texts[:TIMED])
+        calls = {way: partial(self.open_predictor(result), texts) for way, result in results.items()}
+        times = time_in_turns(calls, self.options.rounds, warmup=1)
+        first = times[next(iter(times))]
+        return {
+            way: (f"{len(texts) / float(np.median(found)):,.0f}", f"{1 / median_ratio(found, first):.2f}")
+            for way, found in times.items()
+        }
+
+    def open_predictor(self, result: Result) -> Predict:
+        """Returns a way's predictions as it is deployed: arrays of numpy, or model2vec's own."""
+        way, value, seed = result["way"], result["rate"], result["seed"]
+        if way in (PEER, TRAINED_PEER):
+            return self.fit_peer(way, value, seed)[0]
+        place = self.name_folder(way, value, seed)
+        write_targets(Source(load_model_folder(place), self.tokenizer), [target_of("numpy")], place / "files")
+        return partial(Reader(place / "files" / "numpy").classify, max_length=MAX_LENGTH)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measurements of tasks other than the classification of texts, and makers of their data."""

@@ -1,0 +1,1 @@
+"""Measurements of training steps, batches, precisions and optimizers."""

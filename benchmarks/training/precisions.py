@@ -1,0 +1,102 @@
+"""Students trained in several precisions: their accuracy and the time of their training.
+
+    python -m benchmarks.training.precisions --data examples/data/banking77 --seeds 0 1 2 --output runs/precisions
+    python -m benchmarks.training.precisions --data my_texts/ --teacher T --precisions 32 bf16-mixed bf16-stochastic
+
+For each seed `pipelines.distill` trains the recipe's student in each precision from the same initial weights on the
+same batches; precisions alternate seed by seed. Printed per precision: accuracy in float32 on the whole test split,
+mean seconds of the training stage, and the median speedup over the first precision, which is the baseline; run nothing
+else meanwhile. Printed too is what `--machine.precision auto` measures and chooses here: milliseconds per step, and the
+share of the rate that one large product reaches, which is the floor. Finished runs are skipped when the same command
+runs again; other arguments are passed on to `pipelines.distill`.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean, median
+
+from benchmarks.common.results_folder import check_settings, copy_stages, find_only, find_only_checkpoint
+from benchmarks.students.two_teachers import format_accuracies, measure_accuracy, run_distill
+from pipelines.runs.console import Console
+from pipelines.runs.manifest import JsonObject, Manifest
+from pipelines.settings.this_machine import describe_machine, find_commit
+
+SHARED_STAGES = ("data", "teacher", "cache")
+
+
+def main() -> None:
+    """Trains the students that are missing, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/demo.yaml", help="recipe of the student")
+    parser.add_argument("--teacher", help="another teacher than the recipe's")
+    parser.add_argument("--data", default="examples/data/banking77")
+    parser.add_argument("--precisions", nargs="+", default=["32", "bf16-mixed"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--output", default="runs/precisions")
+    options, more = parser.parse_known_args()
+    options.more = [*(["--teacher", options.teacher] if options.teacher else []), *more]
+    console, output = Console(), Path(options.output)
+    check_settings(output, options, free=("seeds", "precisions"))
+    choice = measure_auto(options, output / "auto")
+    scores: dict[str, list[float]] = {name: [] for name in options.precisions}
+    seconds: dict[str, list[float]] = {name: [] for name in options.precisions}
+    for seed in options.seeds:
+        for name in options.precisions:
+            run = train_student(options, name, seed)
+            scores[name].append(measure_accuracy(options, find_only_checkpoint(run, "distill")))
+            seconds[name].append(read_only_manifest(run, "distill")["wall_seconds"])
+        console.say(f"seed {seed}: " + ", ".join(f"{name} {scores[name][-1]:.2%}" for name in scores))
+    first = options.precisions[0]
+    rows = [
+        (name, format_accuracies(scores[name]), f"{mean(seconds[name]):.0f}", format_speedup(seconds, first, name))
+        for name in options.precisions
+    ]
+    header = ("precision", "test accuracy", "seconds of training", f"speedup over {first}, median")
+    console.table(f"{Path(options.data).name}, seeds {options.seeds}", header, rows)
+    console.say(f"auto: {describe_choice(choice)}")
+    console.say(f"{describe_machine()}, commit {find_commit()}")
+
+
+def train_student(options: argparse.Namespace, precision: str, seed: int) -> Path:
+    """Returns the run of a student in a precision; it reuses the stages of the first precision's run."""
+    folder = Path(options.output)
+    first, output = folder / f"{options.precisions[0]}-{seed}", folder / f"{precision}-{seed}"
+    if output != first:
+        copy_stages([first], output, SHARED_STAGES)
+    words = ["--seed", str(seed), "--machine.precision", precision, "--until", "distill"]
+    run_distill(options, output, *words, *options.more)
+    return output
+
+
+def measure_auto(options: argparse.Namespace, output: Path) -> JsonObject:
+    """Returns what each precision's steps took, and the precision that is chosen for it."""
+    run_distill(options, output, "--machine.precision", "auto", "--until", "teacher", *options.more)
+    return read_only_manifest(output, "precision")["metrics"]
+
+
+def read_only_manifest(output: Path, stage: str) -> Manifest:
+    """Returns the manifest of a stage that was built once."""
+    manifest: Manifest = json.loads(find_only(output, stage, "manifest.json", "manifest").read_text())
+    return manifest
+
+
+def describe_choice(choice: JsonObject) -> str:
+    """Returns the chosen precision, and the time per step and the share of the floor of each."""
+    shares = choice["share_of_ceiling"]
+    steps = [
+        f"{name} {seconds * 1e3:.0f} ms per step"
+        + (f", {shares[name]:.0%} of the rate of a large product" if shares.get(name) is not None else "")
+        for name, seconds in choice["seconds_a_step"].items()
+    ]
+    return f"{choice['chosen']}; {', '.join(steps)}"
+
+
+def format_speedup(seconds: Mapping[str, list[float]], first: str, name: str) -> str:
+    """Returns the median over the seeds of the speedup over the first precision."""
+    return f"{median(a / b for a, b in zip(seconds[first], seconds[name], strict=True)):.2f}x"
+
+
+if __name__ == "__main__":
+    main()
