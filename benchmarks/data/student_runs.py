@@ -64,7 +64,7 @@ class StudentRuns:
         self.output, self.words, self.batch = output, words, batch
         self.results: Results[StudentResult] = Results(output)
 
-    def train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int) -> StudentResult:
+    def train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
         """Returns the result of a training, which is run if it isn't known.
 
         Args:
@@ -73,17 +73,18 @@ class StudentRuns:
             rate: Learning rate.
             seed: Seed.
             visits: Rows that the training visits, epochs times rows, as nearly as whole epochs can; at least one epoch.
+                None trains for the epochs of the settings.
         """
         known = self.results.find(variant=variant, rate=rate, seed=seed)
         return known or self.results.add(self._train(variant, more, rate, seed, visits))
 
-    def _train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int) -> StudentResult:
+    def _train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
         words = [*self.words, *more, f"--output={self.output / 'runs'}", f"--seed={seed}", f"--learning_rate={rate}"]
         plan = self.read_plan([*words, "--until=cache"])
         made, _ = run_stages(self.open_run(plan), plan)
         splits = read_data(made["data"])
         rows = len(splits.train) + len(splits.unlabelled) * plan.settings.loss.needs_teacher
-        epochs = max(1, round(visits / rows))
+        epochs = max(1, round(visits / rows)) if visits else plan.settings.train.epochs
         settings = replace(plan.settings, until="distill", train=replace(plan.settings.train, epochs=epochs))
         plan = replace(plan, settings=settings)
         made, _ = run_stages(self.open_run(plan), plan)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.common.tables import draw_few, read_table, write_table
-from benchmarks.data import augmentation, selection
+from benchmarks.data import augmentation, cleaning, selection
 from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from support.run_inputs import make_inputs
 
@@ -41,7 +41,7 @@ def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_pa
     teacher, data = make_inputs(tmp_path)
     rows = read_table(data, "train")
     monkeypatch.setattr(augmentation, "COMMON", f"--teacher {teacher} --precision 32 --data.max_length 32")
-    monkeypatch.setattr(augmentation, "_VALIDATION", 20)
+    monkeypatch.setattr(augmentation, "VALIDATION", 20)
     words = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--per-class", "4", "--visits", "60"]
     words += ["--times", "1", "--teacher-epochs", "1", "--student", "layers=2", "--seeds", "0", "--rates", "1e-3"]
     monkeypatch.setattr("sys.argv", words)
@@ -53,6 +53,23 @@ def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_pa
     assert len((tmp_path / "out" / "pool.jsonl").read_text().splitlines()) == len(rows) - 40
     augmentation.main()
     assert (tmp_path / "out" / "results.jsonl").read_text().splitlines() == results
+
+
+@pytest.mark.slow
+def test_students_learn_from_clean_damaged_and_cleaned_rows(tmp_path, monkeypatch, capsys):
+    teacher, data = make_inputs(tmp_path)
+    monkeypatch.setattr(cleaning, "TEACHER", f"--teacher {teacher} --teacher_train.epochs 1 --precision 32")
+    monkeypatch.setattr(cleaning, "STUDENT", "--student layers=2 --epochs 2 --data.max_length 32")
+    words = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--students", "--seeds", "0", "1"]
+    monkeypatch.setattr("sys.argv", [*words, "--steps", "standard,language=off"])
+    cleaning.main()
+    file = tmp_path / "out" / "students" / "results.jsonl"
+    results = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = {each["variant"]: each["rows"] for each in results}
+    assert len(results) == 6
+    assert rows["clean"] < rows["damaged"]
+    assert rows["damaged, then cleaned"] <= rows["damaged"]
+    assert all(each["steps"] == 2 * -(-each["rows"] // 32) for each in results)
 
 
 def test_variants_are_chosen_by_name():
