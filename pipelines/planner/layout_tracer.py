@@ -143,13 +143,18 @@ class LayoutTracer:
             return Choice(layout, train, refusal=reason)
         first = "none" if train.checkpointing == AUTO else train.checkpointing
         modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
-        for mode in modes:
+
+        def plan(mode: str) -> Choice:
             tried = replace(train, checkpointing=mode)
             step = partial(self._step, train=tried, rows=rows, online=online)
-            choice = self._plan(layout, step, rows, tried, offloads=offloads)
-            if choice.trace is None or not choice.refusal or choice.trace.held > self.hardware.memory:
-                break
-        return choice
+            return self._plan(layout, step, rows, tried, offloads=offloads)
+
+        plain = plan(modes[0])
+        if len(modes) == 1 or plain.trace is None or not plain.refusal or plain.trace.held > self.hardware.memory:
+            return plain
+        smallest = plan(modes[-1])  # before those between, of which none fits where it doesn't
+        between = map(plan, modes[1:-1] if not smallest.refusal else ())
+        return next((choice for choice in between if not choice.refusal), smallest)
 
     def _exchange_signals(self, cached: Choice) -> Choice:
         """Returns a student's layout whose teacher computes in every step, from the one that reads a cache."""
