@@ -22,7 +22,7 @@ from pipelines.runs.manifest import hash_file
 from pipelines.settings.commands.cache import KeepConfig
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules.table import check_ignored_keep
+from pipelines.settings.rules.tasks import check_ignored_keep
 from pipelines.stages.cache.stage import choose_signals
 from support.commands import refusal_of, run_to_success, small_run, start
 from support.run_inputs import make_inputs, stage_folder, write_csv

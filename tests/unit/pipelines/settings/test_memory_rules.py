@@ -19,7 +19,8 @@ from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.commands.distill import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules.table import check_rules, check_training_layout
+from pipelines.settings.rules.layouts import check_training_layout
+from pipelines.settings.rules.table import check_rules
 from pipelines.stages.prepare.teacher import select_key_settings
 
 OFFLOADED, WINDOW = TrainConfig(offload="activations"), TrainConfig(backward_window=1024)

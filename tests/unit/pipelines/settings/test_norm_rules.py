@@ -11,7 +11,9 @@ from pipelines.runs import cli
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules.table import RULES, Rule, check_norms
+from pipelines.settings.rules.rule import Rule
+from pipelines.settings.rules.student import check_norms
+from pipelines.settings.rules.table import RULES
 
 
 def settings(*words: str) -> DistillConfig:

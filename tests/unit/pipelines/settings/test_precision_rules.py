@@ -14,7 +14,8 @@ from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.defaults import fill_defaults
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
-from pipelines.settings.rules.table import NOT_ON_SEVERAL, check_rules
+from pipelines.settings.rules.layouts import NOT_ON_SEVERAL
+from pipelines.settings.rules.table import check_rules
 from pipelines.stages.train import precision
 from support.plans import plan_of
 

@@ -1,0 +1,131 @@
+"""What a run refuses of a student, its pruning, quantization and formats."""
+
+from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
+from compress.prune.budget import Budget
+from distill.errors import InputError
+from distill.student.norms import check_family_kind
+from distill.student.spec import check_spec, parse_spec, read_norm
+from pipelines.settings.commands.distill import DistillConfig
+from pipelines.settings.facts import Facts
+from pipelines.settings.machine_facts import check_machine
+from pipelines.settings.rules.conditions import has_batchnorm
+from pipelines.settings.rules.nested import check_nested
+from pipelines.settings.rules.rule import Check, Rule
+from pipelines.settings.rules.vector_students import check_vector_student, check_vectors_beside
+from pipelines.settings.schemes import check_processor
+
+
+def lacks_cached_logits(s: DistillConfig) -> bool:
+    """Returns whether the loss needs cached logits that the run has no stage for."""
+    return not ((s.loss.computes("kl") or s.loss.uses_vectors) and s.teacher.signals == "cached")
+
+
+def check_norms(facts: Facts) -> None:
+    """Checks that a student of the teacher's family can have the requested normalisation.
+
+    Raises:
+        InputError: It can't.
+    """
+    spec = facts.settings.student.spec
+    assert facts.teacher is not None
+    norm = read_norm(spec)
+    if norm and not parse_spec(spec).is_blocks:
+        check_family_kind(norm, facts.teacher.model_type)
+
+
+def has_other_norms(f: Facts) -> bool:
+    """Returns whether the model to prune has norms of another kind than its stock class."""
+    return any("norms" in each.description for each in (f.teacher, f.student) if each is not None)
+
+
+def check_formats(f: Facts) -> None:
+    """Checks that the formats to export suit the task and are installed."""
+    formats = formats_of(f.settings.export)
+    if f.settings.quantize.scheme:
+        by_scheme(formats, f.settings.quantize.scheme)
+    else:
+        check_float(formats, "a student without --quantize")
+    check_installed(formats)
+
+
+def check_ignored_budget(f: Facts) -> None:
+    """Checks that no setting of the budget is set that has no effect without a target speed."""
+    budget, plain = f.settings.budget, Budget()
+    if budget.requested:
+        return
+    kept = ("min_score",) if f.settings.quantize.scheme else ()
+    for name in ("max_bytes", "uniform", "min_score"):
+        if getattr(budget, name) != getattr(plain, name) and name not in kept:
+            raise InputError(
+                f"budget.{name}: expected a speedup, latency_ms or texts_per_second beside it, found "
+                f"{getattr(budget, name)} alone: nothing is pruned without one"
+            )
+
+
+STUDENT_RULES: tuple[Rule | Check, ...] = (
+    Check(lambda f: check_spec(f.settings.student.spec)),
+    Rule(
+        lambda s, f: s.budget.requested and s.student.given,
+        "budget: expected none with student.given, found a target speed: a trained student is quantized as it is; "
+        "pipelines.prune and pipelines.distill prune and quantize",
+    ),
+    Check(check_ignored_budget),
+    Check(check_vector_student),
+    Check(check_vectors_beside),
+    Check(check_nested),
+    Rule(
+        lambda s, f: s.budget.requested and read_norm(s.student.spec),
+        "student {s.student.spec!r}: expected no norm= with a budget, found one: a student with other normalisations "
+        "can't be pruned; build it smaller",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and has_other_norms(f),
+        "budget: expected a model with the normalisations of its stock class, found one with others: it can't be "
+        "pruned; build it smaller",
+        ("opened",),
+    ),
+    Rule(
+        lambda s, f: read_norm(s.student.spec) and f.task == "sentence-embedding",
+        "student {s.student.spec!r}: expected no norm= for sentence-embedding, found one: sentence encoders are stored "
+        "with a stock body",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: (
+            has_batchnorm(s, f) and (s.train.checkpointing != "none" or s.general.train.checkpointing != "none")
+        ),
+        "student norm=batchnorm: expected train.checkpointing none, found another: the second forward pass would count "
+        "a batch in the running statistics twice",
+    ),
+    Check(check_norms, ("teacher",)),
+    Rule(
+        lambda s, f: (
+            s.student.given and ((f.is_student_built and s.student.spec != "teacher") or not s.quantize.scheme)
+        ),
+        "student.given: expected a checkpoint or teacher, and a quantize.scheme, found {s.student.spec!r} and scheme "
+        "{s.quantize.scheme!r}: there is nothing to do",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and lacks_cached_logits(s),
+        "budget: a pruned student recovers on the teacher's cached logits, so expected loss.kl above 0 and "
+        "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+    ),
+    Rule(
+        lambda s, f: s.quantize.scheme and lacks_cached_logits(s),
+        "quantize: a quantized student is trained on the teacher's cached logits, so expected loss.kl above 0 and "
+        "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and s.prune.embedding_rank and s.budget.uniform,
+        "prune.embedding_rank: expected 0 with budget.uniform, found {s.prune.embedding_rank}: no stock class has a "
+        "factorised token embedding; leave one of the settings out",
+    ),
+    Rule(
+        lambda s, f: s.sparsity.requested and s.train.patience,
+        "train.patience {s.train.patience}: expected 0 with sparsity.pattern: the weights with the best score may be "
+        "from before the last zeros were set",
+    ),
+    Check(check_formats),
+    Check(lambda f: check_processor(f.settings)),
+    Check(lambda f: check_machine(f.settings.machine.accelerator, f.settings.machine.precision)),
+)
