@@ -145,6 +145,10 @@ def test_checkpointing_comes_where_the_plain_step_does_not_fit():
     assert tight.train.checkpointing == "selective"
     assert tight.peak < plain.peak
     assert tight.seconds >= plain.seconds
+    tighter = list_students(workload, replace(FOUR, memory=tight.peak - 1))["replicated"]
+    assert (tighter.train.checkpointing, tighter.refusal) == ("full", "")
+    refused = list_students(workload, replace(FOUR, memory=tighter.peak - 1))["replicated"]
+    assert (refused.train.checkpointing, refused.refusal) == ("full", "doesn't fit")
 
 
 def test_states_become_smaller_where_nothing_else_fits():
