@@ -30,10 +30,10 @@ from distill.train.config import TrainConfig
 from distill.train.optimizer_kinds import ADAMW_RATE
 from pipelines.runs.console import Console
 
-FIXED = "16 rows"
+LARGEST = "128 rows"  # whose final score is the goal of all
 CASES: Mapping[str, Mapping[str, Any]] = {
-    FIXED: {"accumulate": 2},
-    "128 rows": {"accumulate": 16},
+    "16 rows": {"accumulate": 2},
+    LARGEST: {"accumulate": 16},
     "schedule": {"accumulate": 2, "batch_growth": "schedule", "largest_batch": 128},
     "noise": {"accumulate": 2, "batch_growth": "noise", "largest_batch": 128},
 }
@@ -115,8 +115,8 @@ def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace)
     """Prints scores and seconds of each case at its rate."""
     console, rows = Console(), []
     console.say(f"{describe_device(options)}, torch {torch.__version__}, {options.threads} threads")
-    fixed = chosen.get(FIXED)
-    goal = statistics.mean(result["curve"][-1][1] for result in fixed) if fixed else 1.0
+    largest = chosen.get(LARGEST)
+    goal = statistics.mean(result["curve"][-1][1] for result in largest) if largest else 1.0
     for case, results in chosen.items():
         score = format_percent([result["test"] for result in results])
         reached = [seconds for result in results if (seconds := find_seconds(result, goal)) is not None]
