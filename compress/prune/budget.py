@@ -36,13 +36,13 @@ class Budget:
         length: Tokens per text; 0 uses the lengths of the data set. With several, such as 16,64,256, the speed must
             hold for texts of each.
         threads: Threads of the runtime.
-        rounds: Number of times that every measured size is run on each text, at least 1; the student is run three times
-            as often, beside the teacher.
-        recuts: Number of times that a student is pruned further and trained again if it is evaluated at more than 5 %
-            below the requested speed.
-        uniform: Give every layer the same sizes, so that the checkpoint loads in the stock class.
-        frontier: A student for each speed-up from 2 to 128, or for each in `speedup`, as far as a pruned model reaches
-            it, and beside them the students without attention in `student.vectors`.
+        rounds: Number of timed runs of each measured size on each text, at least 1; candidate students are run three
+            times as often, beside the teacher.
+        recuts: Maximum number of times that a student is pruned further and trained again because it is more than 5 %
+            slower than requested.
+        uniform: Give every layer the same sizes, so that the checkpoint loads in its stock transformers class.
+        frontier: Train a student for each speed-up 2, 4, 8, ..., 128, or for each in `speedup`, that a pruned model
+            reaches, and the students without attention in `student.vectors`.
     """
 
     speedup: str = ""

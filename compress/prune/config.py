@@ -25,10 +25,10 @@ class PruneConfig:
             outputs are tokens.
         unseen: Share of tokens in unseen text that may be split into smaller tokens because the training texts lack
             them.
-        reconstruct: Fit the units that stay to what their layers computed before pruning, by least squares on the
-            samples of the scores (oneshot and iterative schedules).
-        embedding_rank: Columns of the token embedding, which a projection maps to the hidden width; 0 keeps the full
-            embedding.
+        reconstruct: Refit the units that stay to their layers' outputs before pruning, by least squares on the texts of
+            the scores (oneshot and iterative schedules).
+        embedding_rank: Rank of a factorized token embedding, whose projection maps to the hidden width; 0 keeps the
+            full embedding.
         nested: Train the students of all target speeds as one set of weights: each is a part of the slower one.
     """
 

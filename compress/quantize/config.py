@@ -17,9 +17,9 @@ class QuantizeConfig:
 
     Args:
         scheme: int8-static, int8-dynamic, int8-weights, int4-weights, int4-dynamic, int8-groups, int4-groups,
-            fp8-weights or fp8-dynamic, see `SCHEMES`. int8 selects int8-static for each format that supports it and
-            int8-dynamic for the others, and produces one student per scheme needed; int4 does the same, preferring
-            int4-weights; fp8 is fp8-dynamic; auto is int8 with a min_score of 0.99; empty: no quantization.
+            fp8-weights or fp8-dynamic (docs/howto/quantize.md). int8 selects int8-static for each format that supports
+            it and int8-dynamic for the others, and produces one student per scheme needed; int4 does the same,
+            preferring int4-weights; fp8 is fp8-dynamic; auto is int8 with a min_score of 0.99; empty: no quantization.
         method: qat trains the student with simulated quantization on the teacher's signals; ptq only calibrates it.
         ranges: Range estimator for activations with per-tensor scales: minmax, percentile, or mse (least squared
             error).
@@ -29,10 +29,10 @@ class QuantizeConfig:
         min_score: Share of the float model's validation score that calibration must preserve: the most sensitive layers
             get 8 bits instead of 4, or stay in float, until it is reached.
         learned: Also train the scales of weights and activations (LSQ).
-        reduced: 7 bits for weights whose inputs have 8: x86 processors without VNNI saturate larger products in ONNX
+        reduced: Use 7-bit weights with 8-bit inputs: on x86 processors without VNNI, larger products saturate in ONNX
             Runtime and OpenVINO. auto uses 7 bits if one of these formats is exported and `processor` needs it.
-        processor: Processor the files will run on; only used by reduced auto. here is this machine; avx2 and avx512 are
-            x86 without VNNI, vnni is x86 with it, arm is any ARM.
+        processor: Processor the files will run on; used only if `reduced` is auto. here is this machine; avx2 and
+            avx512 are x86 without VNNI, vnni is x86 with it, arm is any ARM.
         samples: Number of training texts used for calibration.
         epochs: Epochs of qat.
         learning_rate: Learning rate of qat; its schedule and the other training settings are those of the student.

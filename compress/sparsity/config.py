@@ -14,13 +14,14 @@ class SparsityConfig:
     """Settings of sparse training; without a pattern the student stays dense.
 
     Args:
-        pattern: unstructured; N:M, such as 2:4; or blocks of outputs x inputs, such as 4x1.
+        pattern: unstructured; N:M, such as 2:4; or blocks of outputs x inputs, such as 4x1. Empty: no sparsity.
         amount: Share of the layers' weights that become zero; N:M implies its own.
         score: Importance of a weight: magnitude, or movement (weight times gradient, summed over the steps).
-        rewire: Share of the live weights that are swapped at `begin`, falling to 0 at `end` (RigL); 0 for none.
+        rewire: Share of the nonzero weights that a mask update drops and regrows elsewhere (RigL), falling from `begin`
+            to 0 at `end`; 0: none.
         begin: Share of the steps before the first zeros are introduced.
-        end: Share of the steps after which all zeros have been introduced, by a cubic from `begin`; the remaining steps
-            train the weights that stay.
+        end: Share of the steps after which all zeros have been introduced, along a cubic from `begin`; the remaining
+            steps train the weights that stay.
 
     Raises:
         CompressError: A value is out of range, or settings contradict each other.

@@ -31,8 +31,8 @@ class DataConfig:
             leaves them out and counts them.
         max_length: Maximum text length in tokens; longer texts are truncated and counted. 0: 256, or the number of
             positions of the models if that is smaller.
-        packing: Rows that a language model is trained on: `stream` joins documents and splits the result into blocks;
-            `documents` packs whole documents, which don't attend to each other; `none` makes each document a row.
+        packing: How documents become the training rows of a language model: `stream` joins them and splits the result
+            into blocks; `documents` packs whole documents, which don't attend to each other; `none` makes each a row.
             `auto` is `stream` for plain text and `documents` for conversations, or `none` for conversations if the
             student generates text during training.
     """

@@ -13,11 +13,11 @@ class AcrossConfig:
     """Loss between a student and a teacher with different tokenizers.
 
     Args:
-        kind: `spans` compares the outcomes that both vocabularies have and sorts the rest; `sorted` sorts whole
-            distributions, which needs no shared vocabulary, but labels beside it: it measures how confident the teacher
-            is, not in which tokens.
-        beta: Of `spans`: the teacher's share of the Jensen-Shannon mixture on the shared outcomes; 0 is the forward KL.
-        shared_weight: Of `spans`: weight of the shared outcomes; the sorted rest has 1 - shared_weight.
+        kind: `spans` compares shared tokens one by one and the probabilities of the others in sorted order; `sorted`
+            compares sorted distributions only, which needs no shared vocabulary but loss.ce too: it conveys how
+            confident the teacher is, not in which tokens.
+        beta: For `spans`: the teacher's share of the Jensen-Shannon mixture on shared tokens; 0 is the forward KL.
+        shared_weight: For `spans`: weight of the shared tokens; the sorted rest has 1 - shared_weight.
         temperature: Softens both distributions; the loss is scaled by its square.
     """
 

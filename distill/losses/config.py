@@ -30,34 +30,33 @@ class LossConfig:
         hidden: Weight of the distance between hidden states.
         attention: Weight of the distance between attention scores; teacher and student need the same number of heads.
         relations: Weight of the KL between relations of queries, keys and values (MiniLMv2).
-        embedding: Weight of the distance from the teacher's vector of a text; the vector of a narrower student is
-            projected to the teacher's width by a map that isn't part of the result.
-        similarity: Weight of the distance between the student's and the teacher's cosines of every two texts of a batch
-            (of each process's share of it).
-        temperature: Softens both distributions of `kl`; the term is scaled by its square. If omitted it is 2, or 1 in a
-            run on a language model (`pipelines.settings.task_settings.resolve_task`): over a vocabulary there is little
-            left to learn at 2.
+        embedding: Weight of the distance from the teacher's embedding of a text; a narrower student's is projected to
+            the teacher's width by a map that isn't kept.
+        similarity: Weight of the distance between the pairwise cosines of a batch's texts in student and teacher (of
+            each process's share of the batch).
+        temperature: Softmax temperature of both distributions of `kl`; the term is multiplied by its square. If omitted
+            it is 2, or 1 in a run on a language model, where 2 leaves little to learn.
         divergence: Divergence of `kl`: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.
-        skew: The share of the first distribution that skewed_kl mixes into the second.
+        skew: Share of the first distribution that skewed_kl and skewed_reverse_kl mix into the second.
         decoupled: Weights of decoupled_kl's two parts: the label against the rest, and within the rest.
-        hidden_kind: `mse`, `cosine`, or `normalized_mse` (of vectors of length 1, patient KD).
-        attention_kind: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
-        embedding_kind: `cosine` or `mse`.
-        similarity_kind: `mse` of the cosines, or `kl` of their softmax at temperature 0.05.
-        relation_heads: Number of relation heads; it divides the widths of both models' queries, keys and values, of
-            which the last two are narrower where heads share them.
+        hidden_kind: Distance of `hidden`: `mse`, `cosine`, or `normalized_mse` (mse of unit vectors, patient KD).
+        attention_kind: Distance of `attention`: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
+        embedding_kind: Distance of `embedding`: `cosine` or `mse`.
+        similarity_kind: Distance of `similarity`: `mse` of the cosines, or `kl` of their softmax at temperature 0.05.
+        relation_heads: Number of relation heads; must divide the widths of both models' queries, keys and values (the
+            latter two are narrower with grouped-query attention).
         relation_layer: The teacher's layer whose relations the student's last layer is trained to match, where the
             first is 1; 0 is the last.
-        ramps: Maps a term or temperature to its values at the start and at the end of the training, between which it is
-            interpolated linearly; they replace its own setting, as in {"hidden": [1, 0], "temperature": [4, 1]}.
-        balance: Number of steps after which the weights are rescaled, so that each term's share of the gradient is that
-            of its weight; 0 never.
-        layer_map: `uniform`; `skip`, every k-th layer of the teacher without the last (PKD); `last`; pairs
-            student:teacher such as `0:0,2:6` (0 is the embeddings); `dynamic`: in each step every layer of the student
-            is matched to the nearest of the teacher's, in increasing order; or `learned`: each is trained to match a
-            mixture of all teacher layers, whose weights are trained.
+        ramps: Linear schedules of term weights or the temperature, in place of their own settings: name to values at
+            the start and end of training, as in {"hidden": [1, 0], "temperature": [4, 1]}.
+        balance: Rescale the weights every so many steps, so that each term's share of the gradient is that of its
+            weight; 0: never.
+        layer_map: Which layers `hidden` and `attention` compare: `uniform` (evenly spaced); `skip`, every k-th of the
+            teacher's without the last (PKD); `last`; pairs student:teacher such as `0:0,2:6` (0 is the embeddings); for
+            `hidden` only, `dynamic` (the nearest, in increasing order, matched again in each step) or `learned` (a
+            trained mixture of all teacher layers).
     """
 
     kl: float = 1.0

@@ -64,20 +64,20 @@ class StudentConfig:
 
     Args:
         spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; tinybert4,
-            tinybert6, minilm-l6-h384: the same shares of the teacher as these models have of BERT-base; mobilebert,
-            mobilebert-tiny: bottleneck blocks; inverted-bottleneck: their teacher; static, cnn, gru: vectors of tokens
-            without attention; teacher: the entire teacher); sizes such as `layers=2`, `layers=0,2,5` or
+            tinybert6, minilm-l6-h384: sized relative to the teacher as these models are to BERT-base; mobilebert,
+            mobilebert-tiny: bottleneck blocks; inverted-bottleneck: a teacher for these; static, cnn, gru: token
+            embeddings without attention; teacher: the entire teacher); sizes such as `layers=2`, `layers=0,2,5` or
             `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh` before them for random weights; `norm=`
-            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalisation. If omitted it is
-            distilbert, or teacher if a budget determines the pruning.
+            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalisation. If omitted, distilbert,
+            or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; for long texts
             cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated if training fits into each process's memory, else fsdp.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
-        offload: FSDP keeps weights, gradients and optimizer state in CPU memory.
-        vectors: Students without attention to train beside pruned ones, as specs separated by semicolons, such as
-            `static;cnn,hidden=128`; some of each kind that can do the task with `budget.frontier`.
-        stages: By what layers are divided among pipeline stages: size, so that the largest stage has as few parameters
-            as possible, or time, so that the slowest one is as quick as possible, from a measurement of the parts.
+        offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
+        vectors: Students without attention to train as well, as specs separated by semicolons, such as
+            `static;cnn,hidden=128`; if omitted with `budget.frontier`, several of each kind that can do the task.
+        stages: How layers are divided among pipeline stages: size minimizes the parameters of the largest stage; time
+            minimizes the time of the slowest one, as measured on its parts.
     """
 
     spec: str = ""

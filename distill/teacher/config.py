@@ -12,20 +12,22 @@ class TeacherConfig:
 
     Args:
         model: A hub id or a local folder with config.json, safetensors and a tokenizer.
-        also: Further teachers, checkpoints of the same kind, whose predictions are mixed with the first one's; terms on
-            layers aren't available with them.
+        also: Further teachers, checkpoints of the same kind, whose predictions are averaged with the first one's;
+            layer-wise loss terms aren't available with them.
         weights: Weight of each teacher, starting with `model`; equal if omitted.
-        mix: `weighted`, or `confidence`, which for each text gives more weight to the more confident teachers.
-        sharpness: For `confidence`: how strongly a teacher's weight falls with its entropy, per nat.
-        finetune: `auto` fine-tunes the teacher first if it has no head for the data's labels; `always`; `never` stops
-            instead.
+        mix: `weighted`, by `weights` alone, or `confidence`, which for each text gives more weight to the more
+            confident teachers.
+        sharpness: For `confidence`: weights are multiplied by exp(-sharpness * entropy in nats).
+        finetune: `auto` fine-tunes the teacher first if it has no head for the data's labels; `always` does so anyway;
+            `never` stops with an error instead.
         probe: Fit a new head on frozen features before fine-tuning.
         layout: Distribution over the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, or the student's with
             cp; auto is replicated if the teacher fits into each process's memory, else fsdp.
         offload: With FSDP, keep the teacher's weights in CPU memory.
-        signals: `cached` computes them once and trains without the teacher; `online` runs the teacher in every step.
-        ranks: Number of the processes that hold only the teacher and compute a batch's signals while the student trains
-            on the previous batch. With 0 the teacher shares the student's processes.
+        signals: `cached` computes the teacher's signals once and trains without it; `online` runs the teacher in every
+            step.
+        ranks: Number of processes dedicated to the teacher, which compute the next batch's signals while the student
+            trains. With 0 the teacher shares the student's processes.
     """
 
     model: str = ""

@@ -29,52 +29,52 @@ class TrainConfig:
             projection of rank 32), `lamb`, `lion`, `soap`, `schedule-free`, `adamw-8bit`, `adamw-4bit`, `adamw-fp8`.
         learning_rate: Peak learning rate of the schedule; if omitted, the optimizer's usual one.
         schedule: The learning rate after the warm-up: `linear`, `cosine` or `polynomial` decay; cosine decay with
-            `restarts`; `stable`, with a decay at the end only; `plateau`, lower whenever the validation stops
-            improving; `constant`; or `find`, linear from the rate that a range test before the training finds. `auto`
-            is `linear`, or `constant` with the optimizer `schedule-free`.
+            `restarts`; `stable`, constant with a decay at the end; `plateau`, reduced whenever validation stops
+            improving; `constant`; or `find`, linear decay from a peak found by a range test before training. `auto` is
+            `linear`, or `constant` with the optimizer `schedule-free`.
         power: Exponent of the `polynomial` decay.
         cycles: Number of decays with `restarts`.
-        decay_share: Share of the training in which `stable` decays.
+        decay_share: Final share of the steps after the warm-up in which `stable` decays.
         plateau_patience: Validations without improvement that `plateau` waits for.
         plateau_factor: Factor by which `plateau` lowers the rate.
-        plateau_cooldown: Validations after a fall that `plateau` ignores.
+        plateau_cooldown: Validations that `plateau` ignores after lowering the rate.
         floor: The lowest learning rate after the warm-up, as a share of the peak.
         warmup: Share of the steps over which the learning rate rises.
-        batch_size: Rows per batch, over all processes; `auto` is `reference_batch`, in the largest micro-batches that
-            fit into memory, with the same losses up to rounding (one process only).
-        batch_tokens: Tokens with padding per batch, over all processes, instead of rows; 0 counts rows. Every sample
-            has the same weight, so that a batch counts in proportion to its rows.
+        batch_size: Rows per batch, over all processes; `auto` is `reference_batch`, split into the largest
+            micro-batches that fit into memory, with the same losses up to rounding (one process).
+        batch_tokens: Maximum tokens per batch, including padding, over all processes, instead of rows; 0 counts rows.
+            Every sample has the same weight, so a batch counts in proportion to its rows.
         accumulate: Batches per optimizer step.
-        batch_growth: Whether the effective batch grows between epochs, by accumulating twice as many batches each time:
-            `none`, `schedule` (after every epoch), or `noise`, once the measured noise scale of the gradient is twice
-            the batch. The learning rate grows with its root, or as `rate_scaling: linear` says.
-        largest_batch: Rows of the largest effective batch that it grows to.
-        rate_scaling: How the learning rate follows the effective batch, `batch_size` times `accumulate`: `none`, or
-            multiplied by its ratio to `reference_batch` (`linear`, as for SGD) or the root of it (`sqrt`, as for Adam).
+        batch_growth: Whether the effective batch is doubled between epochs by accumulating more batches: `none`,
+            `schedule` (after every epoch), or `noise`, if the measured gradient noise scale is at least twice the
+            batch. The learning rate grows with its square root, or linearly with `rate_scaling: linear`.
+        largest_batch: Maximum rows of the effective batch with `batch_growth`.
+        rate_scaling: How the learning rate scales with the effective batch, `batch_size` times `accumulate`: `none`, or
+            by its ratio to `reference_batch` (`linear`, as for SGD) or the square root of that (`sqrt`, as for Adam).
         reference_batch: Rows of the effective batch that the learning rate was chosen for.
         weight_decay: Weight decay, applied to matrices only; if omitted, 0.01, or 0 for `adam`, `adagrad`, `adadelta`,
-            `rmsprop` and `adamax`, which add it to the gradient and so divide it by the gradient's size.
+            `rmsprop` and `adamax`, which add it to the gradient (not decoupled).
         max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
         head_rate: Factor on the learning rate of the output head.
         dropout: Replaces the model's own dropout rates during training; if omitted, they are kept. Each process
             draws its own dropout masks, so only at 0 do all layouts and numbers of processes train the same student, up
             to rounding.
         freeze_embeddings: Exclude the token embeddings from training.
-        average: Decay of a running average of the weights in each step, such as 0.999; the validation and the trained
-            model have the averages. At 0 there is none.
+        average: Decay per step of an exponential moving average (EMA) of the weights, such as 0.999, which validation
+            and the trained model use; 0 disables it.
         patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
             disables early stopping.
-        recoveries: How often a training may go back to its last checkpoint after a spike of the loss, and go on at half
-            the learning rate and without the batch; at 0 it doesn't look for spikes.
+        recoveries: How often training may go back to its last checkpoint after a loss spike and continue at half the
+            learning rate without that batch; 0 disables spike detection.
         spike: A loss is a spike if it isn't finite or is more than this many times the median of the last 32.
-        checkpointing: Layers whose activations are computed again in the backward pass instead of kept: `none`, `full`
-            (all layers), `every=K` (every K-th), `selective` (all, but the results of their costly products are
-            kept), or `auto`, the fastest that fits into `machine.memory`. It trains the same weights.
-        backward_window: Tokens of a document that are trained at a time; 0 trains whole documents. Later tokens read
-            the keys and values of earlier ones, but have no gradient to them (truncated backpropagation), so that
-            memory follows the window. For decoders in one process.
-        offload: With `activations`, what the backward pass needs leaves the memory of the device in between: from a GPU
-            to the CPU's memory, from a CPU to a file in the run's folder, without a name. It trains the same weights.
+        checkpointing: Layers whose activations are recomputed in the backward pass instead of kept: `none`, `full` (all
+            layers), `every=K` (every K-th), `selective` (all, but the results of costly products are kept), or `auto`,
+            the fastest that fits into `machine.memory` or free memory. The trained weights are the same.
+        backward_window: Window of truncated backpropagation in tokens; 0 trains on whole documents. Later windows
+            attend to the keys and values of earlier ones, but pass no gradient to them, so activation memory depends on
+            the window. For decoders in one process.
+        offload: With `activations`, those kept for the backward pass are moved off the device until then: from a GPU to
+            CPU memory, from a CPU to an unnamed file in the run's folder. The trained weights are the same.
         checkpoint_every: Steps between the checkpoints that a killed run resumes from.
     """
 

@@ -10,14 +10,15 @@ ASYNCHRONOUS = (*AVERAGED, "hogwild")
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """How replicas that train on their own are averaged.
+    """How replicas that train independently are averaged.
 
     Args:
         every: Optimizer steps of a replica between two averagings, at least 1.
-        learning_rate: Rate of diloco's outer optimizer, SGD with Nesterov momentum on the averaged change; above 0.
+        learning_rate: Learning rate of diloco's outer optimizer (SGD with Nesterov momentum on the averaged change);
+            above 0.
         momentum: Momentum of that optimizer, from 0 to less than 1.
-        fragments: Parts of the student that are averaged in turns, each once in `every` steps, so that less is sent at
-            a time (streaming DiLoCo); `every` is a multiple.
+        fragments: Number of parts of the student that are averaged in turn, each once in `every` steps, so that less is
+            sent at a time (streaming DiLoCo); must divide `every`.
         delay: Steps that a replica goes on training while a part is being averaged; less than `every` over `fragments`.
         mix: Share of a replica's own weights in a part after its averaging, from 0 to 1.
     """

@@ -27,19 +27,19 @@ class AugmentConfig:
     """Synthetic examples for the student, made from the training rows after the teacher is trained.
 
     Args:
-        kinds: How rows are changed or drawn, separated by commas, each with the share of words after `=` if it isn't
-            the default one, such as `noise,swap=0.2,masked`; rules, order, noise and standard stand for several, and a
-            kind with the value `off` is left out. Each synthetic row is made by one of them. Empty: no augmentation.
-        times: Synthetic rows for each training row.
-        ratio: Synthetic rows per training row that an epoch uses, others in each; 0: all.
-        labels: What students learn of a synthetic row: `teacher`, only what the teacher answers, or `row`, also the
+        kinds: Kinds of augmentation, separated by commas, each optionally with a share of words to change, such as
+            `noise,swap=0.2,masked`: synonyms, contractions, numbers, names, fillers, templates, ngrams, masked, swap,
+            phrases, sentences, crop, insert, delete, keyboard, ocr, case, punctuation; or the groups rules, order,
+            noise and standard, with `kind=off` to leave one out. Each synthetic row is made by one kind.
+        times: Maximum number of synthetic rows per training row.
+        ratio: Synthetic rows per training row in each epoch, different ones each time; 0: all.
+        labels: What the student learns from a synthetic row: `teacher`, only the teacher's predictions; `row`, also the
             label of the row it was made from, whose tags and answers move with their words.
-        agreement: Least agreement of the teacher's answers to a synthetic row and to its original, the overlap of
-            their probabilities from 0 to 1; rows below it are dropped. 0: none is.
-        lexicon: File with a word and its synonyms, separated by tabs, in each line; for synonyms.
-        templates: YAML file with slots and templates; for templates and fillers. Without it, templates are found in
-            the data.
-        model: Folder of a masked language model; for masked. Empty: the teacher as it was before fine-tuning.
+        agreement: Minimum overlap, from 0 to 1, of the teacher's predicted probabilities for a synthetic row and its
+            original; rows below it are dropped. 0: none is.
+        lexicon: For synonyms: file with a word and its synonyms on each line, separated by tabs.
+        templates: For templates and fillers: YAML file with slots and templates. Empty: templates found in the data.
+        model: For masked: folder of a masked language model. Empty: the teacher as it was before fine-tuning.
     """
 
     kinds: str = ""

@@ -13,13 +13,12 @@ class SamplingConfig:
     """Which rows the student trains on in each epoch; every epoch has as many as there are rows.
 
     Args:
-        by: uniform: every row once. balanced: as many rows of every class. length and difficulty: a curriculum that
-            begins with the shortest rows, or with those of the smallest entropy of the teacher's answer. distance:
-            rows in proportion to the divergence of the student from the teacher, measured before each epoch but the
-            first.
-        start: For a curriculum, the share of the rows in the first epoch; it grows until the last epoch has all.
-        unbiased: For distance and balanced, weigh each row's gradient by the inverse of the frequency with which it is
-            drawn, so that the gradient is that of uniform sampling on average.
+        by: uniform: every row once. balanced: equally many rows of each class. length and difficulty: a curriculum that
+            begins with the shortest rows, or those with the lowest teacher entropy. distance: rows in proportion to the
+            divergence of the student from the teacher, measured before each epoch but the first.
+        start: For a curriculum: easiest share of the rows that the first epoch uses; it grows until the last uses all.
+        unbiased: For distance and balanced: weight each row's gradient by its inverse sampling frequency, so that the
+            expected gradient is that of uniform sampling.
     """
 
     by: Sampling = "uniform"

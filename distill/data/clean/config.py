@@ -71,14 +71,15 @@ class CleanConfig:
     """Cleaning of the data before anything is trained on it.
 
     Args:
-        steps: Steps separated by commas, each with a value after `=` if it isn't the default one, such as
-            `standard,urls=mask,length=3:200`; standard stands for several, and a step with the value `off` is left out.
-            Empty: no cleaning.
-        deploy: Those of the steps that change texts which also run in deployment: validation and test are cleaned by
-            these alone, and the student's folder contains them.
-        words: File with a word in each line, which spelling takes as known beside those of the data.
-        tagger: Token classifier, a folder or hub name, that finds the names of persons for the step names.
-        folds: Trainings of the teacher for its probabilities of the labels, each on the rows of the other folds.
+        steps: Cleaning steps, separated by commas, each optionally with a value, such as
+            `standard,urls=mask,length=3:200`: encoding, html, markdown, unicode, urls, emails, users, personal, names,
+            numbers, case, elongations, whitespace, spelling, language, length, symbols, duplicates, near-duplicates,
+            overlap, labels; or the group standard, with `step=off` to leave one out.
+        deploy: Steps that also run in deployment, only ones that change texts; validation and test are cleaned by these
+            alone, and they are stored with the student.
+        words: For spelling: file with additional known words, one per line.
+        tagger: For names: token classifier that finds names of persons, a folder or hub id.
+        folds: For labels: number of folds; for each, the teacher is trained on the others to predict its labels.
     """
 
     steps: str = ""

@@ -20,21 +20,21 @@ class SelectConfig:
     """Rows that the student is trained on, of all rows that there are after cleaning and augmentation.
 
     Args:
-        method: random; balanced (as many of each class); by a score of difficulty: entropy, margin or loss of the
-            teacher's answers, or el2n, forgetting or aum from its own training; ccs (rows of all difficulties but the
-            hardest); by the teacher's vectors: k-centre, facility (facility location), mixture (typical and diverse
-            rows) or similarity (to select.target). Empty: all rows.
-        share: Share of the rows that is kept, above 0 and below 1; or set rows.
+        method: random; balanced (equally many of each class); by difficulty: entropy, margin or loss of the teacher's
+            predictions, or el2n, forgetting or aum from its training; ccs (rows of all difficulties but the hardest);
+            by the teacher's vectors: k-centre, facility (facility location), mixture (typical and diverse rows) or
+            similarity (to select.target). Empty: all rows.
+        share: Share of the rows to keep, above 0 and below 1; or set rows.
         rows: Number of rows that are kept.
         of: The rows to choose from: train, unlabelled, or all. Rows of other parts are all kept.
-        take: hard or easy rows, for a score of difficulty.
-        score: Difficulty for ccs.
-        cutoff: Share of the hardest rows that ccs leaves out.
-        vectors: teacher, the mean of its last layer's states, or embeddings, the mean of its token embeddings, for
-            which it computes nothing.
-        weight: For mixture, the weight of typical rows; the rest is that of diverse ones.
-        target: Table or text file with texts like those that the student will meet, for similarity.
-        follow_share: Whether the weight of ce shrinks with the share that is kept, in favour of that of kl.
+        take: For a difficulty score: keep hard or easy rows.
+        score: For ccs: the difficulty score.
+        cutoff: For ccs: share of the rows that is left out as too hard.
+        vectors: teacher, the mean of the teacher's last hidden states, or embeddings, the mean of its token embeddings,
+            which needs no forward pass.
+        weight: For mixture: weight of typical rows; diverse ones have 1 - weight.
+        target: For similarity: table or text file with texts like those that the student will meet.
+        follow_share: Multiply the weight of ce by the share of rows kept, and add the difference to that of kl.
     """
 
     method: Method = ""

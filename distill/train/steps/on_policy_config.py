@@ -13,7 +13,7 @@ class OnPolicyConfig:
         share: Share of the steps on generated sequences, drawn independently for each step: 0 trains on the dataset's
             texts alone, 1 on the student's alone.
         new_tokens: Maximum number of tokens that the student generates after a prompt.
-        prompt_tokens: Number of tokens of a row of plain text that form its prompt.
+        prompt_tokens: Number of tokens at the start of a plain-text row that form the prompt.
         temperature: Sampling temperature of the student; 0 is greedy decoding.
         top_p: Sampling is restricted to the smallest set of most probable tokens with this total probability.
     """

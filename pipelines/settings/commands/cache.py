@@ -41,8 +41,8 @@ class KeepConfig:
         temperature: For `topk` and `sampled`: the logits are divided by it; 1 if omitted. For `generated`: sampling
             temperature; 0, or omitting it, is greedy decoding.
         new_tokens: For `generated`: maximum number of tokens per sequence.
-        compression: none, or zstd, which also compresses each record; this doesn't reduce encoded ids, and features
-            only a little.
+        compression: none, or zstd, which also compresses each record; encoded ids don't get smaller, and features only
+            slightly.
     """
 
     signals: str = "auto"
@@ -82,13 +82,13 @@ class WriteConfig:
         rank: Index of this writer, from 0 to ranks - 1, if several writers are started by hand; each begins at a
             different shard.
         ranks: Number of writers that are started by hand.
-        devices: Number of processes to start on this machine, which share the work; with torchrun, its own options
-            determine the number.
-        engine: What starts the processes: `torchrun`, on this machine; or `ray`, as workers of Ray Train on the cluster
-            of RAY_ADDRESS, or else on this machine.
+        devices: Number of processes to start on this machine, which share the work; under torchrun, its own options set
+            the number.
+        engine: Launcher of the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster at
+            RAY_ADDRESS, or else on this machine.
         layout: Layout of the teacher on the processes: replicated, fsdp=N, hsdp=RxS, tp=N or fsdp=N,tp=M.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails.
-        seed: Seed of the draws.
+        seed: Seed of sampling (`sampled`, `generated`).
         force: Write even if the disk has too little space.
         dry_run: Measure, print the predicted disk space, time and memory, and write nothing.
     """
@@ -170,7 +170,7 @@ class InspectConfig(RebuildConfig):
         threads: CPU threads; 0 uses PyTorch's default.
         fidelity: Number of batches on which the cache is compared with the teacher's full output; 0 disables the
             comparison.
-        student: Checkpoint whose gradients are compared; if omitted, the first half of the teacher's layers.
+        student: Student checkpoint whose gradients are compared; if omitted, the first half of the teacher's layers.
     """
 
     fidelity: int = 0

@@ -18,22 +18,21 @@ class CascadeConfig:
     """Settings of `python -m pipelines.cascade`.
 
     Args:
-        models: Checkpoints of two or more students of the same labels, separated by commas: local folders or hub ids.
-            At most three become members; the others are measured beside them.
+        models: Checkpoints of two or more students with the same labels, separated by commas: local folders or hub ids.
+            At most three become members; the others are measured for comparison.
         output: Folder that the results are written to.
-        score: Least share of the teacher's score on the validation split, such as 0.99, at which the mean latency is to
-            be smallest; without a teacher, of the best student's score.
-        latency_ms: Longest mean latency of a text in milliseconds, at which the score is to be best; instead of
-            `score`.
+        score: Minimum share of the teacher's score on the validation split (without a teacher, of the best student's),
+            such as 0.99, at which mean latency is minimized.
+        latency_ms: Maximum mean latency per text in milliseconds, at which the score is maximized; instead of `score`.
         teacher: Checkpoint to compare with: a local folder or a hub id.
         data: The data set: thresholds are chosen on its validation split, on which no student may have been trained,
             and the cascade is scored on its test split.
-        measure: How speed is measured; always with one text a call.
+        measure: How speed is measured; always with one text per call.
         seed: Seed that selects the timed texts, and the splits that the data set lacks.
         task: text-classification or multi-label; auto infers it from the first model's head, or else from the data.
-        dynamic: Use ONNX Runtime's dynamic int8 quantization of students that aren't quantized.
-        processor: Processor that dynamic int8 students will run on: here, avx2, avx512, vnni or arm; see
-            `ExportConfig`.
+        dynamic: Use ONNX Runtime's dynamic int8 quantization for students that aren't quantized.
+        processor: Processor that dynamic int8 students will run on: here, avx2, avx512, vnni or arm, as in
+            `pipelines.export`.
     """
 
     models: str = ""

@@ -68,36 +68,34 @@ class MachineConfig:
     """Hardware, processes, precision and logging of training.
 
     Args:
-        accelerator: Device that trains: cpu, gpu (or cuda), mps, or auto, which uses what the machine has.
-        devices: Number of processes on this machine, at least 1, each with its own GPU if there are GPUs; with
-            torchrun, its own options determine the number.
-        engine: What starts the processes: `torchrun`, on this machine; or `ray`, as workers of Ray Train on the cluster
-            of RAY_ADDRESS, or else on this machine.
+        accelerator: Device to train on: cpu, gpu (or cuda), mps, or auto, which uses what the machine has.
+        devices: Number of processes on this machine, at least 1, each with its own GPU if there are GPUs; under
+            torchrun, its own options set the number.
+        engine: Launcher of the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster at
+            RAY_ADDRESS, or else on this machine.
         restarts: Number of times that all processes are restarted after one has died; above 0 only with 2 or more
             devices, or with engine ray.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails; above 0, at
             most 31536000 (one year).
-        strategy: How the student's processes work together, if not in the layout that student.layout requests.
-            local-sgd and diloco train replicas on their own and average them from time to time, see `outer`; hogwild
-            updates the same weights from all processes without waiting; deepspeed_stage_1, deepspeed_stage_2 or
-            deepspeed_stage_3, each with or without _offload, or a JSON file with DeepSpeed's settings, train with
-            DeepSpeed.
+        strategy: How the student's processes train together; empty: as student.layout says. local-sgd and diloco train
+            replicas independently and average them periodically, see `outer`; hogwild updates the same weights from all
+            processes without locks; deepspeed_stage_1, deepspeed_stage_2 or deepspeed_stage_3, each with or without
+            _offload, or a JSON file of DeepSpeed settings, train with DeepSpeed.
         compress: Format in which replicas of the student send gradients: none (uncompressed), fp16, bf16, or powersgd
             (rank 4).
         bucket_mb: Size in MiB, at least 1, of the gradient buckets that replicas send together during the backward
             pass.
-        prefetch: Number of layers whose weights FSDP gathers ahead of the layer that computes; 0 or more.
+        prefetch: Number of layers whose weights FSDP gathers in advance; 0 or more.
         precision: Precision of training: 32, bf16-mixed, 16-mixed (GPUs only), fp8 (GPUs that support it),
             bf16-stochastic (bfloat16 weights, gradients and optimizer states, with updates rounded stochastically) or
             int8-mixed (8-bit matrix products, experimental). auto times a few steps of each of the first four that the
             machine and the layout support and uses the fastest. The mixed ones keep weights and optimizer states in
             float32.
-        memory: Memory that each process may take in training, such as 8GB, or `auto`, what is free. The fastest way to
-            fit is measured: smaller micro-batches, activation checkpointing and, only if nothing else fits, AdamW's
-            states in 8 or 4 bits. Empty: no limit.
-        rank_speeds: How the rows of a batch are divided among replicas on unequal devices: numbers separated by commas,
-            one for each, or `auto`, which measures them and corrects them during the training. Empty: as if all were
-            equal, by the tokens that the rows cost.
+        memory: Memory limit of each process in training, such as 8GB, or `auto` for what is free. Of the options that
+            fit, the fastest as measured is used: smaller micro-batches, activation checkpointing or offload; 8- or
+            4-bit AdamW states only if nothing else fits. Empty: no limit.
+        rank_speeds: Relative speeds of the replicas, by which a batch's tokens are divided among them: one number for
+            each, separated by commas, or `auto`, which measures them during training. Empty: equal.
         threads: CPU threads for training; 0 uses PyTorch's default.
         wandb: Also log to Weights & Biases: off, offline or online.
         log_every: Steps between two rows of the logs, at least 1; limited to a quarter of an epoch.
@@ -151,13 +149,13 @@ class MeasureConfig:
     """How speed is measured, and how exported models are compared with the original.
 
     Args:
-        texts: Number of texts of the test split that are timed at least, selected by the seed; 1 or more. Until the
-            intervals are narrow enough there are more, at most eight times as many.
-        rounds: Number of times that each of them is run, at least 1; batches are run a third as often.
-        interval: Width of the 95 % confidence interval of a speed-up, relative to it, at which its timing ends; above
+        texts: Minimum number of test texts that are timed, selected by the seed; at least 1. Up to eight times as many
+            are timed until the intervals are narrow enough.
+        rounds: Number of timed runs per text, at least 1; batches are run a third as often.
+        interval: Timing of a speed-up ends when its 95 % confidence interval is narrower than this share of it; above
             0.
-        seconds: Time after which no more than `texts` are timed, for each batch size. In a run with training, timing
-            also ends when evaluation has taken a fifth of the run's time.
+        seconds: Seconds per batch size after which no texts beyond the minimum are timed. In a run with training,
+            timing also ends when evaluation has taken a fifth of the run's time.
         batch: Rows of the larger of the two timed batch sizes, at least 1; the other size is 1.
         threads: CPU threads of the runtime, at least 1.
         parity: Number of texts, at least 1, on which every exported model is compared with the original.
@@ -228,13 +226,13 @@ class DistillConfig:
             according to `student`.
         prune: How the student is pruned.
         sparsity: Which weights are set to zero while the student trains.
-        quantize: Number of bits of the final student, and how the student is trained for them.
+        quantize: Quantization of the final student, and how it is trained for it.
         export: Formats in which the student is exported in addition to its checkpoint, separated by commas: onnx,
             onnxruntime, openvino, executorch, litert, torchao, compressed-tensors, numpy, model2vec, static-embedding.
         data: The data set.
-        clean: Cleaning of the data before anything is trained on it; none without steps.
-        augment: Synthetic examples for the student; none without kinds.
-        select: Choice of the rows that the student is trained on; all without a method.
+        clean: Cleaning of the data before anything is trained on it; none if `steps` is empty.
+        augment: Synthetic examples for the student; none if `kinds` is empty.
+        select: Selection of the rows that the student is trained on; all if `method` is empty.
         task: text-classification (one class per text), multi-label, regression, token-classification,
             question-answering, sentence-embedding, masked-lm, causal-lm or chat. auto infers the task from the
             teacher's head, or else from the columns of the data.
@@ -248,17 +246,17 @@ class DistillConfig:
             loss determines everything except dtype and compression. The temperature is always that of the loss.
         loss: Loss terms that the student is trained on.
         train: Optimizer, schedule and training loop of the student.
-        vector_train: Those of the students without attention beside pruned ones, `student.vectors`.
+        vector_train: Optimizer, schedule and training loop of `student.vectors`, the students without attention.
         sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
-        outer: How replicas that train on their own are averaged; for strategies local-sgd and diloco.
+        outer: How replicas that train independently are averaged; for strategies local-sgd and diloco.
         measure: How speed is measured.
         seed: Seed of splits, initial weights, data order and dropout, from 0 to 4294967295.
         until: Last stage to run: general, teacher, cache, distill, or report for all stages. The same command without
             it continues from there.
         dry_run: Print the plan and change nothing.
-        probe: With `dry_run`, also predict the memory and time of the stages, from running them on a sample of the data
-            in a temporary folder (one process only).
+        probe: With `dry_run`, also predict the memory and time of the stages by running them on a sample of the data in
+            a temporary folder (one process only).
     """
 
     output: str = ""

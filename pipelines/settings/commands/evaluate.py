@@ -25,8 +25,8 @@ class EvaluateConfig:
         export: Formats, separated by commas, in which the model is scored and timed in addition to PyTorch; a quantized
             model is exported with the integers it was trained with.
         dynamic: Also evaluate ONNX Runtime's dynamic int8 quantization; for float models only.
-        processor: Processor that the dynamic int8 model will run on: here, avx2, avx512, vnni or arm; see
-            `ExportConfig`.
+        processor: Processor that the dynamic int8 model will run on: here, avx2, avx512, vnni or arm, as in
+            `pipelines.export`.
     """
 
     model: str = ""

@@ -25,8 +25,8 @@ class ExportConfig:
             (students without attention), model2vec, static-embedding (static students, without their head), torchao or
             compressed-tensors (quantized checkpoints).
         dynamic: Also export with ONNX Runtime's dynamic int8 quantization; for float models only.
-        processor: Processor that the dynamic int8 model will run on. Weights have 7 bits for avx2 and avx512 (x86
-            without VNNI), and for here if this machine is such a processor; otherwise (vnni, arm) 8 bits.
+        processor: Processor that the dynamic int8 model will run on: here (this machine), avx2 or avx512 (x86 without
+            VNNI), vnni or arm. Weights have 7 bits on x86 without VNNI, otherwise 8.
     """
 
     model: str = ""

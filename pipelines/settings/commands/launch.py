@@ -27,31 +27,31 @@ class LaunchConfig:
     """Settings of `python -m pipelines.launch`.
 
     Args:
-        nodes: Number of machines, or the fewest and the most, such as 1:4: the command goes on with fewer when some are
-            lost, and takes them in again.
+        nodes: Number of nodes, or a range such as 1:4: the command continues with fewer when some are lost, and takes
+            them back.
         gpus: GPUs of each node.
-        processes: Processes of each node; 0: one for each GPU, or one.
+        processes: Processes per node; 0: one per GPU, or one without GPUs.
         cpus: Processor cores of each node.
         memory: Memory of each node, such as 64GB.
         name: Name of the job.
         image: Container image with Stillroom, for kubernetes, marathon, and ray on Kubernetes; the Dockerfile builds
             one.
-        volume: What all nodes share: a persistent volume claim for kubernetes and ray, a folder of the host for
-            marathon, a bucket's URL for skypilot.
-        mount: Folder in which it is found on each node.
-        restarts: How many times the processes are restarted after a failure, and jobs by their engine.
-        grace: Seconds from the signal to stop until processes are ended; a checkpoint is written in that time.
-        hours: After so many hours, the engine ends the job.
-        address: Name or address of the node on which the others meet; only torchrun and marathon need it.
+        volume: Storage that all nodes share: a persistent volume claim for kubernetes and ray, a host folder for
+            marathon, a bucket URL for skypilot.
+        mount: Path at which the volume is mounted on each node.
+        restarts: Maximum restarts of the processes after a failure, and of the job by its engine.
+        grace: Seconds from the stop signal until processes are killed, in which they write a checkpoint.
+        hours: Hours after which the engine ends the job.
+        address: Name or address of the node that the others connect to; only for torchrun and marathon.
         port: Port on that node.
-        timeout: Seconds for which a node waits for an answer of that node, also when the network fails later on.
+        timeout: Seconds that a node waits for a response from that node, even in a later network failure.
         form: What is written for kubernetes: a `job` (indexed, with a headless service), a `jobset`, or a `trainjob`
             for Kubeflow's Trainer.
         namespace: Namespace of kubernetes, also for ray.
-        queue: Queue: Kueue's for kubernetes and ray, the partition for slurm.
+        queue: Kueue queue for kubernetes and ray, or partition for slurm.
         account: Account that slurm charges.
-        accelerator: Kind of GPU, which skypilot looks for, such as H100.
-        spot: Whether skypilot takes machines that may be taken away.
+        accelerator: Type of GPU that skypilot requests, such as H100.
+        spot: Let skypilot use spot instances, which may be preempted.
         output: Folder that the files are written to.
         submit: Submit the job with the engine's own command, if it is installed here.
     """

@@ -52,14 +52,14 @@ class ClusterConfig:
     """Machines that a run is planned for.
 
     Args:
-        gpus: GPUs of each node, at least 1; with gpu cpu, processes.
+        gpus: GPUs per node, at least 1; processes if `gpu` is cpu.
         nodes: Number of nodes, at least 1.
         gpu: Kind of GPU: t4, v100, a100, l4, l40s, h100 or h200; or cpu, which is measured on this machine.
         gpu_memory: Memory of each GPU, such as 80GB; if omitted, that of its kind.
-        tflops: 10^12 floating-point operations a second that products reach on a GPU; 0: 40 % of what its kind can do
-            in the precision of training.
-        links: What a GPU sends to another one of its node, such as 300GB/s; if omitted, that of its kind.
-        bandwidth: What a GPU sends to those of other nodes, such as 100Gbit/s or 12.5GB/s.
+        tflops: Matrix-product throughput that a GPU reaches, in TFLOP/s; 0: 40 % of the peak of its kind in the
+            precision of training.
+        links: Bandwidth from a GPU to another one of its node, such as 300GB/s; if omitted, that of its kind.
+        bandwidth: Bandwidth from a GPU to those of other nodes, such as 100Gbit/s or 12.5GB/s.
     """
 
     gpus: int = 1
