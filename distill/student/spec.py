@@ -70,8 +70,9 @@ class StudentConfig:
             `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh` before them for random weights; `norm=`
             layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalisation. If omitted, distilbert,
             or teacher if a budget determines the pruning.
-        layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; for long texts
-            cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated if training fits into each process's memory, else fsdp.
+        layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N,
+            pp=N,dp=M; for long texts cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated where training either model takes
+            at most half of a process's memory, otherwise the layout of the fastest pair as `pipelines.plan` predicts it.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
         vectors: Students without attention to train as well, as specs separated by semicolons, such as

@@ -14,8 +14,9 @@ class SamplingConfig:
 
     Args:
         by: uniform: every row once. balanced: equally many rows of each class. length and difficulty: a curriculum that
-            begins with the shortest rows, or those with the lowest teacher entropy. distance: rows in proportion to the
-            divergence of the student from the teacher, measured before each epoch but the first.
+            begins with the shortest rows, or those with the lowest teacher entropy. distance: half at
+            random, half in proportion to the student's divergence from the teacher, measured before each epoch but the
+            first.
         start: For a curriculum: easiest share of the rows that the first epoch uses; it grows until the last uses all.
         unbiased: For distance and balanced: weight each row's gradient by its inverse sampling frequency, so that the
             expected gradient is that of uniform sampling.

@@ -41,7 +41,7 @@ class LaunchConfig:
         mount: Path at which the volume is mounted on each node.
         restarts: Maximum restarts of the processes after a failure, and of the job by its engine.
         grace: Seconds from the stop signal until processes are killed, in which they write a checkpoint.
-        hours: Hours after which the engine ends the job.
+        hours: Hours after which the job is ended; for kubernetes, slurm, and ray with an image.
         address: Name or address of the node that the others connect to; only for torchrun and marathon.
         port: Port on that node.
         timeout: Seconds that a node waits for a response from that node, even in a later network failure.
