@@ -72,7 +72,7 @@ class StudentConfig:
             or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N,
             pp=N,dp=M; for long texts cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated where training either model takes
-            at most half of a process's memory, otherwise the layout of the fastest pair as `pipelines.plan` predicts it.
+            at most half of a process's memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
         vectors: Students without attention to train as well, as specs separated by semicolons, such as

@@ -23,7 +23,7 @@ class TeacherConfig:
         probe: Fit a new head on frozen features before fine-tuning.
         layout: Layout on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N, pp=N,dp=M, or
             the student's with cp; auto is replicated where training either model takes at most half of a process's
-            memory, otherwise the layout of the fastest pair as `pipelines.plan` predicts it.
+            memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.
         offload: With FSDP, keep the teacher's weights in CPU memory.
         signals: `cached` computes the teacher's signals once and trains without it; `online` runs the teacher in every
             step.
