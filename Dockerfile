@@ -1,4 +1,4 @@
-# An image for pipelines.launch: Stillroom with the extras for several machines.
+# An image for pipelines.launch: Stillroom with the extras deepspeed and demo.
 # The torch of PyPI brings CUDA's libraries with it; a driver on the host is all that GPUs need.
 ARG BASE=python:3.11-slim
 FROM ${BASE}
