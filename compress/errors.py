@@ -3,7 +3,7 @@
 from distill.errors import InputError
 
 
-class ArtefactError(RuntimeError):
+class ExportError(RuntimeError):
     """An exported artefact could not be written or doesn't reproduce the model that it was exported from."""
 
 

@@ -75,7 +75,7 @@ def run_locally(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     from pipelines.runs.watchdog import explain_failures
     from pipelines.stages.cache.online_teacher import dismiss_teacher, serve_teacher
     from pipelines.stages.dry_run import show_plan
-    from pipelines.stages.pipeline import reported_settings, run_to_report
+    from pipelines.stages.run_stages import reported_settings, run_to_report
 
     settings = plan.settings
     if starts and not settings.dry_run:

@@ -216,12 +216,12 @@ STAGE = Kind(
     },
     (
         Edit(
-            "pipelines/stages/pipeline.py",
+            "pipelines/stages/run_stages.py",
             "    from pipelines.stages.prepare.teacher import teacher_stage",
             "    from pipelines.stages.prepare.$name import ${name}_stage",
         ),
         Edit(
-            "pipelines/stages/pipeline.py",
+            "pipelines/stages/run_stages.py",
             "    students, stages = train_students(run, plan, made, precision)",
             '    made["$label"] = ${name}_stage(run, made["data"])',
             before=True,
@@ -246,7 +246,7 @@ STAGE = Kind(
     ),
     (
         "pipelines/stages/prepare/$name.py: what the stage computes, and the settings and artefacts that it depends on",
-        "pipelines/stages/pipeline.py, pipelines/settings/plan.py: where it belongs, and the settings that request it",
+        "pipelines/stages/run_stages.py, pipelines/settings/plan.py: its place, and the settings that request it",
         "tests/unit/pipelines/stages/prepare/test_$name.py: its results",
         "docs/stages.md: what it writes",
     ),

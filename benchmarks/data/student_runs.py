@@ -17,10 +17,10 @@ from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.resolve import resolve
-from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
 from pipelines.stages.prepare.teacher import MODEL
+from pipelines.stages.run_stages import run_stages
 
 _COSTS: tuple[Literal["rows", "steps", "seconds", "data_seconds"], ...] = ("rows", "steps", "seconds", "data_seconds")
 _DATA_STAGES = ("augment", "select", "cache")

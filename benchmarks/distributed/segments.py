@@ -30,7 +30,7 @@ from distill.data.batches.segments import cut_segment
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout
 from distill.parallel.mesh import build_mesh, find_segment
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console

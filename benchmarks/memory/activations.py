@@ -31,7 +31,7 @@ from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
 from benchmarks.distributed.sharded_memory import record_peak
 from compress.measure.memory import read_peak_memory, reset_peak_memory, return_freed_memory
 from distill.losses.config import LossConfig
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console

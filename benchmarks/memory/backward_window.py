@@ -29,7 +29,7 @@ from benchmarks.memory.activations import (
     measure_peak,
 )
 from compress.measure.memory import return_freed_memory
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console

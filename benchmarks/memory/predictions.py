@@ -102,8 +102,8 @@ def run_worker(kind: str, name: str, options: argparse.Namespace) -> None:
     """Predicts or runs a setting, and writes its bytes and seconds by stage."""
     from pipelines.runs.stage import Run
     from pipelines.settings.resolve import resolve
-    from pipelines.stages.pipeline import run_stages
     from pipelines.stages.prediction import predict_stages
+    from pipelines.stages.run_stages import run_stages
 
     size, _, setting = name.partition("-")
     output = options.output / f"run-{name}"

@@ -43,10 +43,10 @@ from pipelines.runs.stage import Run
 from pipelines.runs.trainer import fit_module
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.resolve import resolve
-from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.data import read_data
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.run_stages import run_stages
 from pipelines.stages.train.training_inputs import open_cached_signals
 
 MULTIPLE = 8  # of the sizes that Torch-Pruning leaves

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compress.cascade import reader
 from compress.cascade.thresholds import ChosenCascade
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 
 CASCADE_FILE = "cascade.json"
 _CLASSIFY = (
@@ -54,12 +54,12 @@ def classify_apart(folder: Path, texts: Sequence[str] | Sequence[tuple[str, str]
     """Returns (label, member that answered) for each text or pair, from the folder's own reader in a fresh process.
 
     Raises:
-        ArtefactError: The process fails.
+        ExportError: The process fails.
     """
     command = [sys.executable, "-c", _CLASSIFY]
     done = subprocess.run(  # noqa: S603 - Python itself, with a file that write_cascade wrote
         command, cwd=folder, input=json.dumps(list(texts)), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ArtefactError(f"cascade: {folder} can't be read in a fresh process:\n{done.stderr[-2000:]}")
+        raise ExportError(f"cascade: {folder} can't be read in a fresh process:\n{done.stderr[-2000:]}")
     return [(label, member) for label, member in json.loads(done.stdout)]

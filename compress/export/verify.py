@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ArtefactError, VerificationError
+from compress.errors import ExportError, VerificationError
 from compress.export.common.decisions import DecisionKind, predictions_agree
 from compress.export.common.targets import ExportTarget, target_of
 from compress.export.runtimes import open_export
@@ -79,7 +79,7 @@ def verify_export(
 
     Raises:
         VerificationError: The fresh process was ended by a signal, for example for lack of memory.
-        ArtefactError: The fresh process fails; the logits differ by more than rounding of float32; or, with `rounds`,
+        ExportError: The fresh process fails; the logits differ by more than rounding of float32; or, with `rounds`,
             more than 1 - SAME of the predictions differ.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -104,7 +104,7 @@ def verify_export(
                 "with more memory if it was short"
             )
         if done.returncode:
-            raise ArtefactError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
+            raise ExportError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
         answers = np.load(out)
     found = answers["logits"]
     parity = compare_logits(target, found, expected, kind, answers["lengths"])
@@ -119,10 +119,10 @@ def compare_logits(
     """Returns the differences between found and expected logits.
 
     Raises:
-        ArtefactError: Their shapes differ.
+        ExportError: Their shapes differ.
     """
     if found.shape != expected.shape:
-        raise ArtefactError(f"{target}: expected logits {expected.shape}, found {found.shape}")
+        raise ExportError(f"{target}: expected logits {expected.shape}, found {found.shape}")
     difference = np.abs(found.astype(np.float64) - expected)
     alike = float(predictions_agree(kind, found, expected, lengths).mean())
     return Parity(target, len(expected), float(difference.max()), float(difference.mean()), alike)
@@ -132,16 +132,16 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
     """Checks that the artefact agrees with the model within the tolerance of its target.
 
     Raises:
-        ArtefactError: The difference is larger.
+        ExportError: The difference is larger.
     """
     most = target_of(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
-        raise ArtefactError(
+        raise ExportError(
             f"{parity.target}: {folder} gives other answers than the trained model: the same for "
             f"{parity.same_class:.2%} of {parity.texts}, expected at least {SAME:.1%}"
         )
     if not rounds and not parity.max_difference <= most:  # also catches NaN
-        raise ArtefactError(
+        raise ExportError(
             f"{parity.target}: {folder} gives other logits than the trained model: largest difference "
             f"{parity.max_difference:.2e}, expected at most {most:.0e}: it would answer differently"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import CompressError, ExportError
 from compress.export.common.huggingface import export_huggingface
 from compress.export.common.parity import worst_layer
 from compress.export.common.source import Source
@@ -23,7 +23,7 @@ def write_targets(source: Source, targets: Iterable[ExportTarget], folder: Path)
     """Writes the targets, and the targets they are made from, each into a folder of its name.
 
     Raises:
-        ArtefactError: A format can't express the model.
+        ExportError: A format can't express the model.
         CompressError: A format's library isn't installed, or, before anything is written, a format doesn't support the
             model's scheme.
     """
@@ -38,7 +38,7 @@ def write_target(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes one target into a folder of its name; the target it is made from must be in `folder` already.
 
     Raises:
-        ArtefactError: The format can't express the model.
+        ExportError: The format can't express the model.
         CompressError: The format's library isn't installed, or the format doesn't support the model's scheme.
     """
     check_rounded(source, target)
@@ -72,14 +72,14 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     [batch, length] int64.
 
     Raises:
-        ArtefactError: The difference is larger than rounding of float32.
+        ExportError: The difference is larger than rounding of float32.
     """
     if all(layer.inputs == "table" for layer in source.layers.values()):
         return 0.0
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
     if not difference <= LAYER:  # also catches NaN
         saturated = target.kind.saturates and not source.has_reduced_range and products_saturate()
-        raise ArtefactError(
+        raise ExportError(
             f"{target}: {name} gives other products than it was trained with: they differ by {difference:.1e} of the "
             f"largest, expected at most {LAYER:.0e}"
             + (

@@ -52,7 +52,7 @@ class PruneConfig:
         if self.reconstruct and self.schedule == "gradual":
             raise CompressError(
                 "prune.reconstruct: expected schedule oneshot or iterative, found gradual: units that stay learn to "
-                "make up for the others while those are closed"
+                "make up for the others while those are masked"
             )
         if not 0 < self.gradual < 1:
             raise CompressError(f"prune.gradual: expected a share between 0 and 1, found {self.gradual}")

@@ -17,7 +17,7 @@ from distill.cache.format.store import (
 
 
 @dataclass(frozen=True)
-class Fault:
+class DamagedRange:
     """A damaged byte range of a cache file.
 
     Args:
@@ -35,7 +35,7 @@ class Fault:
     reason: str
 
 
-def verify_cache(folder: Path) -> list[Fault]:
+def verify_cache(folder: Path) -> list[DamagedRange]:
     """Returns every fault of a cache; an empty list means that all records, keys and tables are intact.
 
     Raises:
@@ -60,7 +60,7 @@ def verify_cache(folder: Path) -> list[Fault]:
     return faults
 
 
-def _find_shard_faults(store: Store, number: int) -> list[Fault]:
+def _find_shard_faults(store: Store, number: int) -> list[DamagedRange]:
     """Returns the faults of a shard, after reading all of it."""
     path, prefixes = shard_path(store.folder, number), store.index.shard_prefixes(number)
     try:
@@ -70,10 +70,10 @@ def _find_shard_faults(store: Store, number: int) -> list[Fault]:
     intact = key_prefixes(shard.keys) == prefixes
     names = [(shard.keys if intact[row] else prefixes)[row].tobytes().hex() for row in range(shard.rows)]
     found = shard.find_damage(prefixes)
-    return [Fault(path.name, d.start, d.end, tuple(names[row] for row in d.rows), d.reason) for d in found]
+    return [DamagedRange(path.name, d.start, d.end, tuple(names[row] for row in d.rows), d.reason) for d in found]
 
 
-def _describe_file(path: Path, folder: Path, samples: tuple[str, ...], reason: str) -> Fault:
+def _describe_file(path: Path, folder: Path, samples: tuple[str, ...], reason: str) -> DamagedRange:
     """Returns the fault of a whole file."""
     size = path.stat().st_size if path.is_file() else 0
-    return Fault(str(path.relative_to(folder)), 0, size, samples, reason if size else "missing or empty")
+    return DamagedRange(str(path.relative_to(folder)), 0, size, samples, reason if size else "missing or empty")

@@ -14,7 +14,7 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 
 ModelInputs = dict[str, Any]  # tensors; the attention mask may be a dict of masks by kind of layer
-HEAD_EXCHANGE = "head_exchange"  # how names of attention implementations of `distill.parallel.head_exchange` begin
+HEAD_EXCHANGE = "head_exchange"  # how names of attention implementations of `distill.parallel.ulysses_attention` begin
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # supported values of `layer_types` in configs
 
 

@@ -15,7 +15,7 @@ def build_segment_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) ->
     """Returns the inputs of a batch from `cut_segment`: the segment's tokens and their positions, a mask of whole rows.
 
     Args:
-        model: A model whose attention exchanges heads for positions, see `distill.parallel.head_exchange`.
+        model: A model whose attention exchanges heads for positions, see `distill.parallel.ulysses_attention`.
         batch: The segment.
 
     Raises:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distill.parallel.apply import apply_layout, gather_tensor, reshard
     from distill.parallel.clip import clip_gradients
-    from distill.parallel.head_exchange import exchange_heads
     from distill.parallel.layout import Layout, check_layout_fits, check_model_fits, parse_layout
     from distill.parallel.load import load_sharded
     from distill.parallel.mesh import build_mesh, find_data_rank, find_segment
     from distill.parallel.pipeline import PipelineForward, PipelineTrainer
     from distill.parallel.pipeline_stage import freeze_embeddings, load_stage, split_layers
     from distill.parallel.tensor_plan import build_tensor_plan
+    from distill.parallel.ulysses_attention import exchange_heads
 
 EXPORTS = {
     "Layout": "layout",

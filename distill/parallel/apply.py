@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.layers import find_layer_names
 from distill.errors import InputError
-from distill.parallel.head_exchange import exchange_heads
 from distill.parallel.layout import Layout, check_model_fits
 from distill.parallel.mesh import select_data_mesh
 from distill.parallel.tensor_plan import build_tensor_plan
+from distill.parallel.ulysses_attention import exchange_heads
 
 
 def apply_layout(

@@ -35,7 +35,7 @@ from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
 from distill.tasks.logit_rows import OutputRows
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.batch_growth import NOISE, BatchGrowth
 from distill.train.config import TrainConfig

@@ -22,7 +22,7 @@ from distill.parallel.layout import Layout
 from distill.parallel.pipeline import MICRO_BATCHES, StageForward
 from distill.parallel.pipeline_stage import reduce_to_stage, split_layers
 from distill.tasks.logit_rows import OutputRows
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.optimizer import build_optimizer, take_empty_step
 from distill.train.steps.batch_entries import find_signals
 from pipelines.planner.depth import add_change

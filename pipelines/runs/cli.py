@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from compress.errors import ArtefactError, CompressError, VerificationError
+from compress.errors import CompressError, ExportError, VerificationError
 from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.console import print_error
@@ -173,7 +173,7 @@ def describe_error(error: BaseException) -> str | None:
     """Returns the message for an error that the user can fix; None for any other error."""
     current: BaseException | None = error
     while current is not None:
-        if isinstance(current, InputError | ArtefactError | CompressError | VerificationError):
+        if isinstance(current, InputError | ExportError | CompressError | VerificationError):
             return str(current)
         message = _describe_system_error(current)
         if message is not None:

@@ -79,7 +79,7 @@ class RankMeter(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the mean times and idle shares of all replicas."""
         if self.measured and trainer.is_global_zero:
-            self.logs.write_ranks(summarise_times(self.measured, self.speeds))
+            self.logs.write_ranks(summarize_rank_times(self.measured, self.speeds))
 
     def _read_clock(self, trainer: Trainer) -> float:
         if trainer.strategy.root_device.type == "cuda":
@@ -87,7 +87,7 @@ class RankMeter(Callback):
         return time.perf_counter()
 
 
-def summarise_times(measured: list[list[float]], speeds: RankSpeeds | None) -> list[RankTimes]:
+def summarize_rank_times(measured: list[list[float]], speeds: RankSpeeds | None) -> list[RankTimes]:
     """Returns for each replica the mean seconds of a forward pass, its idle share, and its speed relative to all."""
     slowest = sum(map(max, measured))
     newest = speeds.newest if speeds is not None else (1.0,) * len(measured[0])

@@ -162,7 +162,7 @@ def build_trainer(
             devices=local_processes,
             num_nodes=layout.processes // local_processes,
             strategy=build_strategy(layout, machine, mesh),
-            **choose_precision(precision, machine),
+            **precision_arguments(precision, machine),
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
@@ -179,7 +179,7 @@ def build_trainer(
         raise InputError(f"machine: {error}") from error
 
 
-def choose_precision(precision: str, machine: MachineConfig) -> dict[str, Any]:
+def precision_arguments(precision: str, machine: MachineConfig) -> dict[str, Any]:
     """Returns the arguments of Lightning's trainer for a mode; DeepSpeed scales the loss itself."""
     if precision == "16-mixed" and not machine.deepspeed:
         return {"plugins": [LossScaling(choose_device(machine.accelerator).type)]}

@@ -201,7 +201,7 @@ def pruning_stages(settings: DistillConfig, target: SpeedTarget) -> list[str]:
     """Returns the stages of a pruned student."""
     name, schedule = target.name, settings.prune.schedule
     if schedule == "gradual":
-        return [f"shape-{name}", f"close-{name}", f"distill-{name}"]
+        return [f"shape-{name}", f"mask-{name}", f"distill-{name}"]
     rounds = [round_name(target, number) for number in range(1, settings.prune.rounds)]
     before = rounds if schedule == "iterative" else []
     return [f"{stage}-{each}" for each in before for stage in ("shape", "distill", "scores")] + [

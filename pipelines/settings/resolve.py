@@ -72,7 +72,7 @@ def resolve(settings: DistillConfig, processes: int, *, reads_weights: bool = Tr
     requested, facts = settings.task, examine_settings(settings, processes)
 
     from distill.tasks.choose import TASKS, choose_task
-    from pipelines.settings.machine_facts import check_accelerator
+    from pipelines.settings.hardware_checks import check_accelerator
 
     settings = facts.settings
     check_accelerator(settings.machine.accelerator)

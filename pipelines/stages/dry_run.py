@@ -17,9 +17,9 @@ from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import Plan
 from pipelines.stages.cache.signals import make_signal
 from pipelines.stages.cache.stage import choose_signals
-from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, Prediction, predict_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
+from pipelines.stages.run_stages import run_stages
 
 
 def planned_sizes(plan: Plan) -> list[tuple[str, str]]:

@@ -25,10 +25,10 @@ from pipelines.settings.commands.distill import DistillConfig, GeneralConfig
 from pipelines.settings.plan import Plan, targets_of
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.deliver.timing import is_evaluation
-from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prepare.compared_texts import measure_lengths
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
 from pipelines.stages.prune.shape import CANDIDATE_ROUNDS
+from pipelines.stages.run_stages import run_stages
 from pipelines.stages.students import plan_epochs
 
 RANDOM_BATCHES = 16  # of random texts in the sample, beside one of the longest texts

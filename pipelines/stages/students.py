@@ -12,9 +12,9 @@ from pipelines.settings.schemes import quantization_by, schemes_of
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.prepare.label_order import by_label_stage
 from pipelines.stages.prune.cut import cut_stage
-from pipelines.stages.prune.gradual import close_stage
+from pipelines.stages.prune.gradual import gradual_masking_stage
 from pipelines.stages.prune.importance import scores_stage
-from pipelines.stages.prune.inputs import costs_stage, start_stage
+from pipelines.stages.prune.inputs import costs_stage, pruning_start_stage
 from pipelines.stages.prune.recut import recut_stage
 from pipelines.stages.prune.rounds import round_stage
 from pipelines.stages.prune.shape import ShapeInputs, shape_stage
@@ -48,7 +48,7 @@ class TrainedStudent:
 
 
 @dataclass(frozen=True)
-class PruningPipeline:
+class PruningContext:
     """The inputs and settings shared by all students of a budget."""
 
     run: Run
@@ -61,7 +61,7 @@ class PruningPipeline:
         """The run's settings."""
         return self.plan.settings
 
-    def with_epochs(self, epochs: int) -> "PruningPipeline":
+    def with_epochs(self, epochs: int) -> "PruningContext":
         """Returns the pipeline with another number of training epochs."""
         settings = replace(self.config, train=replace(self.config.train, epochs=epochs))
         return replace(self, plan=replace(self.plan, settings=settings))
@@ -97,7 +97,7 @@ def prune_students(
 ) -> tuple[list[TrainedStudent], Stages]:
     """Returns a student for each target speed of the budget, and the stages that built them."""
     config, data, teacher, cache = plan.settings, earlier["data"], earlier["teacher"], earlier["cache"]
-    start = start_stage(run, plan, data, teacher)
+    start = pruning_start_stage(run, plan, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
     stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
     pipeline = build_pipeline(run, plan, {**earlier, **stages}, precision)
@@ -130,14 +130,14 @@ def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact],
     return stages
 
 
-def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningPipeline:
+def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningContext:
     """Returns the inputs of all pruned students, from the stages by name."""
     names = {"tokens": "start"}  # both are the same stage, until a round of the iterative schedule replaces the start
     inputs = ShapeInputs(**{each.name: made[names.get(each.name, each.name)] for each in fields(ShapeInputs)})
-    return PruningPipeline(run, plan, inputs, precision)
+    return PruningContext(run, plan, inputs, precision)
 
 
-def prune_to(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
+def prune_to(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Returns the stages that prune a student to a target and train it; see `cut_shape` for `previous`."""
     return SCHEDULES[pipeline.config.prune.schedule](pipeline, target, previous)
 
@@ -148,7 +148,7 @@ def collect_student(stages: Stages, target: SpeedTarget, targets: int) -> Traine
     return TrainedStudent(student_name(target.name, targets), f"-{target.name}", stage, shape, target=target)
 
 
-def cut_shape(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Artefact:
+def cut_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Artefact:
     """Returns the stage that chooses the shape for a target, or corrects a `previous` shape that was too slow.
 
     Raises:
@@ -192,7 +192,7 @@ def quantize_students(
     return quantized, stages
 
 
-def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
+def prune_at_once(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Prunes to the target at once, then trains, unless no shape of a frontier reaches it."""
     inputs = pipeline.inputs
     shape = cut_shape(pipeline, target, previous)
@@ -202,7 +202,7 @@ def prune_at_once(pipeline: PruningPipeline, target: SpeedTarget, previous: Arte
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
 
 
-def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> Stages:
+def prune_nested(pipeline: PruningContext, targets: Sequence[SpeedTarget]) -> Stages:
     """Searches each target's shape within that of the slower one, and trains all of them as one set of weights."""
     run, config, inputs = pipeline.run, pipeline.config, pipeline.inputs
     stages: Stages = {}
@@ -223,7 +223,7 @@ def prune_nested(pipeline: PruningPipeline, targets: Sequence[SpeedTarget]) -> S
     return stages | {f"distill-{name}": slice_stage(run, config, begun.data, nested, name) for name in others}
 
 
-def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
+def prune_iteratively(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Alternates partial pruning, training and new importance scores, until the last round meets the target.
 
     A correction changes the last round only.
@@ -243,14 +243,16 @@ def prune_iteratively(pipeline: PruningPipeline, target: SpeedTarget, previous: 
     return stages | prune_at_once(last, target, previous)
 
 
-def prune_gradually(pipeline: PruningPipeline, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
+def prune_gradually(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     inputs, epochs = pipeline.inputs, pipeline.config.train.epochs
     shape = cut_shape(pipeline, target, previous)
-    closing_epochs = count_closing_epochs(pipeline.config)
-    closed = close_stage(pipeline.run, pipeline.config, inputs, shape, target.name, pipeline.precision, closing_epochs)
-    stage = pipeline.train(PrunedStart(target.name, closed, None, inputs.tokens), epochs - closing_epochs)
-    return {f"shape-{target.name}": shape, f"close-{target.name}": closed, f"distill-{target.name}": stage}
+    masking_epochs = count_masking_epochs(pipeline.config)
+    masked = gradual_masking_stage(
+        pipeline.run, pipeline.config, inputs, shape, target.name, pipeline.precision, masking_epochs
+    )
+    stage = pipeline.train(PrunedStart(target.name, masked, None, inputs.tokens), epochs - masking_epochs)
+    return {f"shape-{target.name}": shape, f"mask-{target.name}": masked, f"distill-{target.name}": stage}
 
 
 SCHEDULES = {"oneshot": prune_at_once, "iterative": prune_iteratively, "gradual": prune_gradually}
@@ -265,12 +267,12 @@ def plan_epochs(config: DistillConfig, target: SpeedTarget) -> dict[str, int]:
         *earlier, final = split_epochs(epochs, config.prune.rounds)
         return {f"distill-{round_name(target, n)}": each for n, each in enumerate(earlier, 1)} | {last: final}
     if config.prune.schedule == "gradual":
-        closing = count_closing_epochs(config)
-        return {f"close-{target.name}": closing, last: epochs - closing}
+        masking = count_masking_epochs(config)
+        return {f"mask-{target.name}": masking, last: epochs - masking}
     return {last: epochs}
 
 
-def count_closing_epochs(config: DistillConfig) -> int:
+def count_masking_epochs(config: DistillConfig) -> int:
     """Returns the epochs in which a gradual schedule closes units; at least one follows."""
     return min(max(1, round(config.prune.gradual * config.train.epochs)), config.train.epochs - 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.arrays import reader
 from compress.export.common.rows import Layer
 from distill.checkpoint.custom_models import has_token_vectors
@@ -27,10 +27,10 @@ def export_arrays(model: PreTrainedModel, folder: Path, layers: Mapping[str, Lay
         layers: Its quantized layers and tables by name, which are written as integers; none of a float model.
 
     Raises:
-        ArtefactError: The model has attention.
+        ExportError: The model has attention.
     """
     if not has_token_vectors(model):
-        raise ArtefactError(
+        raise ExportError(
             f"numpy: expected a student without attention (static, cnn or gru), found a {type(model).__name__}: numpy "
             "has no runtime for it; export onnxruntime"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RowIndex:
         The result is None if a row belongs to no layer.
 
         Raises:
-            ArtefactError: Concatenated layers are quantized in different ways.
+            ExportError: Concatenated layers are quantized in different ways.
         """
         options = [self.places.get(row.tobytes(), []) for row in np.ascontiguousarray(weight)]
         if not all(options):
@@ -81,7 +81,7 @@ class RowIndex:
         names = list(dict.fromkeys(name for name, _ in chosen))
         hows = {self.layers[name].how for name in names}
         if len(hows) > 1:
-            raise ArtefactError(f"onnx: {', '.join(names)} are one product, and rounded in {len(hows)} different ways")
+            raise ExportError(f"onnx: {', '.join(names)} are one product, and rounded in {len(hows)} different ways")
         first = self.layers[names[0]]
         weight, whole, scales = (
             np.stack([getattr(self.layers[name], part)[number] for name, number in chosen])

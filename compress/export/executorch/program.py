@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.parity import Product
 from compress.export.common.quiet import quiet
 from compress.export.common.targets import check_installed
@@ -42,7 +42,7 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
 
     Raises:
         CompressError: ExecuTorch isn't installed.
-        ArtefactError: ExecuTorch can't express the model.
+        ExportError: ExecuTorch can't express the model.
     """
     import json
 
@@ -80,7 +80,7 @@ def lower_module(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: 
             )
             return bytes(edge.to_executorch().buffer)
     except Exception as error:  # noqa: BLE001 - the export passes raise errors of any class
-        raise ArtefactError(f"executorch: the model can't be exported: {error}") from error
+        raise ExportError(f"executorch: the model can't be exported: {error}") from error
 
 
 def build_integer_model(source: "Source") -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.rows import Layer, RowIndex
 from compress.export.litert.tflite import KIND, TYPE, File, is_biased
 
@@ -43,7 +43,7 @@ def write_integers(program: bytes, layers: Mapping[str, Layer], constants: Mappi
         constants: Model parameters among the file's inputs, by name, which become constants.
 
     Raises:
-        ArtefactError: Concatenated layers are quantized in different ways, or the file lacks some of the layers.
+        ExportError: Concatenated layers are quantized in different ways, or the file lacks some of the layers.
     """
     file = File(program)
     file.keep(constants)
@@ -56,7 +56,7 @@ def write_integers(program: bytes, layers: Mapping[str, Layer], constants: Mappi
         rewriter.rewrite(graph)
     left = sorted(set(rewriter.linear.layers) - rewriter.seen)
     if left:
-        raise ArtefactError(
+        raise ExportError(
             f"litert: the file has no product with the weights of {', '.join(left[:3])}{', …' if left[3:] else ''} "
             f"({len(left)} of {len(rewriter.linear.layers)} layers that round): they would be deployed in float"
         )

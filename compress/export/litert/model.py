@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import CompressError, ExportError
 from compress.export.common.quiet import quiet
 from compress.export.common.targets import check_installed
 
@@ -50,7 +50,7 @@ def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
 
     Raises:
         CompressError: LiteRT isn't installed.
-        ArtefactError: LiteRT can't express the model.
+        ExportError: LiteRT can't express the model.
     """
     check_litert()
     from compress.export.litert.integers import write_integers
@@ -91,7 +91,7 @@ def convert_model(source: "Source") -> bytes:
                 converter.signature(f"{SIGNATURE}{length}", model, sample_kwargs=example | list_vectors(source.model))
             return bytes(converter.convert().model_content())
     except Exception as error:  # noqa: BLE001 - the export passes raise errors of any class
-        raise ArtefactError(f"litert: the model can't be exported: {error}") from error
+        raise ExportError(f"litert: the model can't be exported: {error}") from error
 
 
 def named_logits(source: "Source") -> "nn.Module":

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.targets import FORMATS
 from compress.export.onnx.generate import PAST, PRESENT, OnnxDecoder, perplexity
@@ -43,7 +43,7 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
         folder: Where to write; created when missing.
 
     Raises:
-        ArtefactError: The model isn't a causal language model, its weights aren't all finite, its cache isn't one of
+        ExportError: The model isn't a causal language model, its weights aren't all finite, its cache isn't one of
             keys and values, it takes no positions, its rotary angles change with the length, or PyTorch can't express
             it in ONNX.
     """
@@ -122,7 +122,7 @@ def cache_sizes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Returns (heads, head width) of the keys and values of each layer, alternating, found by running the model.
 
     Raises:
-        ArtefactError: The model fills no such cache, or isn't causal.
+        ExportError: The model fills no such cache, or isn't causal.
     """
     cache: Any = DynamicCache()
     ids = torch.tensor([[0, 0, 0], [0, 0, 1]])
@@ -140,7 +140,7 @@ def check_decoder(model: PreTrainedModel) -> None:
     """Checks that a graph can hold the model's cache and that its weights are finite float32.
 
     Raises:
-        ArtefactError: The model isn't a decoder, a graph can't hold its cache, or its weights aren't finite float32.
+        ExportError: The model isn't a decoder, a graph can't hold its cache, or its weights aren't finite float32.
     """
     config: Any = model.config
     if config.is_encoder_decoder or not model.can_generate():
@@ -176,9 +176,9 @@ def rope_types(settings: Any) -> list[str]:
     return own + [kind for part in settings.values() for kind in rope_types(part)]
 
 
-def build_refusal(model: PreTrainedModel, why: str) -> ArtefactError:
+def build_refusal(model: PreTrainedModel, why: str) -> ExportError:
     """Returns the error for a model that can't be exported with a cache."""
-    return ArtefactError(f"onnx: {type(model).__name__} can't be exported with a cache: {why}")
+    return ExportError(f"onnx: {type(model).__name__} can't be exported with a cache: {why}")
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def verify_decoder(
         threads: Of ONNX Runtime.
 
     Raises:
-        ArtefactError: The artefact generates other tokens, or its logits differ by more than rounding of float32.
+        ExportError: The artefact generates other tokens, or its logits differ by more than rounding of float32.
     """
     decoder, reference = OnnxDecoder(folder, threads), TorchModel.of(model)
     written = decoder.generate(prompts, new_tokens)
@@ -226,14 +226,14 @@ def verify_decoder(
     for number, (found, own) in enumerate(zip(written, expected, strict=True)):
         if found != own:
             place = next((i for i, pair in enumerate(zip(found, own, strict=False)) if len(set(pair)) > 1), "the end")
-            raise ArtefactError(
+            raise ExportError(
                 f"onnx: {folder} writes other tokens than the model: after prompt {number} they differ from token "
                 f"{place} on, found {found[-3:]} at its end, expected {own[-3:]}"
             )
     most = max_difference(decoder, reference, blocks)
     tolerance = FORMATS["onnx"].tolerance
     if not most <= tolerance:  # also catches NaN
-        raise ArtefactError(
+        raise ExportError(
             f"onnx: {folder} gives other logits than the model: largest difference {most:.2e}, expected at most "
             f"{tolerance:.0e}: it would write differently"
         )

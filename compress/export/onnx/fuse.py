@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.quiet import quiet
 
 MASK = "attention_mask"
@@ -30,7 +30,7 @@ def fuse_operators(source: Path, target: Path) -> dict[str, int]:
         Operator -> number in the fused graph.
 
     Raises:
-        ArtefactError: The rewritten graph computes other logits than the source.
+        ExportError: The rewritten graph computes other logits than the source.
     """
     import onnx
     import onnx_ir
@@ -45,7 +45,7 @@ def fuse_operators(source: Path, target: Path) -> dict[str, int]:
     remove_unused(model.graph)
     chosen = next((m for m in (with_raw_mask(model), model) if matches_source(source, m)), None)
     if chosen is None:
-        raise ArtefactError(f"onnx: {source} gives other logits once its operators are joined for ONNX Runtime")
+        raise ExportError(f"onnx: {source} gives other logits once its operators are joined for ONNX Runtime")
     target.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(chosen, str(target))
     return {name: count_nodes(chosen.graph, name) for name in ("Attention", "MultiHeadAttention", "BiasGelu", "Sum")}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.quiet import quiet
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def export_onnx(
         inputs: Names of the model's inputs, each [batch, length] int64, such as input_ids and attention_mask.
 
     Raises:
-        ArtefactError: PyTorch can't express the model in ONNX.
+        ExportError: PyTorch can't express the model in ONNX.
     """
     import torch
 
@@ -63,7 +63,7 @@ def write_graph(
         file: Where to write.
 
     Raises:
-        ArtefactError: PyTorch can't express the module in ONNX.
+        ExportError: PyTorch can't express the module in ONNX.
     """
     import torch
 
@@ -87,7 +87,7 @@ def write_graph(
             )
     except torch.onnx.errors.OnnxExporterError as error:
         model = type(getattr(module, "model", module)).__name__
-        raise ArtefactError(f"onnx: {model} can't be exported: {error}") from error
+        raise ExportError(f"onnx: {model} can't be exported: {error}") from error
 
 
 def logits_only(model: "PreTrainedModel", inputs: Sequence[str]) -> "nn.Module":

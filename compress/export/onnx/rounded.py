@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.rows import Layer, RowIndex
 from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
@@ -37,7 +37,7 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
         layers: Layers of the model that the file was made from.
 
     Raises:
-        ArtefactError: Concatenated layers are quantized in different ways, or the graph lacks some of the layers.
+        ExportError: Concatenated layers are quantized in different ways, or the graph lacks some of the layers.
     """
     import onnx
 
@@ -59,7 +59,7 @@ def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
         layers: Layers of the model that the file was made from, all with per-tensor grids.
 
     Raises:
-        ArtefactError: As in `round_graph`, or an Attention has a scale or a past, which QAttention doesn't support.
+        ExportError: As in `round_graph`, or an Attention has a scale or a past, which QAttention doesn't support.
     """
     import onnx
 
@@ -95,7 +95,7 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
         seen |= set(names)
     left = sorted(set(linear.layers) - seen)
     if left:
-        raise ArtefactError(
+        raise ExportError(
             f"onnx: the graph has no product with the weights of {', '.join(left[:3])}{', …' if len(left) > 3 else ''} "
             f"({len(left)} of {len(linear.layers)} layers that round): they would be deployed in float"
         )
@@ -180,9 +180,7 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
         return x, product
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if "scale" in attributes or set(node.input[4:]) - {""}:
-        raise ArtefactError(
-            f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none"
-        )
+        raise ExportError(f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none")
     inputs = [given, weight, node.input[2], scale, scales, node.input[3], zero, none]
     writer.node("QAttention", inputs, node.output[0], MICROSOFT, **attributes)
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.targets import check_installed
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def export_openvino(source: Path, target: Path) -> None:
 
     Raises:
         CompressError: OpenVINO isn't installed.
-        ArtefactError: OpenVINO can't convert the graph.
+        ExportError: OpenVINO can't convert the graph.
     """
     openvino = import_openvino()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def export_openvino(source: Path, target: Path) -> None:
         model.set_rt_info("0", ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
         openvino.save_model(model, str(target), compress_to_fp16=False)
     except RuntimeError as error:
-        raise ArtefactError(f"openvino: {source} can't be converted: {error}") from error
+        raise ExportError(f"openvino: {source} can't be converted: {error}") from error
 
 
 class OpenVinoModel:

@@ -16,7 +16,7 @@ def export_model2vec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     A classifier's head isn't written.
 
     Raises:
-        ArtefactError: As in `build_static_table`.
+        ExportError: As in `build_static_table`.
     """
     from model2vec import StaticModel
 

@@ -17,7 +17,7 @@ def export_static_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     A classifier's head isn't written.
 
     Raises:
-        ArtefactError: As in `build_static_table`.
+        ExportError: As in `build_static_table`.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, StaticEmbedding

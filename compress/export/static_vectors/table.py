@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from distill.checkpoint.custom_models import has_token_vectors
 
 TEXTS_PER_BATCH = 64
@@ -31,11 +31,11 @@ def build_static_table(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         name: Of the format, for messages.
 
     Raises:
-        ArtefactError: The mean of such vectors isn't what the student computes.
+        ExportError: The mean of such vectors isn't what the student computes.
     """
     conflict = find_static_conflict(model, tokenizer)
     if conflict:
-        raise ArtefactError(f"{name}: expected {conflict}: a mean of vectors of tokens would be another vector")
+        raise ExportError(f"{name}: expected {conflict}: a mean of vectors of tokens would be another vector")
     vectors: Any = model.base_model
     weighted: Tensor = vectors.words.weight * vectors.importance.weight[: len(vectors.words.weight)].exp()
     table: np.ndarray = weighted[: len(tokenizer)].float().numpy()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from distill.data.steps import parse_named_values
+from distill.data.named_values import parse_named_values
 from distill.errors import InputError
 
 # Each with the share of words that it changes by default.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from distill.data.steps import parse_named_values
+from distill.data.named_values import parse_named_values
 from distill.errors import InputError
 
 STANDARD = "encoding,html,unicode,whitespace,language,duplicates,near-duplicates"

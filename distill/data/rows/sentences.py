@@ -16,7 +16,6 @@ from distill.data.sources.cells import parse_number
 from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column, find_columns
 from distill.data.sources.files import format_of, read_utf8, split_of
 from distill.data.sources.tables import TABLE_READERS, check_single, read_splits, read_table
-from distill.data.splits.cleaning import LabelledRows, clean_rows, read_strings
 from distill.data.splits.evaluated import find_label_column, read_evaluated
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.findings import Findings
@@ -24,6 +23,7 @@ from distill.data.splits.holdout import check_strata, hold_out_missing
 from distill.data.splits.labelled import find_missing_splits, hold_out_by_stratum
 from distill.data.splits.labels import has_labels
 from distill.data.splits.overlap import report_overlap
+from distill.data.splits.raw_rows import LabelledRows, read_raw_rows, read_strings
 from distill.errors import InputError
 
 NUMBER = (*SCORE, *LABEL)
@@ -131,7 +131,7 @@ def _read_pairs(
             "--data.text_pair and --data.label"
         )
     # Train's empty texts are counted later, when its pairs are split into sentences.
-    return clean_rows(
+    return read_raw_rows(
         table,
         replace(config, text_pair=pair, label=number),
         split,

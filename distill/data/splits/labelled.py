@@ -15,7 +15,6 @@ from distill.data.sources.cells import find_multi_hot_width, parse_labels, parse
 from distill.data.sources.columns import LABEL, SCORE, find_columns
 from distill.data.sources.tables import read_splits, read_table
 from distill.data.sources.text_column import select_texts
-from distill.data.splits.cleaning import LabelledRows, ParseLabel, clean_rows, find_full_rows, read_strings
 from distill.data.splits.evaluated import find_label_column, read_evaluated
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.findings import Findings
@@ -29,6 +28,7 @@ from distill.data.splits.labels import (
     report_spellings,
 )
 from distill.data.splits.overlap import report_overlap
+from distill.data.splits.raw_rows import LabelledRows, ParseLabel, find_full_rows, read_raw_rows, read_strings
 from distill.errors import InputError
 
 _NUMBER = "number"  # name of the single output of a regression model
@@ -138,11 +138,11 @@ def _read_rows(
     allow_unlabelled: bool = False,
     label_columns: tuple[str, ...] = LABEL,
 ) -> tuple[dict[str, LabelledRows], Findings]:
-    """Returns the cleaned rows of every split with labels, and the findings; see `clean_rows`."""
+    """Returns the cleaned rows of every split with labels, and the findings; see `read_raw_rows`."""
     findings = Findings()
     tables = read_evaluated(config, findings, partial(_has_labels, config, label_columns, classes=parse is None))
     rows = {
-        split: clean_rows(
+        split: read_raw_rows(
             table,
             config,
             split,

@@ -14,7 +14,7 @@ import torch
 from compress.measure.memory import return_freed_memory
 from distill.data.batches.data_module import RowsDataModule
 from distill.errors import InputError
-from distill.train.activations import FULL, NONE, SELECTIVE
+from distill.train.activation_checkpointing import FULL, NONE, SELECTIVE
 from distill.train.config import AUTO, Offload, TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer

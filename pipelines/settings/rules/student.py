@@ -7,7 +7,7 @@ from distill.student.norms import check_family_kind
 from distill.student.spec import check_spec, parse_spec, read_norm
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.machine_facts import check_machine
+from pipelines.settings.hardware_checks import check_machine
 from pipelines.settings.rules.conditions import has_batchnorm
 from pipelines.settings.rules.nested import check_nested
 from pipelines.settings.rules.rule import Check, Rule

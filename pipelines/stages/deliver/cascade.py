@@ -11,7 +11,7 @@ from compress.cascade.reader import Cascade, Member, compute_probabilities, meas
 from compress.cascade.temperature import fit_temperature
 from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascade
 from compress.cascade.write import classify_apart, write_cascade
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.verify import SAME
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.data.clean.deployment import PREPROCESSING
@@ -114,7 +114,7 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
 
     Raises:
         InputError: No cascade reaches the requested score or latency.
-        ArtefactError: The written folder answers differently than its members.
+        ExportError: The written folder answers differently than its members.
     """
     config = models.config
     settings = models.settings | {"score": config.score, "latency_ms": config.latency_ms}
@@ -199,7 +199,7 @@ def verify_cascade(models: CascadeModels, place: Path, logits: np.ndarray, membe
         members: That member of each row.
 
     Raises:
-        ArtefactError: It answers differently.
+        ExportError: It answers differently.
     """
     rows = np.random.default_rng(models.run.seed).permutation(len(members))[: models.config.measure.parity]
     texts, pairs = select_texts_and_pairs(models.splits.test, rows)
@@ -207,7 +207,7 @@ def verify_cascade(models: CascadeModels, place: Path, logits: np.ndarray, membe
     expected = [(models.find_label(logits[i]), members[i]) for i in rows]
     same = sum(one == other for one, other in zip(found, expected, strict=True)) / len(rows)
     if same < SAME:
-        raise ArtefactError(
+        raise ExportError(
             f"cascade: {place} answers {same:.2%} of {len(rows)} texts as its members do, expected at least "
             f"{SAME:.1%}: it would score differently than reported"
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.targets import ExportTarget, check_float, formats_of, with_sources
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
@@ -51,7 +51,7 @@ def export_stage(
         reduced: Whether weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
 
     Raises:
-        ArtefactError: No target matches the model.
+        ExportError: No target matches the model.
         VerificationError: A comparing process was killed; nothing is recorded, and the next run repeats the stage.
     """
     settings: JsonObject = {"targets": [str(each) for each in targets], "parity": parity, "max_length": max_length}
@@ -73,7 +73,7 @@ def export_stage(
         for refusal in verifier.refused:
             run.console.say(f"  {refusal['target']}: refused, moved to {refusal['where']}: {refusal['reason']}")
         if not verifier.proven:
-            raise ArtefactError(
+            raise ExportError(
                 f"{name}: expected a target that reproduces the model, found none: {verifier.refused[0]['reason']}"
             )
         return {"parity": verifier.proven} | ({"refused": verifier.refused} if verifier.refused else {})
@@ -130,8 +130,8 @@ def load_examples(config: ExportConfig, checkpoint: Checkpoint) -> "Examples | T
     from distill.data.config import DataConfig
     from distill.data.sources.columns import find_columns
     from distill.data.sources.tables import read_splits
-    from distill.data.splits.cleaning import read_strings
     from distill.data.splits.examples import Examples
+    from distill.data.splits.raw_rows import read_strings
     from distill.tasks.choose import TASKS, find_language_task, find_task_of_head
     from distill.tasks.text_classification import TextClassification
 

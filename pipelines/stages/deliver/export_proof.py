@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.decisions import kind_of
 from compress.export.common.fold import fold_norms
 from compress.export.common.huggingface import TorchModel
@@ -76,7 +76,7 @@ class ExportVerifier:
         try:
             write_target(self.source, target, self.folder)
             proof = self.verify_quantized(target) if self.has_rounding(target) else self.verify_float(target)
-        except ArtefactError as error:
+        except ExportError as error:
             self.set_aside(target, str(error))
         else:
             bits = {"weight_bits": 7} if target.rounded and self.source.has_reduced_range else {}
@@ -130,7 +130,7 @@ class ExportVerifier:
             labels = np.asarray(self.examples.labels)
             found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.quantized_logits))
             if abs(found - trained) > MAX_ACCURACY_CHANGE:
-                raise ArtefactError(
+                raise ExportError(
                     f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
                     f"to within {MAX_ACCURACY_CHANGE:.1%}"
                 )

@@ -53,7 +53,7 @@ def export_checkpoint(run: Run, config: EvaluateConfig, checkpoint: Checkpoint, 
 
     Raises:
         InputError: The checkpoint's head lacks the data's labels.
-        ArtefactError: No format reproduces the model.
+        ExportError: No format reproduces the model.
     """
     name, ordered = checkpoint.role, by_label_stage(run, checkpoint, data)
     export = export_stage(

@@ -25,7 +25,7 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
-from pipelines.stages.prepare.fold_logits import compute_fold_logits
+from pipelines.stages.prepare.fold_logits import compute_out_of_fold_logits
 from pipelines.stages.prepare.teacher import finetuning_settings
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -118,7 +118,7 @@ def judge_labels(
     """Returns the splits after the step labels: rows with probably wrong labels reported, dropped or relabelled."""
     (step,) = [step for step in plan.settings.clean.find_steps() if step.name == "labels"]
     folds = draw_folds(splits.train.labels, plan.settings.clean.folds, run.seed)
-    logits = compute_fold_logits(run, plan, splits, read_task(data), folds, precision, folder / SCRATCH)
+    logits = compute_out_of_fold_logits(run, plan, splits, read_task(data), folds, precision, folder / SCRATCH)
     several = isinstance(splits.train.labels[0], list)
     probabilities = (logits.sigmoid() if several else torch.softmax(logits, -1)).numpy()
     wrong = np.flatnonzero(find_label_errors(splits.train.labels, probabilities))

@@ -20,7 +20,7 @@ from pipelines.stages.prepare.teacher import build_teacher_texts, build_untraine
 LOGITS = "logits.pt"
 
 
-def compute_fold_logits(
+def compute_out_of_fold_logits(
     run: Run, plan: Plan, splits: Splits, task: Task, folds: np.ndarray, precision: str, scratch: Path
 ) -> Tensor:
     """Returns the logits of every training row by the teacher that was trained on the other folds, [rows, classes].

@@ -1,4 +1,4 @@
-"""The closing stage: units of the whole model are closed gradually while it trains, and are then removed."""
+"""The masking stage: units of the whole model are masked gradually while it trains, and are then removed."""
 
 import json
 from dataclasses import replace
@@ -38,11 +38,11 @@ from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
 from pipelines.stages.prepare.teacher import MODEL, training_settings
 from pipelines.stages.prepare.vocabulary import tokenizer_of
-from pipelines.stages.prune.gate_closing import (
-    Closing,
+from pipelines.stages.prune.gradual_masking import (
     Goal,
-    LearnedMaskClosing,
-    MovementClosing,
+    LearnedMasking,
+    MovementMasking,
+    UnitMasking,
     build_learned_masks,
     expected_cost,
 )
@@ -58,7 +58,7 @@ MULTIPLIER_RATE_RATIO = 10.0  # of the multipliers' learning rate to the masks';
 _TOLERANCE = 1e-3  # relative to the largest logit
 
 
-class ClosingModule(DistillationModule):
+class MaskedModule(DistillationModule):
     """A distillation module that also trains masks, at separate learning rates and without gradient clipping."""
 
     def __init__(self, student: PreTrainedModel, masks: torch.nn.Module, **settings: Any):
@@ -105,27 +105,27 @@ class ClosingModule(DistillationModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def closing_settings(train: TrainConfig, epochs: int) -> TrainConfig:
+def masking_settings(train: TrainConfig, epochs: int) -> TrainConfig:
     """Returns training settings with a constant learning rate and without early stopping.
 
-    Early stopping would restore weights of an earlier step, when fewer units were closed.
+    Early stopping would restore weights of an earlier step, when fewer units were masked.
     """
     return replace(train, epochs=epochs, schedule="constant", patience=0)
 
 
-def close_stage(
+def gradual_masking_stage(
     run: Run, config: DistillConfig, inputs: ShapeInputs, shape: Artefact, name: str, precision: str, epochs: int
 ) -> Artefact:
-    """Trains on the cached signals for `epochs` epochs while units close, and writes the model without them.
+    """Trains on the cached signals for `epochs` epochs while units are masked, and writes the model without them.
 
-    Writes `model/`, the start model without the closed units, and `shape.json`, the units that are kept: on each axis
+    Writes `model/`, the start model without the masked units, and `shape.json`, the units that are kept: on each axis
     the same number as in the shape, and the same layers. Loss terms on layers are disabled, because layers lose
     coordinates or are removed.
 
     Raises:
-        CompressError: The pruned model's logits differ from those of the model with closed gates.
+        CompressError: The pruned model's logits differ from those of the masked model.
     """
-    config = replace(config, train=closing_settings(config.train, epochs), loss=config.loss.without_layer_terms)
+    config = replace(config, train=masking_settings(config.train, epochs), loss=config.loss.without_layer_terms)
     settings = {
         "loss": vars(config.loss),
         "train": training_settings(config, "train"),
@@ -142,55 +142,55 @@ def close_stage(
         texts = build_training_texts(run, config, read_data(inputs.data), tokenizer, signals, task)
         student = load_model_folder(inputs.start.folder / MODEL)
         axes = axes_of(student, task)
-        closing = build_closing(config, inputs, shape, student, axes)
+        masking = build_masking(config, inputs, shape, student, axes)
         lightning.seed_everything(run.seed, verbose=False)
-        module = ClosingModule(
+        module = MaskedModule(
             student,
-            closing.masks,
+            masking.masks,
             loss=config.loss,
             train=config.train,
             metric=task.scorer(),
             output_rows=task.output_rows,
         )
-        with closing.gates:
+        with masking.gates:
             metrics: JsonObject = fit_module(
                 module,
                 texts,
                 folder,
-                label="student: closing units",
+                label="student: masking units",
                 train=config.train,
                 machine=config.machine,
                 precision=precision,
                 seed=run.seed,
                 console=run.console,
                 wandb_folder=run.output / "wandb",
-                callbacks=[closing],
+                callbacks=[masking],
             )
-            small = prune(student, axes, closing.shape(), uniform=config.budget.uniform)
+            small = prune(student, axes, masking.shape(), uniform=config.budget.uniform)
             metrics["gap"] = measure_gap(student, small, next(iter(texts.val_dataloader())))
         save_model(small, tokenizer, folder / MODEL)
-        write_json(folder / SHAPE, {"shape": closing.shape().to_dict(), "outline": read_shape_file(shape)["outline"]})
-        if isinstance(closing, LearnedMaskClosing):
+        write_json(folder / SHAPE, {"shape": masking.shape().to_dict(), "outline": read_shape_file(shape)["outline"]})
+        if isinstance(masking, LearnedMasking):
             with torch.no_grad():
-                metrics["cost"] = float(closing.learned.cost(closing.learned.compute_open_probability()))
+                metrics["cost"] = float(masking.learned.cost(masking.learned.compute_open_probability()))
         return metrics | {"params": small.num_parameters()}
 
-    return run.stage(f"close-{name}", settings, {each: stages[each] for each in used}, work, version=VERSION)
+    return run.stage(f"mask-{name}", settings, {each: stages[each] for each in used}, work, version=VERSION)
 
 
-def build_closing(
+def build_masking(
     config: DistillConfig, inputs: ShapeInputs, shape: Artefact, student: PreTrainedModel, axes: list[Axis]
-) -> Closing:
-    """Returns the callback that closes units down to the shape's sizes; learned masks need an axis that loses units."""
+) -> UnitMasking:
+    """Returns the callback that masks units down to the shape's sizes; learned masks need an axis that loses units."""
     goal, gates = Goal.of(read_shape(shape)), Gates(student, axes)
     if config.prune.masks == "movement" or not goal.units:
-        return MovementClosing(gates, goal)
-    costs = read_costs(inputs.costs)[0].costs  # of one length: only the speed of closing depends on it
+        return MovementMasking(gates, goal)
+    costs = read_costs(inputs.costs)[0].costs  # of one length: only the speed of masking depends on it
     whole, outline = get_outline(axes), Outline(**read_shape_file(shape)["outline"])
     cost = expected_cost(costs, axes, goal.layers, whole)
     target = costs.predict(outline) / costs.predict(whole)
     sizes = {name: gates.get_size(name) for name in goal.units}
-    return LearnedMaskClosing(gates, goal, build_learned_masks(sizes, cost, target))
+    return LearnedMasking(gates, goal, build_learned_masks(sizes, cost, target))
 
 
 def read_shape_file(shape: Artefact) -> JsonObject:
@@ -210,7 +210,7 @@ def measure_gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) ->
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= _TOLERANCE:
         raise CompressError(
-            f"closing: expected logits without the closed units to differ by at most {_TOLERANCE:.0e} of the largest, "
+            f"masking: expected logits without the masked units to differ by at most {_TOLERANCE:.0e} of the largest, "
             f"found {difference:.1e}: the pruned model isn't the model that was trained"
         )
     return difference

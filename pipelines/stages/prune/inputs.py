@@ -43,7 +43,7 @@ COSTS_VERSION = 2  # version of the costs stage, as above
 RoundingKey: TypeAlias = str | list[object]  # JSON types
 
 
-def start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
+def pruning_start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
     """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
 
     If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorised.

@@ -38,7 +38,7 @@ VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a di
 BATCHES = 3  # number of timed batches
 
 
-def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
+def select_precision(run: Run, plan: Plan, data: Artefact) -> str:
     """Returns the requested precision, or with `auto` the fastest of those that the machine supports.
 
     The first run of an output folder measures on the student and batches of the data. Later runs reuse its choice

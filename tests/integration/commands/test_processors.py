@@ -25,7 +25,7 @@ from pipelines import distill, export
 from pipelines.reports.wording import Comparison, describe_parity
 from pipelines.settings.commands.distill import DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.schemes import quantization_by
-from pipelines.stages.pipeline import reported_settings
+from pipelines.stages.run_stages import reported_settings
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.saturating import python_without_vnni

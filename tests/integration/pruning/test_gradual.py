@@ -44,17 +44,17 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.resolve import check_pipeline_stages, resolve
 from pipelines.settings.rules.table import check_rules
-from pipelines.stages.pipeline import run_stages
 from pipelines.stages.prune import budget_timing
-from pipelines.stages.prune.gate_closing import (
-    Closing,
+from pipelines.stages.prune.gradual import MaskedModule, masking_settings, measure_gap
+from pipelines.stages.prune.gradual_masking import (
     Goal,
-    LearnedMaskClosing,
-    MovementClosing,
+    LearnedMasking,
+    MovementMasking,
+    UnitMasking,
     build_learned_masks,
     expected_cost,
 )
-from pipelines.stages.prune.gradual import ClosingModule, closing_settings, measure_gap
+from pipelines.stages.run_stages import run_stages
 from pipelines.stages.students import split_epochs
 from support.interrupted_training import Killed, killed_at
 from support.pruning_axes import tiny_model_with_axes
@@ -62,7 +62,7 @@ from support.run_inputs import write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
 
 MACHINE = MachineConfig(accelerator="cpu", precision="32", threads=1)
-TRAIN = closing_settings(TrainConfig(learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=100), 3)
+TRAIN = masking_settings(TrainConfig(learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=100), 3)
 GOAL = Goal((0, 1, 3), {"hidden": 20, "layers.0.heads": 2, "layers.1.ffn": 9, "layers.3.heads": 1, "layers.3.ffn": 40})
 COSTS = CostModel((0.1, 1e-3, 0.01, 1e-4, 1e-3, 1e-4, 1e-4, 1e-5), 0.0)
 COLUMNS = [(text, LABELS.index(label)) for text, label in make_rows(56, 3)]
@@ -80,100 +80,102 @@ class Watch(Callback):
         self.seen.append({name: gate.detach().clone() for name, gate in self.gates.values.items()})
 
 
-def closing_by(masks: str, goal: Goal = GOAL) -> tuple[PreTrainedModel, list, Closing]:
+def masking_by(masks: str, goal: Goal = GOAL) -> tuple[PreTrainedModel, list, UnitMasking]:
     model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
     if masks == "movement":
-        return model, axes, MovementClosing(gates, goal)
+        return model, axes, MovementMasking(gates, goal)
     whole = get_outline(axes)
     cost = expected_cost(COSTS, axes, goal.layers, whole)
     target = COSTS.predict(Outline(20, (2, 4, 1), (64, 9, 40))) / COSTS.predict(whole)
     sizes = {name: gates.get_size(name) for name in goal.units}
-    return model, axes, LearnedMaskClosing(gates, goal, build_learned_masks(sizes, cost, target))
+    return model, axes, LearnedMasking(gates, goal, build_learned_masks(sizes, cost, target))
 
 
-def close_once(tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN) -> tuple[ClosingModule, Closing, Watch]:
+def mask_once(
+    tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN
+) -> tuple[MaskedModule, UnitMasking, Watch]:
     lightning.seed_everything(7, verbose=False)
-    model, _, closing = closing_by(masks)
+    model, _, masking = masking_by(masks)
     teacher = OnlineTeacher(build_model("bert"), ("logits",))
-    module = ClosingModule(
+    module = MaskedModule(
         model,
-        closing.masks,
+        masking.masks,
         loss=LossConfig(kl=1, ce=1),
         train=train,
         signals=teacher,
         metric=TextClassification(LABELS).scorer(),
     )
-    watch = Watch(closing.gates)
+    watch = Watch(masking.gates)
     data = TextDataModule(SPLITS, tokenizer, batch_size=8, max_length=32, seed=7)
     about = {"train": train, "machine": MACHINE, "precision": "32", "seed": 7, "console": Console(quiet=True)}
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    with closing.gates:
+    with masking.gates:
         trainers.fit_module(
-            module, data, folder, label="test", wandb_folder=folder, callbacks=[closing, watch], **about
+            module, data, folder, label="test", wandb_folder=folder, callbacks=[masking, watch], **about
         )
-    return module, closing, watch
+    return module, masking, watch
 
 
 @pytest.fixture(scope="module")
-def moved(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ClosingModule, Closing, Watch]:
+def moved(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedModule, UnitMasking, Watch]:
     """The result of a training of 21 steps that reaches GOAL."""
-    return close_once(tokenizer, tmp_path_factory.mktemp("moved"), "movement")
+    return mask_once(tokenizer, tmp_path_factory.mktemp("moved"), "movement")
 
 
 @pytest.fixture(scope="module")
-def learned(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ClosingModule, Closing, Watch]:
-    return close_once(tokenizer, tmp_path_factory.mktemp("learned"), "learned")
+def learned(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedModule, UnitMasking, Watch]:
+    return mask_once(tokenizer, tmp_path_factory.mktemp("learned"), "learned")
 
 
 @pytest.fixture(params=[pytest.param("movement", marks=pytest.mark.slow), "learned"])
-def closed(request: pytest.FixtureRequest):
-    """(masks, module, closing, watch)"""
+def masked(request: pytest.FixtureRequest):
+    """(masks, module, masking, watch)"""
     return request.param, *request.getfixturevalue("moved" if request.param == "movement" else "learned")
 
 
-def test_the_final_gates_keep_the_number_of_units_of_the_shape(closed):
-    _, _, closing, _ = closed
-    gates = closing.gates.values
+def test_the_final_gates_keep_the_number_of_units_of_the_shape(masked):
+    _, _, masking, _ = masked
+    gates = masking.gates.values
     assert {name: int(gate.sum()) for name, gate in gates.items() if name != LAYERS} == GOAL.units
     assert gates[LAYERS].tolist() == [1, 1, 0, 1]
     assert all(set(gate.tolist()) <= {0.0, 1.0} for gate in gates.values())
-    assert {name: len(units) for name, units in closing.shape().kept.items()} == GOAL.units
-    assert closing.shape().layers == GOAL.layers
+    assert {name: len(units) for name, units in masking.shape().kept.items()} == GOAL.units
+    assert masking.shape().layers == GOAL.layers
 
 
-def test_the_pruned_model_computes_the_same_as_the_gated_model(closed, token_batch):
-    _, module, closing, _ = closed
+def test_the_pruned_model_computes_the_same_as_the_gated_model(masked, token_batch):
+    _, module, masking, _ = masked
     _, axes = tiny_model_with_axes("bert")
-    small = prune(module.student, axes, closing.shape()).eval()
+    small = prune(module.student, axes, masking.shape()).eval()
     whole = module.student.eval()
     with torch.no_grad():
         after, plain = small(**token_batch).logits, whole(**token_batch).logits
-        with closing.gates:
+        with masking.gates:
             before = whole(**token_batch).logits
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
     assert float((after - plain).abs().max()) > 1e-2  # the gates change the logits
     assert not any(name.startswith("masks") for name in small.state_dict())
 
 
-def test_another_model_than_the_gated_one_is_refused(closed, token_batch):
-    _, module, closing, _ = closed
+def test_another_model_than_the_gated_one_is_refused(masked, token_batch):
+    _, module, masking, _ = masked
     _, axes = tiny_model_with_axes("bert")
-    other = next(pair for pair in ([0, 1], [2, 3]) if pair != closing.shape().kept["layers.0.heads"].tolist())
-    wrong = dict(closing.shape().kept) | {"layers.0.heads": torch.tensor(other)}
+    other = next(pair for pair in ([0, 1], [2, 3]) if pair != masking.shape().kept["layers.0.heads"].tolist())
+    wrong = dict(masking.shape().kept) | {"layers.0.heads": torch.tensor(other)}
     with (
-        closing.gates,
-        pytest.raises(CompressError, match="expected logits without the closed units to differ by"),
+        masking.gates,
+        pytest.raises(CompressError, match="expected logits without the masked units to differ by"),
     ):
         measure_gap(module.student, prune(module.student, axes, Shape(GOAL.layers, wrong)), token_batch)
 
 
-def test_the_kept_units_are_those_that_the_masks_rank_highest(closed):
-    masks, module, closing, _ = closed
+def test_the_kept_units_are_those_that_the_masks_rank_highest(masked):
+    masks, module, masking, _ = masked
     ranking = module.masks.scores() if masks == "movement" else module.masks.compute_open_probability()
     ranking = {name: rank.detach() for name, rank in ranking.items()}
     assert all(len(rank.unique()) > 1 for rank in ranking.values())  # the rankings were trained
-    for name, units in closing.kept.items():
+    for name, units in masking.kept.items():
         if name == "hidden" and masks == "movement":
             continue  # masked hidden coordinates stay masked
         rest = torch.ones(len(ranking[name]), dtype=torch.bool).index_fill(0, units, False)
@@ -181,14 +183,14 @@ def test_the_kept_units_are_those_that_the_masks_rank_highest(closed):
 
 
 def test_the_number_of_masked_units_follows_the_cubic_schedule(moved):
-    _, closing, watch = moved
+    _, masking, watch = moved
     steps, every = 21, 2
-    assert closing.steps == steps
-    assert closing.every == every
+    assert masking.steps == steps
+    assert masking.every == every
     for step, gates in enumerate(watch.seen[:-1]):  # the last batch ends with the final gates
         chosen = step - step % every
         for name, left in GOAL.units.items():
-            wanted = round(interpolate_cubic(chosen, 0, steps, 0, closing.gates.get_size(name) - left))
+            wanted = round(interpolate_cubic(chosen, 0, steps, 0, masking.gates.get_size(name) - left))
             assert int((gates[name] == 0).sum()) == wanted, (step, name)
         assert float(gates[LAYERS][2]) == pytest.approx(1 - interpolate_cubic(step, 0, steps, 0, 1))
         assert gates[LAYERS][[0, 1, 3]].tolist() == [1, 1, 1]
@@ -201,22 +203,22 @@ def test_masked_hidden_coordinates_stay_masked(moved):
         assert not ((before["hidden"] == 0) & (after["hidden"] != 0)).any()
 
 
-def test_learned_gates_are_sampled_until_the_final_decision(closed):
-    masks, _, closing, watch = closed
+def test_learned_gates_are_sampled_until_the_final_decision(masked):
+    masks, _, masking, watch = masked
     drawn = any(0 < float(value) < 1 for gates in watch.seen[:-1] for value in gates["layers.1.ffn"])
     assert drawn == (masks == "learned")
-    if isinstance(closing, LearnedMaskClosing):
-        assert closing.learned.warmup == 10
-        assert (closing.learned.multipliers != 0).all()  # only the penalty changes them
+    if isinstance(masking, LearnedMasking):
+        assert masking.learned.warmup == 10
+        assert (masking.learned.multipliers != 0).all()  # only the penalty changes them
         with torch.no_grad():
-            assert float(closing.learned.cost(closing.learned.compute_open_probability())) < float(
-                closing.learned.begin
+            assert float(masking.learned.cost(masking.learned.compute_open_probability())) < float(
+                masking.learned.begin
             )
 
 
 @pytest.mark.slow
 def test_learned_masks_approach_the_cost_of_the_shape(tokenizer, tmp_path):
-    module, _, _ = close_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=43))
+    module, _, _ = mask_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=43))
     masks = module.masks
     with torch.no_grad():
         found, begin = float(masks.cost(masks.compute_open_probability())), float(masks.begin)
@@ -236,7 +238,7 @@ def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
 
 
 def test_masks_have_separate_learning_rates_and_no_weight_decay(tokenizer, tmp_path):
-    module, _, _ = close_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=1))
+    module, _, _ = mask_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=1))
     groups = module.trainer.optimizers[0].param_groups
     own = {id(parameter) for parameter in module.masks.parameters()}
     rates = {1e-3: False, 0.1: True, 1.0: True}  # short trainings use the highest rates
@@ -250,7 +252,9 @@ def test_masks_have_separate_learning_rates_and_no_weight_decay(tokenizer, tmp_p
 OFTEN = replace(TRAIN, checkpoint_every=3)
 
 
-def assert_same_bits(one: tuple[ClosingModule, Closing, Watch], other: tuple[ClosingModule, Closing, Watch]) -> None:
+def assert_same_bits(
+    one: tuple[MaskedModule, UnitMasking, Watch], other: tuple[MaskedModule, UnitMasking, Watch]
+) -> None:
     found = other[0].state_dict()
     for name, value in one[0].state_dict().items():
         assert torch.equal(found[name], value), name
@@ -260,14 +264,14 @@ def assert_same_bits(one: tuple[ClosingModule, Closing, Watch], other: tuple[Clo
 
 def stopped(
     tokenizer, folder: Path, masks: str, train: TrainConfig, batch: int
-) -> tuple[ClosingModule, Closing, Watch]:
+) -> tuple[MaskedModule, UnitMasking, Watch]:
     """Runs a training that is killed after `batch` batches and restarted."""
     with pytest.MonkeyPatch.context() as patch:
         killed_at(batch, patch)
         with pytest.raises(Killed):
-            close_once(tokenizer, folder, masks, train)
+            mask_once(tokenizer, folder, masks, train)
     assert list((folder / SCRATCH / "checkpoints").glob("*.ckpt"))
-    return close_once(tokenizer, folder, masks, train)
+    return mask_once(tokenizer, folder, masks, train)
 
 
 def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned, tokenizer, tmp_path):
@@ -276,12 +280,12 @@ def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned, to
 
 def test_masking_with_accumulated_batches_resumes_bit_identically(tokenizer, tmp_path):
     train = replace(TRAIN, epochs=2, accumulate=2, checkpoint_every=1)
-    whole = close_once(tokenizer, tmp_path / "whole", "movement", train)
+    whole = mask_once(tokenizer, tmp_path / "whole", "movement", train)
     assert whole[1].steps == 8
     seen = whole[2].seen  # 7 batches an epoch: the fourth step of each epoch has one batch
     for first, second in ((0, 1), (2, 3), (4, 5), (7, 8), (9, 10), (11, 12)):
         for name, gate in seen[first].items():
-            assert torch.equal(seen[second][name], gate), f"{name} was closed anew within a step"
+            assert torch.equal(seen[second][name], gate), f"{name} was masked anew within a step"
     assert_same_bits(whole, stopped(tokenizer, tmp_path / "stopped", "movement", train, 5))
 
 
@@ -386,21 +390,21 @@ def read_outline(stage: Any) -> Outline:
 def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradually):
     _, made = gradually
     wanted = read_outline(made["shape-2x"])
-    assert outline(made["close-2x"]) == outline(made["distill-2x"]) == wanted
-    chosen, kept = shape_of(made["shape-2x"])["shape"], shape_of(made["close-2x"])["shape"]
+    assert outline(made["mask-2x"]) == outline(made["distill-2x"]) == wanted
+    chosen, kept = shape_of(made["shape-2x"])["shape"], shape_of(made["mask-2x"])["shape"]
     assert kept["layers"] == chosen["layers"]
     assert {name: len(units) for name, units in kept["kept"].items()} == {
         name: len(units) for name, units in chosen["kept"].items()
     }
     assert chosen["kept"]  # otherwise no unit was masked
-    assert made["close-2x"].metrics["gap"] < 1e-5
+    assert made["mask-2x"].metrics["gap"] < 1e-5
 
 
 def test_masking_and_recovery_share_the_requested_epochs(gradually):
     _, made = gradually
-    epochs = [made[name].manifest["config"]["train"]["epochs"] for name in ("close-2x", "distill-2x")]
+    epochs = [made[name].manifest["config"]["train"]["epochs"] for name in ("mask-2x", "distill-2x")]
     assert epochs == [1, 3]
-    assert made["close-2x"].manifest["config"]["train"]["schedule"] == "constant"
+    assert made["mask-2x"].manifest["config"]["train"]["schedule"] == "constant"
 
 
 def test_a_finished_gradual_run_is_skipped(gradually):
@@ -413,7 +417,7 @@ def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually,
     config, made = gradually
     output = place / f"stopped-{config.prune.masks}"
     shutil.copytree(config.output, output)
-    for name in ("close-2x", "distill-2x"):
+    for name in ("mask-2x", "distill-2x"):
         shutil.rmtree(output / name)
     config = replace(config, output=str(output))
     with monkeypatch.context() as patch:
@@ -421,10 +425,10 @@ def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually,
         with pytest.raises(Killed):
             follow(config)
     again = follow(config)
-    for name in ("close-2x", "distill-2x"):
+    for name in ("mask-2x", "distill-2x"):
         assert not again[name].skipped
         assert again[name].digest == made[name].digest, name
-    assert again["close-2x"].manifest["resumed"]
+    assert again["mask-2x"].manifest["resumed"]
 
 
 @pytest.mark.slow

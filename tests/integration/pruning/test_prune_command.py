@@ -21,8 +21,8 @@ from pipelines import prune
 from pipelines.runs.files import write_json
 from pipelines.runs.stage import Artefact
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.stages.pipeline import check_scores
 from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.run_stages import check_scores
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
 from support.run_inputs import write_data

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BertTokenizerFast, PreTrainedModel
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.source import Source
 from compress.export.common.targets import FORMATS, ExportTarget, target_of
 from compress.export.write import check_layers, write_targets
@@ -57,7 +57,7 @@ def test_a_pooler_whose_inputs_stay_in_float_is_rejected(scheme: str, tmp_path):
     model = build_model("bert", num_hidden_layers=1, **WIDE)
     source, folder = written(model, tmp_path, resolve_scheme(scheme))
     given = {name: value.numpy() for name, value in BATCH.items()} | {"token_type_ids": np.zeros_like(IDS.numpy())}
-    with pytest.raises(ArtefactError, match="pooler.dense gives other products than it was trained with"):
+    with pytest.raises(ExportError, match="pooler.dense gives other products than it was trained with"):
         check_layers(source, target_of(folder.name), tmp_path, given)
 
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import CompressError, ExportError
 from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder
 from compress.export.onnx.graph import ONNX_FILE
@@ -55,7 +55,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_model_that_cannot_be_exported_as_a_decoder_is_rejected_and_nothing_is_written(case: str, tmp_path: Path):
     make, reason = REFUSED[case]
-    with pytest.raises(ArtefactError, match=reason):
+    with pytest.raises(ExportError, match=reason):
         export_decoder(make(), word_tokenizer(), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
@@ -82,11 +82,11 @@ def copy_with_changed_bias(folder: Path, place: Path, value: float, at: int) -> 
 def test_the_proof_rejects_files_of_another_model_or_with_changed_weights(folder: Path, tmp_path: Path):
     model = build("gpt2")
     assert verify_decoder(model, folder, PROMPTS, BLOCKS, new_tokens=10).max_difference < 1e-4
-    with pytest.raises(ArtefactError, match="writes other tokens than the model: after prompt 0 .* from token 2 on"):
+    with pytest.raises(ExportError, match="writes other tokens than the model: after prompt 0 .* from token 2 on"):
         verify_decoder(build("gpt2", scale_attn_weights=False), folder, PROMPTS, BLOCKS, new_tokens=10)
-    with pytest.raises(ArtefactError, match="largest difference .*e-02, expected at most 1e-03"):
+    with pytest.raises(ExportError, match="largest difference .*e-02, expected at most 1e-03"):
         verify_decoder(model, copy_with_changed_bias(folder, tmp_path / "a", 0.3, 4), PROMPTS[:1], BLOCKS, new_tokens=1)
-    with pytest.raises(ArtefactError, match="other tokens|largest difference nan"):
+    with pytest.raises(ExportError, match="other tokens|largest difference nan"):
         verify_decoder(
             model, copy_with_changed_bias(folder, tmp_path / "b", np.nan, 4), PROMPTS[:1], BLOCKS, new_tokens=1
         )

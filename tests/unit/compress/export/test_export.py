@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.huggingface import WEIGHTS, export_huggingface, input_names
 from compress.export.onnx import fuse as fusing
 from compress.export.onnx.fuse import fuse_operators
@@ -224,7 +224,7 @@ def test_operators_are_fused_and_padding_is_ignored(exported):
 
 def test_a_fused_graph_with_other_logits_is_rejected_and_not_written(bert, tmp_path, monkeypatch):
     monkeypatch.setattr(fusing, "matches_source", lambda source, model: False)
-    with pytest.raises(ArtefactError, match="gives other logits once its operators are joined"):
+    with pytest.raises(ExportError, match="gives other logits once its operators are joined"):
         fuse_operators(bert.folders["onnx"] / ONNX_FILE, tmp_path / ONNX_FILE)
     assert not (tmp_path / ONNX_FILE).exists()
 
@@ -276,7 +276,7 @@ def test_swapped_layers_are_rejected(bert, tmp_path, forked):
     first, second = (f"bert.encoder.layer.{i}.attention.self.query.weight" for i in (0, 1))
     weights[first], weights[second] = weights[second], weights[first]
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    with pytest.raises(ArtefactError, match="gives other logits than the trained model") as caught:
+    with pytest.raises(ExportError, match="gives other logits than the trained model") as caught:
         verify_export("huggingface", folder, TEXTS, None, LIMIT, logits(bert))
     assert str(folder) in str(caught.value)
 
@@ -290,7 +290,7 @@ def test_mismatched_logits_are_rejected(bert, change):
         "not a number": np.where(np.arange(len(TEXTS))[:, None] == 7, np.nan, expected),
         "a class too few": expected[:, :-1],
     }[change]
-    with pytest.raises(ArtefactError, match=r"other logits|expected logits \(21, 4\), found \(21, 5\)"):
+    with pytest.raises(ExportError, match=r"other logits|expected logits \(21, 4\), found \(21, 5\)"):
         verify_export("onnx", bert.folders["onnx"], TEXTS, None, LIMIT, wrong)
 
 
@@ -300,7 +300,7 @@ def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
     bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 0, 0, np.nan, 0]), bias.name))
     onnx.save(graph, folder / ONNX_FILE)
-    with pytest.raises(ArtefactError, match="largest difference nan"):
+    with pytest.raises(ExportError, match="largest difference nan"):
         verify_export("onnx", folder, TEXTS, None, LIMIT, logits(bert))
 
 
@@ -308,7 +308,7 @@ def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
 def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path, forked):
     folder = copy_target(bert, target, tmp_path)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
+    with pytest.raises(ExportError, match="can't be reloaded in a fresh process") as caught:
         verify_export(target, folder, TEXTS, None, LIMIT, logits(bert))
     assert str(folder) in str(caught.value)
     assert "tokenizer.json" in str(caught.value)
@@ -318,7 +318,7 @@ def test_a_truncated_graph_is_rejected(bert, tmp_path):
     folder = copy_target(bert, "onnx", tmp_path)
     content = (folder / ONNX_FILE).read_bytes()
     (folder / ONNX_FILE).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
+    with pytest.raises(ExportError, match="can't be reloaded in a fresh process") as caught:
         verify_export("onnx", folder, TEXTS, None, LIMIT, logits(bert))
     assert str(folder / ONNX_FILE) in str(caught.value)
 
@@ -332,7 +332,7 @@ class DataDependentModel(nn.Module):
 
 
 def test_a_model_with_data_dependent_control_flow_is_rejected_and_nothing_is_written(tokenizer, tmp_path):
-    with pytest.raises(ArtefactError, match="DataDependentModel can't be exported"):
+    with pytest.raises(ExportError, match="DataDependentModel can't be exported"):
         export_onnx(DataDependentModel(), tokenizer, tmp_path / "onnx", ["input_ids", "attention_mask"])
     assert not list((tmp_path / "onnx").iterdir())
 
@@ -349,5 +349,5 @@ def test_the_comparison_computes_differences_and_class_agreement():
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
 def test_quantized_models_need_class_agreement_and_no_nan(same: float, difference: float):
     check_parity(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
-    with pytest.raises(ArtefactError, match=r"other answers than the trained model: the same for .*99\.5"):
+    with pytest.raises(ExportError, match=r"other answers than the trained model: the same for .*99\.5"):
         check_parity(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)

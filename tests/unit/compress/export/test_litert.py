@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertTokenizerFast, PreTrainedModel
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import CompressError, ExportError
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.rows import Layer
 from compress.export.common.source import Source
@@ -120,7 +120,7 @@ def test_a_quantized_layer_missing_from_the_file_is_rejected(tmp_path):
     assert np.abs(expected - plain).max() > 1e-4
     with torch.no_grad():
         source.model.classifier.weight.mul_(1.5)
-    with pytest.raises(ArtefactError, match=r"no product with the weights of classifier \(1 of 8 layers that round\)"):
+    with pytest.raises(ExportError, match=r"no product with the weights of classifier \(1 of 8 layers that round\)"):
         write_integers((tmp_path / "litert" / LITERT_FILE).read_bytes(), source.layers, {})
 
 

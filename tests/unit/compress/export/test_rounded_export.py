@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import CompressError, ExportError
 from compress.export.common.parity import layer_differences
 from compress.export.common.rows import RowIndex
 from compress.export.common.source import Source
@@ -173,7 +173,7 @@ def test_a_file_with_other_scales_than_the_model_is_rejected(files: Files):
     other = quantized_source("int8-static")
     name = "bert.encoder.layer.1.output.dense"
     other.reference.get_submodule(name).grid.scale.mul_(1.02)
-    with pytest.raises(ArtefactError, match=rf"onnxruntime-int8: {name} gives other products"):
+    with pytest.raises(ExportError, match=rf"onnxruntime-int8: {name} gives other products"):
         check_layers(other, target, folder, padded_batch())
 
 
@@ -186,14 +186,14 @@ def test_concatenated_rows_of_several_layers_are_found():
     assert np.array_equal(found.integers, np.concatenate([layers[name].integers for name in own]))
     assert RowIndex(layers).find(whole + 1) is None
     mixed = np.concatenate([layers[own[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
-    with pytest.raises(ArtefactError, match="rounded in 2 different ways"):
+    with pytest.raises(ExportError, match="rounded in 2 different ways"):
         RowIndex(layers).find(mixed)
 
 
 def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
     _, _, folder = files("int8-static", "onnx")
     source = quantized_source("int4-weights")
-    with pytest.raises(ArtefactError, match=r"no product with the weights of bert.* \(14 of 14 layers that round\)"):
+    with pytest.raises(ExportError, match=r"no product with the weights of bert.* \(14 of 14 layers that round\)"):
         round_graph(folder / "onnx" / ONNX_FILE, tmp_path / ONNX_FILE, source.layers)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.common.source import Source
 from compress.export.common.targets import EXTRAS, target_of
 from compress.export.runtimes import open_export
@@ -51,7 +51,7 @@ def test_a_folder_is_verified_in_a_fresh_process(form, tokenizer, tmp_path):
     write_targets(Source(student, tokenizer), [target_of(form)], tmp_path)
     expected = compute_text_vectors(student, tokenizer, TEXTS)
     verify_export(form, tmp_path / form, TEXTS, None, 32, expected)
-    with pytest.raises(ArtefactError, match=f"{form}: .* gives other logits than the trained model"):
+    with pytest.raises(ExportError, match=f"{form}: .* gives other logits than the trained model"):
         verify_export(form, tmp_path / form, TEXTS, None, 32, expected[::-1])
 
 
@@ -72,7 +72,7 @@ def test_a_text_is_the_mean_of_its_tokens_vectors(tokenizer):
 ])  # fmt: skip
 def test_what_is_no_mean_of_tokens_vectors_is_refused(spec, settings, message, tokenizer):
     student = build_student(build_model("bert"), spec, tokenizer=tokenizer, **settings)
-    with pytest.raises(ArtefactError, match=message):
+    with pytest.raises(ExportError, match=message):
         build_static_table(student, tokenizer, "model2vec")
 
 
@@ -80,7 +80,7 @@ def test_weights_of_special_tokens_and_models_with_attention_are_refused(tokeniz
     student = build_student(build_model("bert"), "static", tokenizer=tokenizer)
     with torch.no_grad():
         student.vectors.importance.weight.zero_()
-    with pytest.raises(ArtefactError, match="weights of 0 for special tokens"):
+    with pytest.raises(ExportError, match="weights of 0 for special tokens"):
         build_static_table(student, tokenizer, "model2vec")
-    with pytest.raises(ArtefactError, match="expected a static student, found a BertForSequenceClassification"):
+    with pytest.raises(ExportError, match="expected a static student, found a BertForSequenceClassification"):
         build_static_table(build_model("bert"), tokenizer, "model2vec")

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from compress.errors import ArtefactError
+from compress.errors import ExportError
 from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
@@ -97,7 +97,7 @@ def test_a_folder_of_arrays_needs_numpy_and_tokenizers_only(tokenizer, tmp_path)
 
 
 def test_a_model_with_attention_has_no_arrays(tokenizer, tmp_path):
-    with pytest.raises(ArtefactError, match="numpy: expected a student without attention"):
+    with pytest.raises(ExportError, match="numpy: expected a student without attention"):
         write_targets(Source(build_model("bert").eval(), tokenizer), [target_of("numpy")], tmp_path)
 
 

@@ -5,7 +5,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, LlamaCo
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from distill.models.short_attention import MOST_TOKENS, attend, attend_by_products, attend_to_short_texts
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 64, "pad_token_id": 0}
 CONFIGS = {

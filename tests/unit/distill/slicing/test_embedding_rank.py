@@ -33,7 +33,7 @@ from pipelines.settings.commands.distill import DataConfig, DistillConfig, Stude
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import check_rules
 from pipelines.stages.prepare.data import data_stage, read_data
-from pipelines.stages.prune.inputs import start_stage
+from pipelines.stages.prune.inputs import pruning_start_stage
 from support.plans import plan_of
 from support.tiny_families import auto_class, build, logits, padded_batch, random_shape
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
@@ -332,7 +332,7 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
     run = Run(Path(config.output), 0, Console(quiet=True))
     teacher = Artefact("teacher", tmp_path / "teacher", "a" * 64, {})
     data = data_stage(run, config.data)
-    start = start_stage(run, plan_of(config), data, teacher)
+    start = pruning_start_stage(run, plan_of(config), data, teacher)
     model = load_model_folder(start.folder / "model")
     words = np.load(start.folder / "words.npy")
     assert table_of(model).weight.shape == (len(words), RANK)

@@ -21,7 +21,7 @@ from distill.losses.config import LossConfig
 from distill.models.context import Context, check_context
 from distill.tasks.language import TokenScorer
 from distill.teacher.online import OnlineTeacher
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.backward_window import yield_windows

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from benchmarks.memory.activations import measure_peak
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.module import DistillationModule
 from distill.train.offload import ActivationOffload, SavedView, _Packer
 from distill.train.offload_file import ActivationFile, FileSpace
 from pipelines.runs.strategies import SingleProcessStrategy
 from support.tiny_models import build_model
-from unit.distill.train.test_activations import FAMILIES, build_body, draw_batch
+from unit.distill.train.test_activation_checkpointing import FAMILIES, build_body, draw_batch
 from unit.distill.train.test_module import TRAIN, data, quiet_trainer  # noqa: F401 - data is a fixture
 
 CPU = torch.device("cpu")
@@ -265,7 +265,7 @@ def test_a_module_trains_the_same_weights(data, tmp_path, monkeypatch, parts):  
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mode", ["none", "full"])
-def test_activations_of_a_gpu_come_back_from_the_cpu(mode, tmp_path):
+def test_activation_checkpointing_of_a_gpu_come_back_from_the_cpu(mode, tmp_path):
     device = torch.device("cuda")
     model = build_body("llama").to(device)  # type: ignore[arg-type]
     batch = {name: value.to(device) for name, value in draw_batch(8, 128).items()}

@@ -6,7 +6,7 @@ import pytest
 
 from distill.data.batches.rank_speeds import RankSpeeds, parse_speeds
 from distill.errors import InputError
-from pipelines.runs.rank_meter import RankMeter, summarise_times
+from pipelines.runs.rank_meter import RankMeter, summarize_rank_times
 from pipelines.runs.training_logs import TrainingLogs
 
 
@@ -37,7 +37,7 @@ def test_measured_speeds_are_approached_for_batches_that_nobody_has_prepared(tmp
 
 
 def test_a_replica_is_idle_while_it_waits_for_the_slowest():
-    first, second = summarise_times([[1.0, 2.0], [1.0, 2.0]], None)
+    first, second = summarize_rank_times([[1.0, 2.0], [1.0, 2.0]], None)
     assert first["idle_share"] == pytest.approx(0.5)
     assert second["idle_share"] == 0
 

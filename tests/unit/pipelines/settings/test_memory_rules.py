@@ -48,7 +48,7 @@ def facts_of(
 
 
 @pytest.mark.parametrize("setting", ["train", "general.train", "teacher_train"])
-def test_activations_of_pipeline_stages_and_deepspeed_are_not_offloaded(setting):
+def test_activation_checkpointing_of_pipeline_stages_and_deepspeed_are_not_offloaded(setting):
     with pytest.raises(InputError, match=rf"^{setting}.offload activations: expected a layout without .* found pp=2"):
         check_training_layout(setting, facts_of(setting, Layout(pp=2)))
     with pytest.raises(InputError, match=rf"^{setting}.offload activations: .* no machine.strategy, found ds.json"):

@@ -16,7 +16,7 @@ from pipelines.settings.plan import Plan
 from pipelines.settings.resolve import resolve
 from pipelines.settings.rules.rule import Rule
 from pipelines.settings.rules.table import RULES
-from pipelines.stages.pipeline import run_stages
+from pipelines.stages.run_stages import run_stages
 from support.run_inputs import write_csv
 from support.tiny_models import VOCABULARY, build_model, make_rows, saved
 

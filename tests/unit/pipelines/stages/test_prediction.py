@@ -118,7 +118,7 @@ def test_doubtful_labels_are_not_predicted_from_the_few_rows_of_a_sample():
     [
         ("oneshot", {"distill-4x": 10}),
         ("iterative", {"distill-4x-round1": 3, "distill-4x-round2": 3, "distill-4x": 4}),
-        ("gradual", {"close-4x": 3, "distill-4x": 7}),
+        ("gradual", {"mask-4x": 3, "distill-4x": 7}),
     ],
 )
 def test_epochs_are_counted_for_every_stage_that_trains_a_pruned_student(schedule, epochs):

@@ -35,7 +35,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     from pipelines.stages.prepare.teacher import teacher_stage
     from pipelines.stages.students import train_students
     from pipelines.stages.train.general import general_stage
-    from pipelines.stages.train.precision import chosen_precision
+    from pipelines.stages.train.precision import select_precision
     from pipelines.stages.train.select import adapt_loss, select_stage
 
     settings = plan.settings
@@ -44,7 +44,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
         run.world.compute_once(lambda: check_data_settings(plan, run.seed))
     made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
     check_pair_formats(settings, made["data"])
-    precision = chosen_precision(run, plan, made["data"])
+    precision = select_precision(run, plan, made["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
         made["clean"] = made["data"] = clean_stage(run, plan, made["data"], precision)

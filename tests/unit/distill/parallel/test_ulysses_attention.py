@@ -20,11 +20,11 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.models.inputs import build_inputs, forgo_cache
 from distill.parallel.apply import apply_layout
-from distill.parallel.head_exchange import attend_with_exchange, build_row_mask, exchange_parts
 from distill.parallel.layout import Layout, check_model_fits
 from distill.parallel.mesh import build_mesh, find_segment
 from distill.parallel.segment_check import check_segments
-from distill.train.activations import checkpoint_layers
+from distill.parallel.ulysses_attention import attend_with_exchange, build_row_mask, exchange_parts
+from distill.train.activation_checkpointing import checkpoint_layers
 from support.processes.ranks import run_ranks
 
 WORDS, LENGTH = 60, 21

@@ -1,4 +1,4 @@
-"""Callbacks that close a model's gates while it trains, to given sizes."""
+"""Callbacks that mask a model's units gradually while it trains, down to given sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ OPEN = 0.95  # initial open probability of learned masks
 
 @dataclass(frozen=True)
 class Goal:
-    """The sizes of a model at the end of the closing stage.
+    """The sizes of a model at the end of the masking stage.
 
     Args:
         layers: Indices of the layers that are kept.
@@ -39,8 +39,8 @@ class Goal:
         return cls(shape.layers, {name: len(units) for name, units in shape.kept.items()})
 
 
-class Closing(Callback):
-    """Base callback that sets the gates of every step and has closed all surplus units by the end of the last step.
+class UnitMasking(Callback):
+    """Base callback that sets the gates of every step and has masked all surplus units by the end of the last step.
 
     Layers that are removed fade together: their gates fall from 1 to 0 along the cubic schedule, because the model
     compensates for a layer more easily gradually than all at once.
@@ -101,7 +101,7 @@ class Closing(Callback):
         return {LAYERS: gate}
 
     def count_closed(self, name: str, step: int) -> int:
-        """Returns the number of units of an axis that are closed at a step."""
+        """Returns the number of units of an axis that are masked at a step."""
         return round(interpolate_cubic(step, 0, self.steps, 0.0, self.gates.get_size(name) - self.goal.units[name]))
 
     def choose_open(self, step: int) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ class Closing(Callback):
         return Shape(self.goal.layers, {name: units.cpu() for name, units in self.kept.items()})
 
 
-class MovementClosing(Closing):
+class MovementMasking(UnitMasking):
     """Closes the units with the lowest accumulated movement scores, selected again every `every` steps.
 
     Closed heads and neurons may reopen. Closed hidden coordinates may not: they are 0 everywhere, so the gradient of
@@ -148,7 +148,7 @@ class MovementClosing(Closing):
         self.scores.accumulate()
 
     def rank_units(self) -> dict[str, Tensor]:
-        """Returns the scores; those of closed hidden coordinates are -inf."""
+        """Returns the scores; those of masked hidden coordinates are -inf."""
         scores = dict(self.scores.scores())
         if "hidden" in scores:
             gone = torch.ones_like(scores["hidden"], dtype=torch.bool)
@@ -166,7 +166,7 @@ class MovementClosing(Closing):
         self.kept = state_dict["kept"]
 
 
-class LearnedMaskClosing(Closing):
+class LearnedMasking(UnitMasking):
     """Samples gates from learned masks while training.
 
     At the end the units that are most likely open are kept, in the number that the goal requires.

@@ -16,7 +16,7 @@ from distill.checkpoint.outputs import logits_of
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.models.attention import capture_attention_vectors
-from distill.train.activations import checkpoint_layers
+from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.plain import run_student

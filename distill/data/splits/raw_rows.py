@@ -34,7 +34,7 @@ class LabelledRows:
         return LabelledRows(select_texts(self.texts, rows), pairs, labels, self.numbers[np.asarray(rows, np.int64)])
 
 
-def clean_rows(
+def read_raw_rows(
     table: pa.Table,
     config: DataConfig,
     split: str,
