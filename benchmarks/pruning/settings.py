@@ -33,7 +33,7 @@ def build_config(options: argparse.Namespace, seed: int) -> DistillConfig:
         output=str(Path(options.output) / "ours" / f"seed-{seed}"),
         teacher=TeacherConfig(model=options.teacher, finetune="never"),
         budget=Budget(speedup=f"{options.speedup:g}", precision=options.precision).resolve(),
-        prune=PruneConfig(trials=options.trials),
+        prune=PruneConfig(trial_steps=options.trials),
         data=DataConfig(path=path, max_length=options.max_length, validation_fraction=options.validation_fraction),
         loss=LossConfig(temperature=options.temperature),
         train=TrainConfig(

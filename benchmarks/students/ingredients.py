@@ -35,7 +35,7 @@ VARIANTS = {
     PLAIN: "",
     "nested": "--nested true",
     "reconstructed": "--prune.reconstruct true",
-    "averaged": "--train.average 0.998",
+    "averaged": "--train.ema_decay 0.998",
     "iterative": "--prune.schedule iterative",
     "gradual": "--prune.schedule gradual",
     "learned masks": "--prune.schedule gradual --prune.masks learned",

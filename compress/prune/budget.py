@@ -42,7 +42,7 @@ class Budget:
             slower than requested.
         uniform: Give every layer the same sizes, so that the checkpoint loads in its stock transformers class.
         frontier: Train a student for each speed-up 2, 4, 8, ..., 128, or for each in `speedup`, that a pruned model
-            reaches, and the students without attention in `student.vectors`.
+            reaches, and the students without attention in `student.attention_free`.
     """
 
     speedup: str = ""

@@ -17,9 +17,9 @@ class PruneConfig:
         masks: How a gradual schedule selects the units to mask: movement (by their gradients), or learned (L0 gates
             driven to the target size by a Lagrangian).
         rounds: Rounds of the iterative schedule.
-        gradual: Share of the training epochs in which a gradual schedule masks units.
+        gradual_share: Share of the training epochs in which a gradual schedule masks units.
         samples: Training texts on which scores are measured.
-        trials: Training steps before the final comparison of candidate shapes; 0 takes the shape with the lowest
+        trial_steps: Training steps before the final comparison of candidate shapes; 0 takes the shape with the lowest
             estimated loss.
         vocabulary: Also remove tokens that the training texts don't use; never applied to a language model, whose
             outputs are tokens.
@@ -36,9 +36,9 @@ class PruneConfig:
     schedule: Literal["oneshot", "iterative", "gradual"] = "oneshot"
     masks: Literal["movement", "learned"] = "movement"
     rounds: int = 3
-    gradual: float = 0.3
+    gradual_share: float = 0.3
     samples: int = 512
-    trials: int = 150
+    trial_steps: int = 150
     vocabulary: bool = True
     unseen: float = 0.001
     reconstruct: bool = False
@@ -46,7 +46,7 @@ class PruneConfig:
     nested: bool = False
 
     def __post_init__(self) -> None:
-        for name, smallest in (("rounds", 2), ("samples", 1), ("trials", 0), ("embedding_rank", 0)):
+        for name, smallest in (("rounds", 2), ("samples", 1), ("trial_steps", 0), ("embedding_rank", 0)):
             if getattr(self, name) < smallest:
                 raise CompressError(f"prune.{name}: expected at least {smallest}, found {getattr(self, name)}")
         if self.reconstruct and self.schedule == "gradual":
@@ -54,7 +54,7 @@ class PruneConfig:
                 "prune.reconstruct: expected schedule oneshot or iterative, found gradual: units that stay learn to "
                 "make up for the others while those are masked"
             )
-        if not 0 < self.gradual < 1:
-            raise CompressError(f"prune.gradual: expected a share between 0 and 1, found {self.gradual}")
+        if not 0 < self.gradual_share < 1:
+            raise CompressError(f"prune.gradual_share: expected a share between 0 and 1, found {self.gradual_share}")
         if not 0 <= self.unseen <= 1:
             raise CompressError(f"prune.unseen: expected a share from 0 to 1, found {self.unseen}")

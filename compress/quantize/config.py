@@ -36,7 +36,7 @@ class QuantizeConfig:
         samples: Number of training texts used for calibration.
         epochs: Epochs of qat.
         learning_rate: Learning rate of qat; its schedule and the other training settings are those of the student.
-        keep: Patterns of layers that stay in float, separated by commas, such as `*.pooler.dense,classifier`.
+        float_layers: Patterns of layers that stay in float, separated by commas, such as `*.pooler.dense,classifier`.
 
     Raises:
         CompressError: A value is out of range, or a setting has no effect with the others.
@@ -54,7 +54,7 @@ class QuantizeConfig:
     samples: int = 256
     epochs: int = 2
     learning_rate: float = 1e-4
-    keep: str = ""
+    float_layers: str = ""
 
     def __post_init__(self) -> None:
         if self.scheme and self.scheme != "auto":
@@ -93,4 +93,4 @@ class QuantizeConfig:
     @property
     def float_patterns(self) -> tuple[str, ...]:
         """Patterns of the names of layers that stay in float."""
-        return tuple(pattern.strip() for pattern in self.keep.split(",") if pattern.strip())
+        return tuple(pattern.strip() for pattern in self.float_layers.split(",") if pattern.strip())

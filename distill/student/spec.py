@@ -75,7 +75,7 @@ class StudentConfig:
             at most half of a process's memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.
         given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
-        vectors: Students without attention to train as well, as specs separated by semicolons, such as
+        attention_free: Students without attention to train as well, as specs separated by semicolons, such as
             `static;cnn,hidden=128`; if omitted with `budget.frontier`, several of each kind that can do the task.
         stages: How layers are divided among pipeline stages: size minimizes the parameters of the largest stage; time
             minimizes the time of the slowest one, as measured on its parts.
@@ -85,7 +85,7 @@ class StudentConfig:
     layout: str = "auto"
     given: bool = False
     offload: bool = False
-    vectors: str = ""
+    attention_free: str = ""
     stages: Literal["size", "time"] = "size"
 
 

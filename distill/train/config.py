@@ -60,7 +60,7 @@ class TrainConfig:
             draws its own dropout masks, so only at 0 do all layouts and numbers of processes train the same student, up
             to rounding.
         freeze_embeddings: Exclude the token embeddings from training.
-        average: Decay per step of an exponential moving average (EMA) of the weights, such as 0.999, which validation
+        ema_decay: Decay per step of an exponential moving average (EMA) of the weights, such as 0.999, which validation
             and the trained model use; 0 disables it.
         patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
             disables early stopping.
@@ -104,7 +104,7 @@ class TrainConfig:
     head_rate: float = 1.0
     dropout: float | None = None
     freeze_embeddings: bool = False
-    average: float = 0.0
+    ema_decay: float = 0.0
     patience: int = 0
     recoveries: int = 0
     spike: float = 8.0
@@ -138,7 +138,7 @@ class TrainConfig:
             check_setting(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
         is_known = self.checkpointing in ("none", "full", "selective", AUTO) or EVERY.fullmatch(self.checkpointing)
         check_setting(self, "train.checkpointing", bool(is_known), "none, full, selective, every=K or auto")
-        check_setting(self, "train.average", 0 <= self.average < 1, "a decay from 0 to below 1")
+        check_setting(self, "train.ema_decay", 0 <= self.ema_decay < 1, "a decay from 0 to below 1")
         check_setting(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
         check_setting(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")
         if self.batch_tokens and self.rate_scaling != "none":
@@ -152,9 +152,10 @@ class TrainConfig:
                 f"train.batch_growth noise: expected accumulate of 2 or more and no batch_tokens, found {found}: the "
                 "noise is estimated from the gradients of a batch and of the accumulated ones"
             )
-        if self.optimizer == "schedule-free" and self.average:
+        if self.optimizer == "schedule-free" and self.ema_decay:
             raise InputError(
-                f"train.average: expected 0 with the optimizer schedule-free, found {self.average}: it averages the "
+                f"train.ema_decay: expected 0 with the optimizer schedule-free, found {self.ema_decay}: it averages "
+                f"the "
                 "weights itself"
             )
         if self.optimizer == "schedule-free" and self.schedule not in ("auto", "constant"):

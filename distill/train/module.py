@@ -434,7 +434,7 @@ class DistillationModule(lightning.LightningModule):
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def on_validation_start(self) -> None:
-        """Gives the student the averaged weights, if there are any: `train.average`, or schedule-free's own."""
+        """Gives the student the averaged weights, if there are any: `train.ema_decay`, or schedule-free's own."""
         self._set_optimizer_mode("eval")
 
     def on_validation_end(self) -> None:

@@ -92,9 +92,10 @@ def build_optimizer(
         module, name, settings = _STOCHASTIC_ADAMW if name == "AdamW" else (module, name, settings)
         settings = {**settings, "bf16_stochastic_round": True}
     is_sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
-    if config.average and shard:
+    if config.ema_decay and shard:
         raise InputError(
-            f"train.average {config.average}: expected a student whose optimizer states are on one process, or sharded "
+            f"train.ema_decay {config.ema_decay}: expected a student whose optimizer states are on one process, or "
+            f"sharded "
             "with its weights, found those of zero1: its processes have no common average"
         )
     if (kind.whole and is_sharded) or (shard and not kind.zero1):
@@ -108,8 +109,8 @@ def build_optimizer(
     if shard:
         return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, lr=rate, **settings)
     optimizer = optimizer_class(groups, lr=rate, **settings)  # type: ignore[call-arg]
-    if config.average:
-        WeightAverage(optimizer, config.average)
+    if config.ema_decay:
+        WeightAverage(optimizer, config.ema_decay)
     return optimizer
 
 

@@ -214,9 +214,9 @@ def build_strategy(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | No
         if mesh is None:
             raise ValueError(f"layout {layout}: a sharded student needs the mesh that it lies on")
         if not layout.sharded and layout.cp > 1:
-            return SegmentStrategy(mesh, compress=machine.compress, bucket_mb=machine.bucket_mb)
+            return SegmentStrategy(mesh, compress=machine.gradient_compression, bucket_mb=machine.bucket_mb)
         return (PipelineStrategy if layout.pp > 1 else MeshStrategy)(layout, mesh)
-    return ReplicatedStrategy(compress=machine.compress, bucket_mb=machine.bucket_mb)
+    return ReplicatedStrategy(compress=machine.gradient_compression, bucket_mb=machine.bucket_mb)
 
 
 def choose_device(accelerator: str) -> torch.device:

@@ -34,7 +34,7 @@ def fill_defaults(settings: DistillConfig) -> DistillConfig:
         student=student,
         general=general,
         train=settings.train.resolve(VECTOR_RATE) if is_without_attention(student.spec) else settings.train.resolve(),
-        vector_train=settings.vector_train.resolve(VECTOR_RATE),
+        attention_free_train=settings.attention_free_train.resolve(VECTOR_RATE),
         teacher_train=settings.teacher_train.resolve(TEACHER_RATE),
     )
 
@@ -50,8 +50,8 @@ def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:
     uniform = task == "sentence-embedding" and settings.budget.requested
     budget = replace(settings.budget, uniform=True) if uniform else settings.budget
     student = settings.student
-    if budget.frontier and not student.vectors:
-        student = replace(student, vectors=";".join(spec for spec in FRONTIER_VECTORS if can_do(spec, task)))
+    if budget.frontier and not student.attention_free:
+        student = replace(student, attention_free=";".join(spec for spec in FRONTIER_VECTORS if can_do(spec, task)))
     return replace(settings, task=cast(TaskName, task), loss=loss, general=general, budget=budget, student=student)
 
 

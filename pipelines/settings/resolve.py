@@ -261,7 +261,7 @@ def check_general(settings: DistillConfig, teacher: Checkpoint, teacher_sizes: L
             "attention or relations"
         )
     pairs = match_layers(general.loss, own, teacher_sizes)
-    if general.progressive:
+    if general.progressive_share:
         check_layer_coverage(pairs, own.layers)
 
 

@@ -12,8 +12,10 @@ def name_vector_students(student: StudentConfig) -> dict[str, str]:
     Raises:
         InputError: One stands twice.
     """
-    specs = [spec.strip() for spec in student.vectors.split(";") if spec.strip()]
+    specs = [spec.strip() for spec in student.attention_free.split(";") if spec.strip()]
     names = {re.sub(r"[^\w]+", "-", spec.replace("=", "")): spec for spec in specs}
     if len(names) < len(specs):
-        raise InputError(f"student.vectors: expected different students, found one twice in {student.vectors!r}")
+        raise InputError(
+            f"student.attention_free: expected different students, found one twice in {student.attention_free!r}"
+        )
     return names

@@ -84,11 +84,11 @@ def shorten_plan(plan: Plan) -> Plan:
         s,
         train=shorten_training(s.train, of_student if s.budget.requested else 1),
         teacher_train=shorten_training(s.teacher_train),
-        vector_train=shorten_training(s.vector_train),
+        attention_free_train=shorten_training(s.attention_free_train),
         general=replace(s.general, train=shorten_training(s.general.train)),
         select=replace(s.select, share=SAMPLED_SHARE, rows=0) if s.select.requested else s.select,
         clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
-        prune=replace(s.prune, trials=min(s.prune.trials, TRIAL_STEPS), gradual=0.5),
+        prune=replace(s.prune, trial_steps=min(s.prune.trial_steps, TRIAL_STEPS), gradual_share=0.5),
         quantize=replace(s.quantize, epochs=1, min_score=0),
         measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS), seconds=0),
         budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS), recuts=0),
@@ -108,7 +108,7 @@ def count_epochs(settings: DistillConfig) -> dict[str, int]:
     s = settings
     students = [plan_epochs(s, target) for target in targets_of(s.budget)] if s.budget.requested else []
     epochs = {"general": s.general.train.epochs, "teacher": s.teacher_train.epochs, "distill": s.train.epochs}
-    epochs |= {f"distill-{name}": s.vector_train.epochs for name in name_vector_students(s.student)}
+    epochs |= {f"distill-{name}": s.attention_free_train.epochs for name in name_vector_students(s.student)}
     for student in students:
         epochs |= student
     return epochs
@@ -163,7 +163,7 @@ class SampledRun(Run):
         if unit == CALLS:  # each input is also run once before the rounds
             return (1 + count_rounds(full, stage)) / (1 + count_rounds(short, stage))
         if unit == STEPS:
-            return full.prune.trials / max(1, short.prune.trials)
+            return full.prune.trial_steps / max(1, short.prune.trial_steps)
         if unit not in (EXAMPLES, TEXTS):
             return 1.0
         scale = self._scale_blocks(metrics["blocks"]) if stage == "general" else self.scales[find_split(stage)]

@@ -123,7 +123,8 @@ def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact],
     config, stages = plan.settings, {}
     for name, spec in name_vector_students(config.student).items():
         student = replace(config.student, spec=spec)
-        settings = replace(config, student=student, train=config.vector_train, loss=config.loss.without_layer_terms)
+        train, loss = config.attention_free_train, config.loss.without_layer_terms
+        settings = replace(config, student=student, train=train, loss=loss)
         own = replace(plan, settings=settings, student=None)
         data, teacher, cache = earlier["data"], earlier["teacher"], earlier["cache"]
         stages[name] = student_stage(run, own, data, teacher, cache, precision, name=name)
@@ -274,7 +275,7 @@ def plan_epochs(config: DistillConfig, target: SpeedTarget) -> dict[str, int]:
 
 def count_masking_epochs(config: DistillConfig) -> int:
     """Returns the epochs in which a gradual schedule closes units; at least one follows."""
-    return min(max(1, round(config.prune.gradual * config.train.epochs)), config.train.epochs - 1)
+    return min(max(1, round(config.prune.gradual_share * config.train.epochs)), config.train.epochs - 1)
 
 
 def split_epochs(epochs: int, rounds: int) -> list[int]:

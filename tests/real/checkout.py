@@ -43,7 +43,7 @@ MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2, "measur
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
 EXPERIMENT = {"rows": 154, "epochs": 1, "seeds": 0, "threads": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
-PRUNED = {"prune.trials": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
+PRUNED = {"prune.trial_steps": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
 # Reduced settings by part of the command. If the command already has the flag, its value is replaced.
 SMALLER = {
     "pipelines.distill ": RUN,
@@ -74,8 +74,8 @@ SMALLER = {
     "configs/pruned": PRUNED,
     "--speedup": PRUNED,
     "--texts-per-second": PRUNED,
-    "--frontier": PRUNED | {"speedup": "4,400", "student.vectors": "static", "vector_train.epochs": 1},
-    "--student.vectors": PRUNED | {"vector_train.epochs": 1},
+    "--frontier": PRUNED | {"speedup": "4,400", "student.attention_free": "static", "attention_free_train.epochs": 1},
+    "--student.attention_free": PRUNED | {"attention_free_train.epochs": 1},
     "--model my-llama": {"data.max_length": 64, "precision": 32},  # each candidate computes the whole vocabulary
     "my_tagger": {"epochs": 4},
     "--data.select": {"select.share": 0.8},  # of so few rows, 0.2 would leave classes without any

@@ -55,7 +55,7 @@ def check_layer_coverage(pairs: LayerPairs, layers: int) -> None:
         missing = sorted({*range(1, layers + 1)} - covered)
         if covered and missing:
             raise InputError(
-                f"general.progressive: expected a loss.layer_map with a pair for each of the student's {layers} "
+                f"general.progressive_share: expected a loss.layer_map with a pair for each of the student's {layers} "
                 f"layers, found none for {', '.join(map(str, missing))}: loss.{name} would not train them"
             )
 

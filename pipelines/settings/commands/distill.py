@@ -81,8 +81,8 @@ class MachineConfig:
             replicas independently and average them periodically, see `outer`; hogwild updates the same weights from all
             processes without locks; deepspeed_stage_1, deepspeed_stage_2 or deepspeed_stage_3, each with or without
             _offload, or a JSON file of DeepSpeed settings, train with DeepSpeed.
-        compress: Format in which replicas of the student send gradients: none (uncompressed), fp16, bf16, or powersgd
-            (rank 4).
+        gradient_compression: Format in which replicas of the student send gradients: none (uncompressed), fp16, bf16,
+            or powersgd (rank 4).
         bucket_mb: Size in MiB, at least 1, of the gradient buckets that replicas send together during the backward
             pass.
         prefetch: Number of layers whose weights FSDP gathers in advance; 0 or more.
@@ -107,7 +107,7 @@ class MachineConfig:
     restarts: int = 0
     timeout: float = 1800.0
     strategy: str = ""
-    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     bucket_mb: int = 25
     prefetch: int = 1
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed", "fp8", "bf16-stochastic", "int8-mixed"] = "auto"
@@ -192,7 +192,7 @@ class GeneralConfig:
             need a teacher with a masked-language-modelling head.
         train: Optimizer, schedule and training loop of this phase.
         masking: Which tokens are masked, for kl and ce.
-        progressive: Share of the steps, from 0 to 1, in which the student's layers are trained one after another
+        progressive_share: Share of the steps, from 0 to 1, in which the student's layers are trained one after another
             (MobileBERT); 0 trains all layers together.
     """
 
@@ -203,11 +203,11 @@ class GeneralConfig:
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl=0, hidden=1))
     train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=1))
     masking: MaskConfig = field(default_factory=MaskConfig)
-    progressive: float = 0.0
+    progressive_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.progressive <= 1:
-            raise InputError(f"general.progressive: expected a share from 0 to 1, found {self.progressive}")
+        if not 0 <= self.progressive_share <= 1:
+            raise InputError(f"general.progressive_share: expected a share from 0 to 1, found {self.progressive_share}")
         if self.blocks < 0:
             raise InputError(f"general.blocks: expected at least 0, found {self.blocks}")
 
@@ -246,7 +246,7 @@ class DistillConfig:
             loss determines everything except dtype and compression. The temperature is always that of the loss.
         loss: Loss terms that the student is trained on.
         train: Optimizer, schedule and training loop of the student.
-        vector_train: Optimizer, schedule and training loop of `student.vectors`, the students without attention.
+        attention_free_train: Optimizer, schedule and training loop of the students in `student.attention_free`.
         sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
         outer: How replicas that train independently are averaged; for strategies local-sgd and diloco.
@@ -282,7 +282,9 @@ class DistillConfig:
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    vector_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=20, batch_size=128, dropout=0.2))
+    attention_free_train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(epochs=20, batch_size=128, dropout=0.2)
+    )
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)

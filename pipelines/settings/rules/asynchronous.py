@@ -52,6 +52,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
     """Yields (setting, what was found, what is expected) for each setting that replicas apart can't be trained with."""
     s, train = f.settings, f.settings.train
     is_wild = s.machine.asynchronous == "hogwild"
+    compression = s.machine.gradient_compression
     yield from (
         (name, found, expected)
         for name, found, expected, is_refused in (
@@ -61,7 +62,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
             ("student.layout", s.student.layout, "auto", s.student.layout not in (AUTO, "replicated")),
             ("teacher.layout", s.teacher.layout, "auto", s.teacher.layout not in (AUTO, "replicated")),
             ("machine.accelerator", s.machine.accelerator, "cpu", is_wild and s.machine.accelerator != "cpu"),
-            ("machine.compress", s.machine.compress, "none", s.machine.compress != "none"),
+            ("machine.gradient_compression", compression, "none", compression != "none"),
             ("machine.rank_speeds", s.machine.rank_speeds, "none", s.machine.rank_speeds),
             ("machine.memory", s.machine.memory, "none", s.machine.memory),
             ("train.batch_size", train.batch_size, "a number", train.batch_size == AUTO),
@@ -71,7 +72,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
             ("train.recoveries", train.recoveries, "0", train.recoveries),
             ("train.schedule", train.schedule, "one by steps", train.schedule in ("plateau", "find")),
             ("train.optimizer", train.optimizer, "one without averages", train.optimizer == "schedule-free"),
-            ("train.average", train.average, "0", train.average),
+            ("train.ema_decay", train.ema_decay, "0", train.ema_decay),
             ("sampling.by", s.sampling.by, "uniform", s.sampling.by != "uniform"),
             ("on_policy.share", s.on_policy.share, "0", s.on_policy.share),
             ("loss.balance", s.loss.balance, "0", s.loss.balance),

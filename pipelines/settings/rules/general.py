@@ -32,19 +32,21 @@ GENERAL_RULES: tuple[Rule | Check, ...] = (
         "general.train.patience: expected 0, found {s.general.train.patience}: plain text has no validation score",
     ),
     Rule(
-        lambda s, f: s.general.progressive and not teaches_single_layers(s),
-        "general.progressive: expected loss.layer_map uniform or pairs, no ramps and no balance, found "
+        lambda s, f: s.general.progressive_share and not teaches_single_layers(s),
+        "general.progressive_share: expected loss.layer_map uniform or pairs, no ramps and no balance, found "
         "{s.general.loss.layer_map}, {s.general.loss.ramps} and {s.general.loss.balance}: a layer that is trained "
         "alone needs one layer of the teacher",
     ),
     Rule(
-        lambda s, f: s.general.progressive == 1 and s.general.loss.uses_outputs,
-        "general.progressive: expected less than 1 with kl or ce, found 1: these terms train the whole student, after "
+        lambda s, f: s.general.progressive_share == 1 and s.general.loss.uses_outputs,
+        "general.progressive_share: expected less than 1 with kl or ce, found 1: these terms train the whole "
+        "student, after "
         "its layers",
     ),
     Rule(
-        lambda s, f: s.general.progressive and not s.general.loss.computes(*LAYER_TERMS),
-        "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a single layer "
+        lambda s, f: s.general.progressive_share and not s.general.loss.computes(*LAYER_TERMS),
+        "general.progressive_share: expected a term on layers (hidden, attention, relations), found kl alone: a "
+        "single layer "
         "outputs no tokens",
     ),
 )

@@ -67,9 +67,9 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.optimizer {name}: expected {known} with precision bf16-stochastic, found one that would round "
             "small updates away"
         )
-    if train.average and (machine.deepspeed or layout.zero == 1):
+    if train.ema_decay and (machine.deepspeed or layout.zero == 1):
         raise InputError(
-            f"{setting}.average {train.average}: expected another layout than zero1 and no DeepSpeed, found "
+            f"{setting}.ema_decay {train.ema_decay}: expected another layout than zero1 and no DeepSpeed, found "
             f"{machine.deepspeed or layout}: their processes have no common average"
         )
     if train.schedule == "find" and (layout.processes > 1 or machine.deepspeed):
@@ -204,11 +204,12 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
     Check(check_rank_speeds, ("student_layout",)),
     Rule(
         lambda s, f: (
-            s.machine.compress != "none"
+            s.machine.gradient_compression != "none"
             and f.student_layout is not None
             and (f.student_layout.sharded or f.student_layout.zero == 2)
         ),
-        "machine.compress {s.machine.compress}: expected student.layout replicated or zero1, found "
+        "machine.gradient_compression {s.machine.gradient_compression}: expected student.layout replicated or zero1, "
+        "found "
         "{f.student_layout}: only replicas exchange whole gradients; leave one of the two out",
         ("student_layout",),
     ),
@@ -219,8 +220,9 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         ("student_layout",),
     ),
     Rule(
-        lambda s, f: s.machine.compress != "none" and s.machine.deepspeed,
-        "machine.compress {s.machine.compress}: expected no machine.strategy, found {s.machine.strategy}, which "
+        lambda s, f: s.machine.gradient_compression != "none" and s.machine.deepspeed,
+        "machine.gradient_compression {s.machine.gradient_compression}: expected no machine.strategy, found "
+        "{s.machine.strategy}, which "
         "exchanges gradients itself; leave one of the two out",
     ),
     Rule(
@@ -276,8 +278,8 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         ("student_layout",),
     ),
     Rule(
-        lambda s, f: s.general.data and s.general.progressive and is_on_several(f),
-        "general.progressive: expected one process, found {f.student_processes}: layers that aren't "
+        lambda s, f: s.general.data and s.general.progressive_share and is_on_several(f),
+        "general.progressive_share: expected one process, found {f.student_processes}: layers that aren't "
         "trained have no gradients to send",
         ("student_layout",),
     ),
@@ -318,8 +320,9 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         ("precision",),
     ),
     Rule(
-        lambda s, f: f.precision == "16-mixed" and s.machine.compress == "powersgd",
-        "machine.compress powersgd: expected precision 32 or bf16-mixed, found 16-mixed: an overflow would stay in "
+        lambda s, f: f.precision == "16-mixed" and s.machine.gradient_compression == "powersgd",
+        "machine.gradient_compression powersgd: expected precision 32 or bf16-mixed, found 16-mixed: an overflow "
+        "would stay in "
         "what powersgd carries over to the next step; use fp16 or bf16",
         ("precision",),
     ),

@@ -46,9 +46,9 @@ def check_vectors_beside(f: Facts) -> None:
             used with them.
     """
     s = f.settings
-    if not (s.student.vectors or s.budget.frontier):
+    if not (s.student.attention_free or s.budget.frontier):
         return
-    setting = "budget.frontier" if s.budget.frontier else "student.vectors"
+    setting = "budget.frontier" if s.budget.frontier else "student.attention_free"
     if not s.budget.speedup or s.student.given:
         raise InputError(f"{setting}: expected --speedup such as 4,10,100 beside it, found none")
     layout = f.student_layout
@@ -65,10 +65,10 @@ def check_vectors_beside(f: Facts) -> None:
             raise InputError(f"{name}: expected {expected} with {setting}, found {found}")
     for spec in name_vector_students(s.student).values():
         if not is_without_attention(spec):
-            raise InputError(f"student.vectors: expected specs of {', '.join(VECTOR_TASKS)}, found {spec!r}")
+            raise InputError(f"student.attention_free: expected specs of {', '.join(VECTOR_TASKS)}, found {spec!r}")
         kind = parse_spec(spec).preset
         if f.task is not None and f.task not in VECTOR_TASKS[kind]:
-            raise InputError(f"student.vectors {spec}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}")
+            raise InputError(f"student.attention_free {spec}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}")
 
 
 def check_formats_with_attention(f: Facts) -> None:

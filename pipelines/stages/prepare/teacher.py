@@ -131,12 +131,13 @@ _WITHOUT_EFFECT = ("checkpoint_every", "checkpointing", "offload")  # on the tra
 
 def training_settings(config: DistillConfig, name: str) -> JsonObject:
     """Returns the settings that determine the trained weights; the layout doesn't affect them."""
-    return select_key_settings(getattr(config, name)) | {"compress": config.machine.compress}
+    return select_key_settings(getattr(config, name)) | {"compress": config.machine.gradient_compression}
 
 
 def select_key_settings(train: TrainConfig) -> JsonObject:
     """Returns the training settings that affect the trained weights, together with the algorithm's version."""
-    off = [name for name in ("backward_window", "average") if not getattr(train, name)]  # keys of older runs lack them
+    # Keys of older runs lack these.
+    off = [name for name in ("backward_window", "ema_decay") if not getattr(train, name)]
     settings = {name: value for name, value in asdict(train).items() if name not in (*_WITHOUT_EFFECT, *off)}
     return settings | {"version": TRAINING}
 

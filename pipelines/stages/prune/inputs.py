@@ -185,7 +185,7 @@ def rounding_key(config: DistillConfig) -> RoundingKey:
     quantization = timing_quantization(config)
     if quantization is None:
         return "reduced" if is_dynamic_reduced(config) else ""
-    return [quantization.scheme, quantization.keep, quantization.reduced]
+    return [quantization.scheme, quantization.float_layers, quantization.reduced]
 
 
 def build_cost_row(outline: Outline, latency: Latency) -> JsonObject:

@@ -88,7 +88,7 @@ class ShapeInputs:
 def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
     settings = describe_measuring(config, target) | {
-        "trials": config.prune.trials,
+        "trials": config.prune.trial_steps,
         "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
     }
@@ -191,7 +191,7 @@ class ShapeSearch:
 
     def run_trials(self, candidates: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
         """Returns the index of the candidate that learns best from the teacher, and the divergences of all trials."""
-        if len(candidates) == 1 or not self.config.prune.trials:
+        if len(candidates) == 1 or not self.config.prune.trial_steps:
             best = min(range(len(candidates)), key=lambda number: candidates[number].loss)
             return best, [[] for _ in candidates]
         start = self.inputs.begin(self.config, self.target.name, None)
@@ -209,7 +209,7 @@ class ShapeSearch:
             self.teacher_outputs,
             self.config.loss.resolved_temperature,
         )
-        winner, divergences = eliminate_trials(trials, judge, self.config.prune.trials, self.run.console)
+        winner, divergences = eliminate_trials(trials, judge, self.config.prune.trial_steps, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
             f"(KL {divergences[winner][-1]:.3f})"

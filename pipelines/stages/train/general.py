@@ -56,9 +56,9 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
     settings = {
         "student": config.student.spec,
         "loss": vars(general.loss),
-        "train": select_key_settings(general.train) | {"compress": config.machine.compress},
+        "train": select_key_settings(general.train) | {"compress": config.machine.gradient_compression},
         "masking": vars(general.masking) if general.loss.uses_outputs else {},
-        "progressive": general.progressive,
+        "progressive": general.progressive_share,
         "text": general.text,
         "length": general.length,
         "blocks": general.blocks,
@@ -125,7 +125,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             seed=run.seed,
             console=run.console,
             wandb_folder=run.output / "wandb",
-            callbacks=[LayerByLayer(general.progressive)] if general.progressive else [],
+            callbacks=[LayerByLayer(general.progressive_share)] if general.progressive_share else [],
         )
         save_model(student, tokenizer, folder / MODEL)
         return metrics | {"wait_share": rows.wait_share, "blocks": len(train), "params": student.num_parameters()}

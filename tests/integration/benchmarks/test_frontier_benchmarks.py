@@ -12,9 +12,10 @@ from support.commands import QUICK_MEASUREMENT
 from support.run_inputs import make_classifier_inputs
 
 SMALL = (
-    *("--vector_train.epochs", "2", "--vector_train.batch_size", "16", "--batch_size", "8", "--precision", "32"),
+    *("--attention_free_train.epochs", "2", "--attention_free_train.batch_size", "16", "--batch_size", "8"),
+    *("--precision", "32"),
     *("--threads", "1", "--data.max_length", "32", "--learning_rate", "1e-3", "--prune.samples", "32"),
-    *("--prune.trials", "2", "--budget.rounds", "1", "--budget.recuts", "0", *QUICK_MEASUREMENT),
+    *("--prune.trial_steps", "2", "--budget.rounds", "1", "--budget.recuts", "0", *QUICK_MEASUREMENT),
 )
 SPEEDS = "1.1,1.3"
 
@@ -34,7 +35,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 def test_students_of_a_frontier_are_timed_again_and_put_into_cascades(inputs, tmp_path, monkeypatch, capsys):
     model, data = inputs
     source = ["--data", data, "--output", tmp_path / "frontier", "--seeds", 0]
-    more = ["--student.vectors", "static,embeddings=8", "--epochs", 2, *SMALL]
+    more = ["--student.attention_free", "static,embeddings=8", "--epochs", 2, *SMALL]
     call(frontier, monkeypatch, *source, "--teacher", model, "--speedup", SPEEDS, *more)
     assert "student-1.1x" in capsys.readouterr().out
     call(repeated_speeds, monkeypatch, tmp_path / "frontier" / "seed-0", "--texts", 32, "--output", tmp_path / "again")
@@ -62,7 +63,7 @@ def test_an_ingredient_changes_one_setting_of_the_plain_student(inputs, tmp_path
         for name in ("plain", "averaged", "two-steps", "assistant")
     )
     assert find_shapes(plain) == find_shapes(averaged) != []
-    assert averaged["config"]["train"]["average"] == 0.998
+    assert averaged["config"]["train"]["ema_decay"] == 0.998
     assert [entry["target"]["target"]["speedup"] for entry in further["models"] if "target" in entry] == [1.3]
     assert assistant["config"]["teacher"]["model"] == find_checkpoint(plain, "student-1.1x")
 

@@ -88,7 +88,7 @@ def test_gradient_compression_changes_the_key_of_the_general_stage(prose):
     )
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
     for compress in ("none", "powersgd"):
-        requested = replace(config, machine=MachineConfig(compress=compress))
+        requested = replace(config, machine=MachineConfig(gradient_compression=compress))
         general_stage(run, plan_of(requested, folder=prose), "32")
     assert keys[0] != keys[1]
 
@@ -190,8 +190,8 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     output = tmp_path / "run"
     arguments = small_run(body_folder, data_folder, output, *GENERAL, "--general.data", str(prose))
     arguments[arguments.index("layers=2")] = "mobilebert"
-    arguments += ["--general.progressive", "0.7", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
-    arguments += ["--general.train.checkpoint_every", "3"]
+    arguments += ["--general.progressive_share", "0.7", "--general.loss.relations", "1"]
+    arguments += ["--general.loss.relation_heads", "4", "--general.train.checkpoint_every", "3"]
     message = run_to_success("distill", [*arguments, "--until", "general"])
     (folder,) = (output / "general").glob("*/model")
     body = AutoModel.from_pretrained(folder)
@@ -270,12 +270,13 @@ def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
         (["--general.loss.relations", "1"], "loss.relation_heads: expected a divisor of the widths"),
         (["--general.data", "nowhere"], "general.data 'nowhere': expected a file or a folder"),
         (["--general.train.patience", "2"], "general.train.patience: expected 0, found 2"),
-        (["--general.progressive", "2"], "general.progressive: expected a share from 0 to 1"),
-        (["--general.progressive", "0.5", "--general.loss.layer_map", "learned"], "expected loss.layer_map uniform"),
-        (["--general.progressive", "0.5", "--general.loss.layer_map", "skip"], "expected loss.layer_map uniform"),
-        (["--general.progressive", "0.5", "--general.loss.layer_map", "last"], "expected loss.layer_map uniform"),
+        (["--general.progressive_share", "2"], "general.progressive_share: expected a share from 0 to 1"),
+        *(
+            (["--general.progressive_share", "0.5", "--general.loss.layer_map", name], "expected loss.layer_map")
+            for name in ("learned", "skip", "last")
+        ),
         (
-            ["--general.progressive", "0.5", "--general.loss.layer_map", "2:4"],
+            ["--general.progressive_share", "0.5", "--general.loss.layer_map", "2:4"],
             "a pair for each of the student's 2 layers, found none for 1",
         ),
         (["--general.loss.hidden", "0"], "nothing would be learnt"),

@@ -131,7 +131,7 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     arguments = small_run(
         teacher, data, tmp_path / "run", "--epochs", "2", "--quantize", "int8", "--quantize.samples", "32"
     )
-    arguments += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trials", "16"]
+    arguments += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trial_steps", "16"]
     arguments += ["--budget.recuts", "0"]
     arguments += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
     run_to_success("distill", arguments)

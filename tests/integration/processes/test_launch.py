@@ -122,12 +122,12 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
         (("--devices", "4", "--teacher.layout", "fsdp=2,pp=2"), "expected pp with dp only"),
         (("--devices", "2", "--student.layout", "ddp"), "expected replicated"),
         (
-            ("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "bf16"),
-            "machine.compress bf16: expected student.layout replicated or zero1, found fsdp=2",
+            ("--devices", "2", "--student.layout", "fsdp=2", "--machine.gradient_compression", "bf16"),
+            "machine.gradient_compression bf16: expected student.layout replicated or zero1, found fsdp=2",
         ),
         (
-            ("--devices", "2", "--student.layout", "zero2", "--machine.compress", "powersgd"),
-            "machine.compress powersgd: expected student.layout replicated or zero1, found zero2",
+            ("--devices", "2", "--student.layout", "zero2", "--machine.gradient_compression", "powersgd"),
+            "machine.gradient_compression powersgd: expected student.layout replicated or zero1, found zero2",
         ),
         (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
     ],

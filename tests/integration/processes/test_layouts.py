@@ -111,7 +111,7 @@ def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path
     plain, single, place = (
         Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out")
     )
-    averaged = replace(single.train, average=0.9)
+    averaged = replace(single.train, ema_decay=0.9)
     expected = train(0, 1, replace(single, train=averaged), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, plain, "replicated")["weights"])
     for found in run_ranks(train, 2, 2, replace(place, train=averaged), layout, limit=120):
@@ -339,7 +339,7 @@ def test_deepspeed_in_bfloat16_leaves_frozen_weights_as_they_were(stage, student
     "compress", ["powersgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp16", "bf16"))]
 )
 def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(compress, student, alone, tmp_path):
-    job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", compress=compress))
+    job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", gradient_compression=compress))
     one, other = (each["weights"] for each in run_ranks(train, 2, 2, job, "replicated", limit=120))
     assert all(torch.equal(one[name], other[name]) for name in one), "copies drift apart"
     moved = distance(alone["weights"], AutoModelForSequenceClassification.from_pretrained(student).state_dict())

@@ -27,11 +27,12 @@ def place(tmp_path_factory) -> Path:
 def arguments(place) -> list[str]:
     return [
         *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(place / "run")),
-        *("--frontier", "true", "--speedup", f"1.3,{UNREACHABLE.removesuffix('x')}", "--student.vectors", VECTORS),
-        *("--epochs", "2", "--vector_train.epochs", "2", "--vector_train.batch_size", "16", "--batch-size", "8"),
+        *("--frontier", "true", "--speedup", f"1.3,{UNREACHABLE.removesuffix('x')}"),
+        *("--student.attention_free", VECTORS, "--epochs", "2", "--batch-size", "8"),
+        *("--attention_free_train.epochs", "2", "--attention_free_train.batch_size", "16"),
         *("--precision", "32", "--threads", "1", *QUICK_MEASUREMENT),
         *("--data.max_length", "32", "--learning-rate", "1e-3"),
-        *("--prune.samples", "32", "--prune.trials", "2", "--budget.rounds", "1", "--budget.recuts", "0"),
+        *("--prune.samples", "32", "--prune.trial_steps", "2", "--budget.rounds", "1", "--budget.recuts", "0"),
         *("--budget.runtime", "pytorch", "--budget.precision", "fp32"),
     ]
 
@@ -98,13 +99,16 @@ def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
             "quantize.scheme: expected none (int8 is the budget's precision) with budget.frontier",
         ),
         (("--prune.schedule", "gradual"), "prune.schedule: expected oneshot with budget.frontier, found gradual"),
-        (("--student.vectors", "static;static"), "student.vectors: expected different students"),
-        (("--student.vectors", "layers=2"), "student.vectors: expected specs of static, cnn, gru, found 'layers=2'"),
-        (("--student.vectors", "cnm"), "cnm"),
-        (("--student.vectors", "static,layers=2"), "layers has no meaning for a static student"),
+        (("--student.attention_free", "static;static"), "student.attention_free: expected different students"),
         (
-            ("--student.vectors", "static", "--task", "token-classification"),
-            "student.vectors static: expected text-classification",
+            ("--student.attention_free", "layers=2"),
+            "student.attention_free: expected specs of static, cnn, gru, found 'layers=2'",
+        ),
+        (("--student.attention_free", "cnm"), "cnm"),
+        (("--student.attention_free", "static,layers=2"), "layers has no meaning for a static student"),
+        (
+            ("--student.attention_free", "static", "--task", "token-classification"),
+            "student.attention_free static: expected text-classification",
         ),
     ],
 )

@@ -348,7 +348,7 @@ def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> Distill
         teacher=TeacherConfig(model=str(place / "teacher")),
         data=DataConfig(path=str(place / "data"), max_length=32),
         budget=Budget(speedup="2", runtime="pytorch", precision="fp32"),
-        prune=PruneConfig(samples=16, trials=0, **prune),
+        prune=PruneConfig(samples=16, trial_steps=0, **prune),
         train=TrainConfig(epochs=epochs, learning_rate=1e-3, batch_size=8, checkpoint_every=4),
         machine=MACHINE,
         until="distill",

@@ -18,7 +18,7 @@ from support.pruning_axes import tiny_model_with_axes
 from support.run_inputs import make_classifier_inputs, make_inputs
 
 NAMES = ("1.2x", "1.5x", "2x")
-FAMILY = ("--student", "teacher", "--speedup", "1.2,1.5,2", "--nested", "true", "--prune.trials", "2")
+FAMILY = ("--student", "teacher", "--speedup", "1.2,1.5,2", "--nested", "true", "--prune.trial_steps", "2")
 FAMILY += ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4", "--budget.rounds", "2")
 FAMILY += ("--prune.samples", "32", "--epochs", "2", "--prune.vocabulary", "false")
 

@@ -38,7 +38,7 @@ def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
         *("--model", str(model), "--data", str(data), "--output", str(output), "--epochs", "2", "--batch-size", "8"),
         *("--precision", "32", "--threads", "1", *QUICK_MEASUREMENT),
         *("--data.max_length", "32", "--learning-rate", "1e-3"),
-        *("--prune.samples", "32", "--prune.trials", "2", *more),
+        *("--prune.samples", "32", "--prune.trial_steps", "2", *more),
     ]
 
 
@@ -138,7 +138,7 @@ def test_another_speed_up_reuses_the_measured_stages(family, model, data):
 def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
     output, _ = family
     most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
-    requested = ("--speedup", "1.3", "--prune.trials", "0", "--until", "distill", "--max-bytes")
+    requested = ("--speedup", "1.3", "--prune.trial_steps", "0", "--until", "distill", "--max-bytes")
     run_to_success("prune", words(model, data, output, *requested, str(most), *SEARCH))
     sizes = [json.loads(made.read_text())["bytes"] for made in (output / "shape-1.3x").glob("*/shape.json")]
     assert min(sizes) <= most
@@ -163,7 +163,7 @@ def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, da
 def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
     output = place / "int8"
     run_to_success(
-        "prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0", "--budget.recuts", "0")
+        "prune", words(model, data, output, "--speedup", "1.3", "--prune.trial_steps", "0", "--budget.recuts", "0")
     )
     entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
     assert ("student", "onnxruntime", "int8") in entries
@@ -182,7 +182,7 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
     output, _ = family
     again = place / "again"
     start = output / "student-1.3x"
-    run_to_success("prune", words(start, data, again, "--speedup", "1.2", "--prune.trials", "0", *SEARCH))
+    run_to_success("prune", words(start, data, again, "--speedup", "1.2", "--prune.trial_steps", "0", *SEARCH))
     assert load_model_folder(again / "student").num_parameters() <= load_model_folder(start).num_parameters()
 
 

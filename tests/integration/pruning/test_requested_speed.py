@@ -24,7 +24,7 @@ def arguments(place: Path, output: Path, *more: str) -> list[str]:
         *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(output), "--epochs", "2"),
         *("--precision", "32", "--threads", "1", "--measure.texts", "6", "--measure.rounds", "1"),
         *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
-        *("--prune.samples", "32", "--prune.trials", "0", "--budget.rounds", "1", "--batch-size", "8"),
+        *("--prune.samples", "32", "--prune.trial_steps", "0", "--budget.rounds", "1", "--batch-size", "8"),
         *("--budget.runtime", "pytorch", "--budget.precision", "fp32", *more),
     ]
 

@@ -62,7 +62,8 @@ def test_question_answering_follows_a_general_stage_on_plain_text(body_folder, q
     prose.write_text(" ".join(text for text, _ in make_rows(60, 3)))
     arguments = small_run(body_folder, questions, output, "--general.data", str(prose), "--general.length", "16")
     arguments[arguments.index("layers=2")] = "mobilebert"
-    arguments += ["--general.loss.relations", "1", "--general.loss.relation_heads", "4", "--general.progressive", "0.5"]
+    arguments += ["--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
+    arguments += ["--general.progressive_share", "0.5"]
     run_to_success("distill", [*arguments, "--epochs", "1", "--teacher_train.epochs", "1", "--until", "distill"])
     (made,) = (output / "distill").glob("*/manifest.json")
     assert "general" in json.loads(made.read_text())["inputs"]

@@ -103,7 +103,7 @@ def test_an_unreachable_score_is_rejected(rounded, batch):
 
 def test_a_tied_head_and_embedding_are_in_one_group(batch):
     model = build("bert-words")
-    quantize_model(model, QuantizeConfig(scheme="int4-weights", keep="*.2.*"), [batch])
+    quantize_model(model, QuantizeConfig(scheme="int4-weights", float_layers="*.2.*"), [batch])
     layers = find_quantized_layers(model)
     groups = group_layers(model, layers, batch)
     table, head = "bert.embeddings.word_embeddings", "cls.predictions.decoder"

@@ -139,7 +139,7 @@ def test_folds_are_found_in_question_answering_models():
 
 def test_layers_kept_in_float_need_not_divide_into_groups():
     model = build("llama", intermediate_size=80)
-    how = QuantizeConfig(scheme="int4-weights", weights="awq", keep="*.down_proj")
+    how = QuantizeConfig(scheme="int4-weights", weights="awq", float_layers="*.down_proj")
     names = quantize_model(model, how, token_batches())
     assert names
     assert not any(name.endswith("down_proj") for name in names)

@@ -46,7 +46,7 @@ def test_the_average_is_that_of_all_steps_with_more_weight_on_the_last():
 def test_a_resumed_run_has_the_averages_of_an_undisturbed_one(name, tmp_path):
     def build() -> Job:
         torch.manual_seed(0)
-        return Job(name, average=0.9)
+        return Job(name, ema_decay=0.9)
 
     whole = build()
     for number in range(6):
@@ -68,7 +68,7 @@ def test_a_resumed_run_has_the_averages_of_an_undisturbed_one(name, tmp_path):
 
 
 def test_the_validated_and_the_trained_model_have_the_averages(data):  # noqa: F811
-    module = DistillationModule(build_model("bert"), loss=LossConfig(kl=0, ce=1), train=replace(TRAIN, average=0.9))
+    module = DistillationModule(build_model("bert"), loss=LossConfig(kl=0, ce=1), train=replace(TRAIN, ema_decay=0.9))
     weight = module.student.classifier.weight
     seen: dict[str, list[torch.Tensor]] = {"trained": [], "validated": []}
 
@@ -85,9 +85,9 @@ def test_the_validated_and_the_trained_model_have_the_averages(data):  # noqa: F
 
 
 def test_averages_that_processes_cannot_share_are_refused():
-    with pytest.raises(InputError, match="train.average: expected 0 with the optimizer schedule-free"):
-        TrainConfig(optimizer="schedule-free", average=0.9)
-    with pytest.raises(InputError, match="train.average: expected a decay from 0 to below 1, found 1"):
-        TrainConfig(average=1.0)
+    with pytest.raises(InputError, match="train.ema_decay: expected 0 with the optimizer schedule-free"):
+        TrainConfig(optimizer="schedule-free", ema_decay=0.9)
+    with pytest.raises(InputError, match="train.ema_decay: expected a decay from 0 to below 1, found 1"):
+        TrainConfig(ema_decay=1.0)
     with pytest.raises(InputError, match="found those of zero1"):
-        build_optimizer(build_model("bert"), [], TrainConfig(average=0.9), shard=True)
+        build_optimizer(build_model("bert"), [], TrainConfig(ema_decay=0.9), shard=True)

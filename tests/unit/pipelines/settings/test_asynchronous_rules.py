@@ -36,7 +36,7 @@ def test_plain_settings_are_taken(strategy):
         ({"machine": replace(MACHINE, devices=1)}, "machine.devices: expected 2 or more .* hogwild, found 1"),
         ({"processes": 2}, "processes: expected a command that starts the replicas itself, not torchrun"),
         ({"machine": replace(MACHINE, accelerator="auto")}, "machine.accelerator: expected cpu .* found auto"),
-        ({"machine": replace(MACHINE, compress="bf16")}, "machine.compress: expected none"),
+        ({"machine": replace(MACHINE, gradient_compression="bf16")}, "machine.gradient_compression: expected none"),
         ({"machine": replace(MACHINE, rank_speeds="1,2")}, "machine.rank_speeds: expected none .* found 1,2"),
         ({"machine": replace(MACHINE, memory="8GB")}, "machine.memory: expected none"),
         ({"student": StudentConfig("layers=1", layout="fsdp=2")}, "student.layout: expected auto .* found fsdp=2"),

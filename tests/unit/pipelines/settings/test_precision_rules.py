@@ -71,10 +71,10 @@ def test_a_teacher_in_stages_is_not_fine_tuned_in_float16():
 
 
 def test_powersgd_takes_no_gradients_that_may_overflow():
-    check("bf16-mixed", Layout(dp=2), compress="powersgd")
-    check("16-mixed", Layout(dp=2), compress="bf16")
-    with pytest.raises(InputError, match="machine.compress powersgd: expected precision 32 or bf16-mixed"):
-        check("16-mixed", Layout(dp=2), compress="powersgd")
+    check("bf16-mixed", Layout(dp=2), gradient_compression="powersgd")
+    check("16-mixed", Layout(dp=2), gradient_compression="bf16")
+    with pytest.raises(InputError, match="machine.gradient_compression powersgd: expected precision 32 or bf16-mixed"):
+        check("16-mixed", Layout(dp=2), gradient_compression="powersgd")
 
 
 def test_deepspeed_trains_in_float32_or_bfloat16():

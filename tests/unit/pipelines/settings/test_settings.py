@@ -295,7 +295,10 @@ REFUSALS = [
     ),
     (("--teacher.signals", "online", "--teacher.ranks", "3"), "teacher.ranks 3: expected fewer than the 1 processes"),
     (("--student.offload",), "student.offload: expected student.layout fsdp=N or zero2"),
-    (("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "fp16"), "machine.compress fp16"),
+    (
+        ("--devices", "2", "--student.layout", "fsdp=2", "--machine.gradient_compression", "fp16"),
+        "machine.gradient_compression fp16",
+    ),
     (
         ("--devices", "2", "--student.layout", "fsdp=2", "--teacher.layout", "replicated", "--loss.balance", "2"),
         "loss.b",
