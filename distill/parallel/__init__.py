@@ -27,7 +27,7 @@ EXPORTS = {
     "check_layout_fits": "layout",
     "check_model_fits": "layout",
     "clip_gradients": "clip",
-    "exchange_heads": "head_exchange",
+    "exchange_heads": "ulysses_attention",
     "find_data_rank": "mesh",
     "find_segment": "mesh",
     "freeze_embeddings": "pipeline_stage",

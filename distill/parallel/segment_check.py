@@ -19,7 +19,7 @@ def check_segments(model: PreTrainedModel, group: dist.ProcessGroup) -> None:
     """Checks that a model computes the same logits for segments as for whole rows; every process of `group` calls it.
 
     Args:
-        model: Its attention exchanges heads for positions among the processes, see `head_exchange`.
+        model: Its attention exchanges heads for positions among the processes, see `ulysses_attention`.
         group: The processes that have the segments, in their order.
 
     Raises:
