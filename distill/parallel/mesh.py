@@ -49,5 +49,7 @@ def select_data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
         return mesh["dp"]
     shards = "fsdp"
     if layout.cp > 1:
-        mesh["fsdp", "cp"]._flatten(shards := "fsdp_cp")
+        flat = mesh["fsdp", "cp"]._flatten(shards := "fsdp_cp")
+        if layout.dp == 1:
+            return flat
     return mesh["dp", shards] if layout.dp > 1 else mesh[shards]
