@@ -152,7 +152,7 @@ class LayoutTracer:
         plain = plan(modes[0])
         if len(modes) == 1 or plain.trace is None or not plain.refusal or plain.trace.held > self.hardware.memory:
             return plain
-        smallest = plan(modes[-1])  # before those between, of which none fits where it doesn't
+        smallest = plan(modes[-1])  # traced first: if it doesn't fit, neither do those between
         between = map(plan, modes[1:-1] if not smallest.refusal else ())
         return next((choice for choice in between if not choice.refusal), smallest)
 
