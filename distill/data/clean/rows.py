@@ -232,7 +232,7 @@ class Cleaning:
     def add_label(self, row: int, part: Any, label: Any, better: Any, names: Sequence[str], how: str) -> None:
         """Records a row of the cleaned train whose label is probably wrong; `how` is the value of the step labels."""
         given, found = (describe_label(each, names) for each in (label, better))
-        kind = {"report": "doubtful", "drop": "dropped", "relabel": "changed"}[how]
+        kind = {"report": "doubtful", "drop": "dropped", "unlabel": "withheld", "relabel": "changed"}[how]
         text = _join_row(part, row)
         reason = f"labels: {given} is probably {found}" + (", left as it is" if how == "report" else "")
         cleaned = CleanedRow("train", int(self.numbers["train"][row]), text, None if how == "drop" else text, reason)

@@ -115,7 +115,7 @@ def _is_word(token: str, number: int) -> bool:
 def judge_labels(
     run: Run, plan: Plan, splits: Splits, data: Artefact, precision: str, cleaning: Cleaning, folder: Path
 ) -> Splits:
-    """Returns the splits after the step labels: rows with probably wrong labels reported, dropped or relabelled."""
+    """Returns the splits after the step labels, which reports, drops, unlabels or relabels rows."""
     (step,) = [step for step in plan.settings.clean.find_steps() if step.name == "labels"]
     folds = draw_folds(splits.train.labels, plan.settings.clean.folds, run.seed)
     logits = compute_out_of_fold_logits(run, plan, splits, read_task(data), folds, precision, folder / SCRATCH)
@@ -127,6 +127,11 @@ def judge_labels(
         better = relabel(labels[row], probabilities[row])
         cleaning.add_label(row, splits.train, labels[row], better, splits.labels, step.value)
         labels[row] = better
+    if step.value == "relabel":
+        return replace(splits, train=replace(splits.train, labels=labels))
+    if step.value == "report":
+        return splits
+    kept = take_rows(splits.train, np.setdiff1d(np.arange(len(labels)), wrong))
     if step.value == "drop":
-        return replace(splits, train=take_rows(splits.train, np.setdiff1d(np.arange(len(labels)), wrong)))
-    return replace(splits, train=replace(splits.train, labels=labels)) if step.value == "relabel" else splits
+        return replace(splits, train=kept)
+    return replace(splits, train=kept, unlabelled=take_rows(splits.train, wrong).join(splits.unlabelled))

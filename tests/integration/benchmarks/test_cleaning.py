@@ -58,6 +58,13 @@ def test_repairs_drops_and_mistakes_are_counted_by_type():
     ]
 
 
+def test_a_wrong_label_is_repaired_when_its_row_is_dropped_or_left_without_it():
+    rows = make_rows()
+    for after in (None, "wrong"):
+        judged = judge_changes(rows, follow_texts(rows, [change(4, "wrong", after, "labels: b is probably a")]))
+        assert judged[-1] == ("wrong labels", "100.0%", "100.0%", "1")
+
+
 def test_changes_of_a_row_follow_each_other():
     rows = [DamagedRow("one  x", "a", "one x", 0), DamagedRow("one  x", "a", "one x", 1)]
     changes = [

@@ -97,7 +97,7 @@ def test_a_dry_run_lists_the_stage(inputs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["report", "drop", "relabel"])
+@pytest.mark.parametrize("how", ["report", "drop", "unlabel", "relabel"])
 def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how):
     steps = (
         "--data.clean",
@@ -115,8 +115,10 @@ def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how)
         pq.read_table(stage_folder(tmp_path / "run", stage) / "train.parquet")["label"].to_pylist()
         for stage in ("data", "clean")
     )
-    if how == "drop":
+    if how in {"drop", "unlabel"}:
         assert len(after) == len(before) - len(rows)
+        unlabelled = texts_of(stage_folder(tmp_path / "run", "clean"), "unlabelled")
+        assert unlabelled == ([row["after"] for row in rows] if how == "unlabel" else [])
     else:
         changed = sum(one != two for one, two in zip(before, after, strict=True))
         assert changed == (len(rows) if how == "relabel" else 0)
