@@ -57,11 +57,10 @@ def main() -> None:
         f"--threads={options.threads}",
         f"--accelerator={options.accelerator}",
         f"--task={options.task}",
+        f"--epochs={options.epochs}",
     ]
     variants = choose_variants(list_variants(options), options.only)
-    whole = options.epochs * rows
-    part = whole if options.equal == "steps" else round(options.share * whole)
-    visits = {name: whole if name == "all" else part for name in variants}
+    visits = dict.fromkeys(variants, options.epochs * rows if options.equal == "steps" else None)
     runs = StudentRuns(options.output, words, 32)
     runs.compare(variants, options.rates, options.seeds, visits)
     Console().table(

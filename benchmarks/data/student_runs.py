@@ -122,7 +122,7 @@ class StudentRuns:
         variants: Mapping[str, Sequence[str]],
         rates: Sequence[float],
         seeds: Sequence[int],
-        visits: Mapping[str, int],
+        visits: Mapping[str, int | None],
     ) -> None:
         """Trains every variant: the first seed at each rate, the others at the best by its validation score."""
         for variant, more in variants.items():
