@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, TypedDict
 
 import torch
 
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results
 from distill.data.batches.batches import EvalBatches
 from distill.errors import InputError
@@ -127,13 +129,10 @@ class StudentRuns:
         """Trains every variant: the first seed at each rate, the others at the best by its validation score."""
         for variant, more in variants.items():
             try:
-                trials = [self.train(variant, more, rate, seeds[0], visits[variant]) for rate in rates]
+                train = partial(self.train, variant, more, visits=visits[variant])
+                train_at_best(train, rates, seeds, lambda result: result["validation"])
             except InputError as error:
                 print(f"{variant}: {error}", flush=True)
-                continue
-            best = max(trials, key=lambda result: result["validation"])["rate"]
-            for seed in seeds[1:]:
-                self.train(variant, more, best, seed, visits[variant])
 
     def table(self, variants: Sequence[str], baseline: str) -> list[tuple[str, ...]]:
         """Returns for each variant the mean and spread of the test score, the gain over the baseline, and the cost."""

@@ -15,7 +15,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypedDict
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.training.optimizer_scores import Experiment, build_parser, describe_device
@@ -101,12 +102,10 @@ class Comparison:
 
     def train_all(self, method: str) -> list[Result]:
         """Returns the results of all seeds at the best rate, and of the slowed training where there are replicas."""
-        first, *others = self.options.seeds
-        trials = [self.train(method, factor, first) for factor in self.options.factors]
-        best = max(trials, key=lambda result: result["validation"])
-        rest = [self.train(method, best["factor"], seed) for seed in others]
-        slowed = [self.train(method, best["factor"], first, self.options.slow)] if method != ALONE else []
-        return [best, *rest, *slowed]
+        train, seeds = partial(self.train, method), self.options.seeds
+        equal = train_at_best(train, self.options.factors, seeds, lambda result: result["validation"])
+        slowed = [train(equal[0]["factor"], seeds[0], self.options.slow)] if method != ALONE else []
+        return [*equal, *slowed]
 
     def train(self, method: str, factor: float, seed: int, slow: float = 1.0) -> Result:
         """Returns the result of a training, which is run if it isn't known."""

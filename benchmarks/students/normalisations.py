@@ -16,6 +16,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.training.logit_experiment import LogitExperiment
@@ -112,9 +114,8 @@ class Experiment(LogitExperiment):
 
     def train_all(self, kind: str, console: Console) -> list[Training]:
         """Returns the trainings of a kind from every seed, at the rate with the best validation accuracy."""
-        tried = [self.train_student(kind, rate, 0, console) for rate in self.options.rates]
-        rate = max(tried, key=lambda each: each.validation).rate
-        return [self.train_student(kind, rate, seed, console) for seed in range(self.options.seeds)]
+        train = partial(self.train_student, kind, console=console)
+        return train_at_best(train, self.options.rates, range(self.options.seeds), lambda each: each.validation)
 
     def train_student(self, kind: str, rate: float, seed: int, console: Console) -> Training:
         """Returns a training, from its folder if it is there."""

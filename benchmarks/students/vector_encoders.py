@@ -22,6 +22,7 @@ import torch
 from transformers import AutoModel
 
 from benchmarks.common.command import run_command
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings, require_entry
 from benchmarks.common.spread import format_percent
 from distill.checkpoint.folder import locate_checkpoint
@@ -76,9 +77,11 @@ def main() -> None:
 
 def train_all(options: argparse.Namespace, spec: str) -> list[Scored]:
     """Returns a spec's students of every seed, at the rate with the best validation score."""
-    tried = {rate: score_run(read_run(options, spec, rate, options.seeds[0])) for rate in options.rates}
-    best = max(tried, key=lambda rate: tried[rate].validation)
-    return [score_run(read_run(options, spec, best, seed)) for seed in options.seeds]
+
+    def train(rate: float, seed: int) -> Scored:
+        return score_run(read_run(options, spec, rate, seed))
+
+    return train_at_best(train, options.rates, options.seeds, lambda each: each.validation)
 
 
 def read_run(options: argparse.Namespace, spec: str, rate: float, seed: int) -> Report:

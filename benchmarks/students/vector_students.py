@@ -23,6 +23,7 @@ import torch
 import transformers
 from transformers import AutoModel, PreTrainedModel
 
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.common.timing import median_ratio, time_in_turns
@@ -107,9 +108,8 @@ class Experiment(LogitExperiment):
     def train_all(self, way: str, console: Console) -> list[Result]:
         """Returns a way's trainings from every seed, at the value with the best validation accuracy."""
         values = {PEER: PENALTIES, TRAINED_PEER: PEER_RATES}.get(way, RATES)
-        tried = [self.train_once(way, value, 0, console) for value in values]
-        best = max(tried, key=lambda each: each["validation"])["rate"]
-        return [self.train_once(way, best, seed, console) for seed in range(self.options.seeds)]
+        train = partial(self.train_once, way, console=console)
+        return train_at_best(train, values, range(self.options.seeds), lambda each: each["validation"])
 
     def train_once(self, way: str, value: float, seed: int, console: Console) -> Result:
         """Returns the result of a training, which is run if it isn't known."""

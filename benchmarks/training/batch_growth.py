@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
@@ -23,6 +24,7 @@ from typing import Any, TypedDict
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.training.optimizer_scores import Experiment, build_parser, describe_device
@@ -65,10 +67,10 @@ def main() -> None:
 
 def train_case(experiment: Experiment, results: Results[Result], case: str) -> list[Result]:
     """Returns the results of all seeds at the rate that was the best for the first one."""
-    first, *others = experiment.options.seeds
-    trials = [train_once(experiment, results, case, factor, first) for factor in experiment.options.factors]
-    best = max(trials, key=lambda result: result["curve"][-1][1])
-    return [best, *(train_once(experiment, results, case, best["factor"], seed) for seed in others)]
+    factors, seeds = experiment.options.factors, experiment.options.seeds
+    return train_at_best(
+        partial(train_once, experiment, results, case), factors, seeds, lambda result: result["curve"][-1][1]
+    )
 
 
 def train_once(experiment: Experiment, results: Results[Result], case: str, factor: float, seed: int) -> Result:

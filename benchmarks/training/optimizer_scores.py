@@ -14,6 +14,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypedDict
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
 from distill.checkpoint.folder import locate_checkpoint
@@ -77,11 +79,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     experiment = Experiment.load(options)
     for name in options.names:
-        first, *others = options.seeds
-        trials = [experiment.train(name, factor, first) for factor in options.factors]
-        best = max(trials, key=lambda result: result["validation"])
-        for seed in others:
-            experiment.train(name, best["factor"], seed)
+        train = partial(experiment.train, name)
+        train_at_best(train, options.factors, options.seeds, lambda result: result["validation"])
     print_table(experiment.results.all, options)
 
 

@@ -11,12 +11,14 @@ and standard deviation of the divergence, and the seconds. Finished trainings ar
 
 import argparse
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 import torch
 
 from benchmarks.cache.cached_students import BATCH, Experiment, measure_kl, query_in_float32, train_with
+from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_spread
 from distill.data.batches.batches import TrainBatches
@@ -63,11 +65,8 @@ def main() -> None:
     check_settings(Path(options.output), options, free=("names", "seeds", "fewer"))
     comparison = Comparison(options)
     for name, steps in list_trainings(options):
-        first, *others = options.seeds
-        trials = [comparison.train(name, steps, factor, first) for factor in options.factors]
-        best = min(trials, key=lambda result: result["kl"])
-        for seed in others:
-            comparison.train(name, steps, best["factor"], seed)
+        train = partial(comparison.train, name, steps)
+        train_at_best(train, options.factors, options.seeds, lambda result: -result["kl"])
     comparison.print_table()
 
 
