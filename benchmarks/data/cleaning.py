@@ -174,9 +174,11 @@ def train_students(options: argparse.Namespace) -> list[tuple[str, ...]]:
     machine = [f"--threads={options.threads}", f"--accelerator={options.accelerator}"]
     runs = StudentRuns(folder, [*TEACHER.split(), *STUDENT.split(), *machine], 32)
     data = {name: f"--data={options.output / 'data' / name}" for name in ("damaged", "cleaned", "clean")}
+    doubted = options.output / UNLABELLED
+    unlabelled = [f"--data.unlabelled={doubted}"] if doubted.stat().st_size else []
     variants = {
         "damaged": [data["damaged"]],
-        "cleaned": [data["cleaned"], f"--data.unlabelled={options.output / UNLABELLED}"],
+        "cleaned": [data["cleaned"], *unlabelled],
         "cleaned, doubted rows dropped": [data["cleaned"]],
         "clean": [data["clean"]],
     }

@@ -66,7 +66,7 @@ def test_students_learn_from_clean_damaged_and_cleaned_rows(tmp_path, monkeypatc
     file = tmp_path / "out" / "students" / "results.jsonl"
     results = [json.loads(line) for line in file.read_text().splitlines()]
     rows = {each["variant"]: each["rows"] for each in results}
-    assert len(results) == 6
+    assert len(results) == 8
     assert rows["clean"] < rows["damaged"]
     assert rows["cleaned"] < rows["damaged"]
     assert all(each["steps"] == 2 * -(-each["rows"] // 32) for each in results)
