@@ -51,7 +51,7 @@ ROW_STEPS = {
 }
 CLEANING_STEPS = TEXT_STEPS | ROW_STEPS
 PERSON_LABELS = frozenset({"per", "person"})  # of a tagger, without B- and I-
-STEP_PACKAGES = {"encoding": "ftfy", "spelling": "symspellpy", "language": "py3langid", "labels": "cleanlab"}
+STEP_PACKAGES = {"encoding": "ftfy", "spelling": "symspellpy", "language": "py3langid"}
 
 
 class CleaningStep(NamedTuple):

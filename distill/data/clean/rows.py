@@ -229,12 +229,18 @@ class Cleaning:
         """Returns the counts by their names in notes and metrics."""
         return {f"clean_{name}": count for name, count in sorted(self.counts.items())}
 
-    def add_label(self, row: int, part: Any, label: Any, better: Any, names: Sequence[str], how: str) -> None:
-        """Records a row of the cleaned train whose label is probably wrong; `how` is the value of the step labels."""
+    def add_label(
+        self, row: int, part: Any, label: Any, better: Any, names: Sequence[str], how: str, doubt: float
+    ) -> None:
+        """Records a row of the cleaned train whose label is wrong with the probability `doubt`.
+
+        `how` is the value of the step labels.
+        """
         given, found = (describe_label(each, names) for each in (label, better))
         kind = {"report": "doubtful", "drop": "dropped", "unlabel": "withheld", "relabel": "changed"}[how]
         text = _join_row(part, row)
-        reason = f"labels: {given} is probably {found}" + (", left as it is" if how == "report" else "")
+        reason = f"labels: {given} is wrong with a probability of {doubt:.0%}, most likely it is {found}"
+        reason += ", left as it is" if how == "report" else ""
         cleaned = CleanedRow("train", int(self.numbers["train"][row]), text, None if how == "drop" else text, reason)
         self._count(f"train_{kind}_labels", cleaned)
         self.record(cleaned)

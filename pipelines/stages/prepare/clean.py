@@ -12,7 +12,7 @@ import torch
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.data.clean.config import CleanConfig
 from distill.data.clean.deployment import write_preprocessing
-from distill.data.clean.label_errors import draw_folds, find_label_errors, relabel
+from distill.data.clean.label_errors import draw_folds, estimate_label_errors, relabel
 from distill.data.clean.person_names import NameFinder
 from distill.data.clean.rows import CleanedRow, Cleaning
 from distill.data.clean.spelling import VERSION as SPELLING
@@ -28,8 +28,9 @@ from pipelines.stages.prepare.data import read_data, read_task, read_task_settin
 from pipelines.stages.prepare.fold_logits import compute_out_of_fold_logits
 from pipelines.stages.prepare.teacher import finetuning_settings
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 CHANGES = "clean.jsonl"
+DOUBTED = 0.5  # probability that a label is wrong from which on it is doubted
 _FREQUENT_IDS = 8000  # of a vocabulary, whose first tokens are the most frequent
 _LONG = 5  # letters of a token that is taken for a word wherever it stands in the vocabulary
 _PARALLEL_FROM = 50_000  # rows from which on processes of their own clean texts: they take a second to start
@@ -121,11 +122,12 @@ def judge_labels(
     logits = compute_out_of_fold_logits(run, plan, splits, read_task(data), folds, precision, folder / SCRATCH)
     several = isinstance(splits.train.labels[0], list)
     probabilities = (logits.sigmoid() if several else torch.softmax(logits, -1)).numpy()
-    wrong = np.flatnonzero(find_label_errors(splits.train.labels, probabilities))
+    doubts = estimate_label_errors(splits.train.labels, logits)
+    wrong = np.flatnonzero(doubts > DOUBTED)
     labels: list[Any] = list(splits.train.labels)
     for row in wrong.tolist():
         better = relabel(labels[row], probabilities[row])
-        cleaning.add_label(row, splits.train, labels[row], better, splits.labels, step.value)
+        cleaning.add_label(row, splits.train, labels[row], better, splits.labels, step.value, doubts[row])
         labels[row] = better
     if step.value == "relabel":
         return replace(splits, train=replace(splits.train, labels=labels))

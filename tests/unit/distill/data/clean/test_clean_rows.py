@@ -84,9 +84,11 @@ def test_counts_by_split_and_step_are_in_the_notes(cleaned):
 def test_a_doubtful_label_is_recorded_with_the_number_of_its_row_before_cleaning(tmp_path):
     train = Examples(["one", "One!", "two", "three"], None, [0, 0, 1, 1])
     changed, rows, cleaning = clean(make_splits(train), tmp_path, "duplicates,labels=relabel")
-    cleaning.add_label(1, changed.train, 1, 0, changed.labels, "relabel")
-    assert rows[-1] == CleanedRow("train", 2, "two", "two", "labels: b is probably a")
-    cleaning.add_label(1, changed.train, 1, 0, changed.labels, "drop")
+    cleaning.add_label(1, changed.train, 1, 0, changed.labels, "relabel", 0.973)
+    assert rows[-1] == CleanedRow(
+        "train", 2, "two", "two", "labels: b is wrong with a probability of 97%, most likely it is a"
+    )
+    cleaning.add_label(1, changed.train, 1, 0, changed.labels, "drop", 0.6)
     assert rows[-1].after is None
     assert cleaning.counts["train_changed_labels"] == cleaning.counts["train_dropped_labels"] == 1
 

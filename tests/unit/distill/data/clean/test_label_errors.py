@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from distill.data.clean.label_errors import draw_folds, find_label_errors, relabel
+from distill.data.clean.label_errors import draw_folds, estimate_label_errors, relabel
 from distill.errors import InputError
 
 
@@ -22,28 +23,53 @@ def test_a_class_with_fewer_rows_than_folds_is_refused():
     assert sorted(draw_folds([[1, 0], [0, 1], [1, 1]], 3, 0).tolist()) == [0, 1, 2]
 
 
-def test_labels_that_confident_probabilities_contradict_are_found():
-    rng = np.random.default_rng(0)
-    right = rng.integers(0, 4, 400)
-    probabilities = np.full((400, 4), 0.05)
-    probabilities[np.arange(400), right] = 0.85
-    given = right.copy()
-    wrong = rng.choice(400, 30, replace=False)
-    given[wrong] = (given[wrong] + 1) % 4
-    found = find_label_errors(given.tolist(), probabilities)
-    assert set(np.flatnonzero(found)) == set(wrong)
-    assert [relabel(given[row], probabilities[row]) for row in wrong] == right[wrong].tolist()
+def make_confused_network(rows: int, classes: int, share: float, scale: float) -> tuple[np.ndarray, ...]:
+    """Returns (right labels, given labels, logits) of a network that confuses neighbouring classes, `scale` times too
+    sure."""
+    rng = np.random.default_rng(1)
+    right = rng.integers(0, classes, rows)
+    logits = np.full((rows, classes), -4.0)
+    logits[np.arange(rows), right] = rng.normal(2.0, 1.0, rows)
+    logits[np.arange(rows), (right + 1) % classes] = rng.normal(0.5, 1.0, rows)
+    wrong = rng.random(rows) < share
+    given = np.where(wrong, (right + rng.integers(1, classes, rows)) % classes, right)
+    return right, given, scale * logits
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_a_network_that_is_too_sure_of_its_own_mistakes_doubts_the_same_labels(scale):
+    right, given, logits = make_confused_network(4000, 20, 0.1, scale)
+    doubts = estimate_label_errors(given.tolist(), torch.from_numpy(logits))
+    wrong, found = given != right, doubts > 0.5
+    assert (logits.argmax(1) != right).mean() > 0.1
+    assert (wrong & found).sum() / wrong.sum() > 0.85
+    assert (wrong & found).sum() / found.sum() > 0.85
+    assert doubts.sum() == pytest.approx(wrong.sum(), rel=0.15)
+
+
+def test_nothing_is_doubted_where_the_network_knows_nothing():
+    given = np.random.default_rng(0).integers(0, 4, 1000)
+    logits = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
+    assert not (estimate_label_errors(given.tolist(), logits) > 0.5).any()
+
+
+def test_right_labels_are_not_doubted():
+    right, _, logits = make_confused_network(4000, 20, 0.0, 1.0)
+    assert (estimate_label_errors(right.tolist(), torch.from_numpy(logits)) > 0.5).mean() < 0.005
 
 
 def test_sets_of_labels_are_judged_label_by_label():
     rng = np.random.default_rng(0)
     right = (rng.random((300, 3)) < 0.4).astype(int)
-    right[right.sum(1) == 0, 0] = 1
-    probabilities = np.where(right == 1, 0.95, 0.05)
+    logits = np.where(right == 1, 1, -1) * rng.normal(4.0, 1.0, right.shape)
     given = right.copy()
     given[:10, 0] ^= 1
-    given[given.sum(1) == 0, 1] = 1
-    found = find_label_errors(given.tolist(), probabilities)
-    assert set(np.flatnonzero(found)) <= set(range(10))
-    assert found[:10].sum() >= 8
+    doubts = estimate_label_errors(given.tolist(), torch.from_numpy(logits))
+    assert doubts.shape == (300,)
+    assert set(np.flatnonzero(doubts > 0.5)) == set(range(10))
+    probabilities = torch.from_numpy(logits).sigmoid().numpy()
     assert relabel(given[0].tolist(), probabilities[0]) == right[0].tolist()
+
+
+def test_the_better_label_is_the_most_probable_one():
+    assert relabel(0, np.array([0.1, 0.7, 0.2])) == 1
