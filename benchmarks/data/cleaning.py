@@ -2,6 +2,7 @@
 
     python -m benchmarks.data.cleaning --data examples/data/banking77 --output runs/cleaning-banking77
     python -m benchmarks.data.cleaning --data examples/data/banking77 --output runs/cleaning-banking77 --students
+    python -m benchmarks.data.cleaning --data clinc150/ --unscored 150 --output runs/cleaning-clinc150 --students
 
 Typos, wrong encodings, near duplicates and wrong labels are put into the training split by a seed; the run's own clean
 stage repairs it. Printed by type: the share of the damage that was repaired or dropped (recall), the share of changes
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--rows", type=int, default=0, help="of the training split, the first ones; 0: all")
+    parser.add_argument("--unscored", default="", help="class that is trained but left out of the test split")
     parser.add_argument("--students", action="store_true")
     parser.add_argument("--only", nargs="+", help="names of the students' table's first column")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -86,7 +88,8 @@ def write_set(options: argparse.Namespace, name: str, rows: Sequence[tuple[str, 
     """Writes a folder with these (text, label) as the training split, and the data's test split."""
     folder = options.output / "data" / name
     folder.mkdir(parents=True, exist_ok=True)
-    for split, content in (("train", rows), ("test", read_rows(Path(options.data), "test"))):
+    test = [row for row in read_rows(Path(options.data), "test") if row[1] != options.unscored]
+    for split, content in (("train", rows), ("test", test)):
         with (folder / f"{split}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *content])
 
