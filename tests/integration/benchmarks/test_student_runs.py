@@ -58,7 +58,8 @@ def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_pa
 @pytest.mark.slow
 def test_students_learn_from_clean_damaged_and_cleaned_rows(tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
-    monkeypatch.setattr(cleaning, "TEACHER", f"--teacher {teacher} --teacher_train.epochs 1 --precision 32")
+    monkeypatch.setattr(cleaning, "TEACHER", f"--teacher {teacher} --precision 32")
+    monkeypatch.setattr(cleaning, "TEACHER_EPOCHS", 1)
     monkeypatch.setattr(cleaning, "STUDENT", "--student layers=2 --epochs 2 --data.max_length 32")
     words = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--students", "--seeds", "0", "1"]
     monkeypatch.setattr("sys.argv", [*words, "--steps", "standard,language=off"])
