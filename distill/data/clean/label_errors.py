@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distill.errors import InputError
 
-_FITTED_ROWS = 20_000  # at most about twice as many are used for the fit
+_FITTED_ROWS = 20_000  # drawn for the fit where there are more
 _TEMPERATURES = tuple(math.exp(each / 4) for each in range(-5, 7))  # 0.29 to 4.5
 _ROUNDS = 30
 _MOST = 0.5  # of the labels are wrong
@@ -67,7 +67,7 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
     shape = given.shape
     if given.ndim == 2:  # each label of a row is a choice between two classes
         given, scores = given.reshape(-1), torch.stack([torch.zeros_like(scores), scores], -1).reshape(-1, 2)
-    some = slice(None, None, max(1, len(given) // _FITTED_ROWS))
+    some = torch.randperm(len(given), generator=torch.Generator().manual_seed(0))[:_FITTED_ROWS]
     fits = (_fit(given[some], scores[some], temperature) for temperature in _TEMPERATURES)
     best = max(fits, key=lambda fit: fit.likelihood)
     parts = zip(given.split(_FITTED_ROWS), scores.split(_FITTED_ROWS), strict=True)
@@ -91,7 +91,10 @@ class _Mixture(NamedTuple):
     likelihood: float = -math.inf
 
     def judge(self, given: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns of each row the probability that its label is wrong, by right class, and its likelihood."""
+        """Returns for each row the probability that its label is wrong, its parts by right class, and the likelihood.
+
+        Their shapes are [rows], [rows, classes] and [rows].
+        """
         probabilities = (logits / self.temperature).softmax(-1)
         right = (1 - self.share) * probabilities.gather(1, given[:, None])[:, 0]
         wrong = self.share * probabilities * self.taken[:, given].T
