@@ -20,16 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.plans import read_plan
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.tables import read_table, write_table
 from benchmarks.data.damage import DamagedRow, Shares, damage_rows
 from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from distill.data.clean.spelling import WORD
-from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
-from pipelines.settings.resolve import resolve
 from pipelines.settings.task_settings import run_task_arguments
 from pipelines.stages.prepare.clean import CHANGES, clean_stage
 from pipelines.stages.prepare.data import data_stage
@@ -109,7 +107,7 @@ def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[s
     output = options.output / f"clean-{data}"
     words = [*list_settings(options), f"--data={options.output / 'data' / data}", f"--output={output}"]
     words += ["--data.validation_fraction=0.002", f"--data.clean={steps}"]
-    plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
+    plan = read_plan(words)
     run = Run(output, 0, Console())
     data_folder = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
     stage = clean_stage(run, plan, data_folder, select_precision(run, plan, data_folder))

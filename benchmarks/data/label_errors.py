@@ -5,7 +5,7 @@
     python -m benchmarks.data.label_errors --data examples/data/banking77 --noise similar --output runs/similar-labels
 
 A tenth of the training split's labels are replaced by a seed: by any other class, or with `--noise similar` by one of
-the three whose texts are the most alike (by the means of their words' weights). MiniLM is trained on two thirds of the
+the three with the nearest mean TF-IDF vectors. MiniLM is trained on two thirds of the
 rows, three times, and judges the rest. Printed are, for each method, the rows that it doubts, the share of the wrong
 labels among the doubted (precision) and of the doubted among the wrong ones (recall). Labels that were already wrong in
 the data count as right ones.
@@ -21,16 +21,14 @@ import torch
 from cleanlab.filter import find_label_issues
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from benchmarks.common.plans import read_plan
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.tables import write_table
 from benchmarks.data.cleaning import TEACHER, read_rows
 from benchmarks.data.damage import DamagedRow, Shares, damage_rows
 from distill.data.clean.label_errors import draw_folds, estimate_label_errors
-from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
-from pipelines.settings.resolve import resolve
 from pipelines.settings.task_settings import run_task_arguments
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.prepare.clean import DOUBTED
@@ -100,7 +98,7 @@ def compute_logits(
     write_table(data / "train.jsonl", [{"text": row.text, "label": row.label} for row in rows])
     words = [*TEACHER.split(), f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
     words += ["--student=layers=2", f"--data={data}", f"--output={options.output / 'run'}", "--data.clean=labels"]
-    plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
+    plan = read_plan(words)
     run = Run(Path(plan.settings.output), 0, Console())
     made = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
     splits, precision = read_data(made), select_precision(run, plan, made)

@@ -9,16 +9,14 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from benchmarks.common.plans import read_plan
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results
 from distill.data.batches.batches import EvalBatches
 from distill.errors import InputError
-from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.plan import Plan
-from pipelines.settings.resolve import resolve
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
 from pipelines.stages.prepare.teacher import MODEL
@@ -82,7 +80,7 @@ class StudentRuns:
 
     def _train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
         words = [*self.words, *more, f"--output={self.output / 'runs'}", f"--seed={seed}", f"--learning_rate={rate}"]
-        plan = self.read_plan([*words, "--until=cache"])
+        plan = read_plan([*words, "--until=cache"])
         made, _ = run_stages(self.open_run(plan), plan)
         splits = read_data(made["data"])
         rows = len(splits.train) + len(splits.unlabelled) * plan.settings.loss.needs_teacher
@@ -97,10 +95,6 @@ class StudentRuns:
             seconds=float(metrics["wall_seconds"]),
             data_seconds=sum(float(made[name].manifest["wall_seconds"]) for name in _DATA_STAGES if name in made),
         )  # fmt: skip
-
-    def read_plan(self, words: Sequence[str]) -> Plan:
-        """Returns the plan of a command line."""
-        return resolve(cli.parse(DistillConfig, list(words), prog="", about="", examples="", short=SHORT_OPTIONS), 1)
 
     def open_run(self, plan: Plan) -> Run:
         """Returns the run of a plan in the folder."""

@@ -1,0 +1,17 @@
+"""The plan of a run that a benchmark takes apart, from the words of its command."""
+
+from collections.abc import Sequence
+
+from pipelines.runs import cli
+from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
+from pipelines.settings.plan import Plan
+from pipelines.settings.resolve import resolve
+
+
+def read_plan(words: Sequence[str]) -> Plan:
+    """Returns the plan of `python -m pipelines.distill` with these words, on one process.
+
+    Raises:
+        InputError: The words aren't valid settings, or contradict each other.
+    """
+    return resolve(cli.parse(DistillConfig, list(words), prog="", about="", examples="", short=SHORT_OPTIONS), 1)
