@@ -25,7 +25,7 @@ from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 
 METHODS = ("random", "balanced", "margin", "loss", "aum", "ccs", "k-centre", "facility", "mixture")
-POOL_METHODS = ("random", "k-centre", "facility", "mixture", "similarity", "entropy")
+POOL_METHODS = ("random", "balanced", "k-centre", "facility", "mixture", "similarity", "entropy")
 
 
 def main() -> None:

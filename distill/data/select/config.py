@@ -12,7 +12,7 @@ Method = Literal[
 OUTPUT_SCORES = ("entropy", "margin", "loss")  # of the teacher's answers
 DYNAMICS_SCORES = ("el2n", "forgetting", "aum")  # of its own training
 VECTOR_METHODS = ("k-centre", "facility", "mixture", "similarity")
-LABELLED = ("balanced", "loss", *DYNAMICS_SCORES)  # methods that need the labels of the rows
+LABELLED = ("loss", *DYNAMICS_SCORES)  # methods that need the labels of the rows
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class SelectConfig:
     """Rows that the student is trained on, of all rows that there are after cleaning and augmentation.
 
     Args:
-        method: random; balanced (equally many of each class); by difficulty: entropy, margin or loss of the teacher's
-            predictions, or el2n, forgetting or aum from its training; ccs (rows of all difficulties but the hardest);
-            by the teacher's vectors: k-centre, facility (facility location), mixture (typical and diverse rows) or
-            similarity (to select.target). Empty: all rows.
+        method: random; balanced (equally many of each class, for texts without labels of the teacher's answer); by
+            difficulty: entropy, margin or loss of the teacher's predictions, or el2n, forgetting or aum from its
+            training; ccs (rows of all difficulties but the hardest); by the teacher's vectors: k-centre, facility
+            (facility location), mixture (typical and diverse rows) or similarity (to select.target). Empty: all rows.
         share: Share of the rows to keep, above 0 and below 1; or set rows.
         rows: Number of rows that are kept.
         of: The rows to choose from: train, unlabelled, or all. Rows of other parts are all kept.
@@ -90,7 +90,7 @@ class SelectConfig:
     @property
     def needs_outputs(self) -> bool:
         """Whether the teacher's answers to all rows are needed."""
-        return self.needed_score in OUTPUT_SCORES
+        return self.needed_score in OUTPUT_SCORES or (self.method == "balanced" and self.of != "train")
 
     def count_kept(self, rows: int) -> int:
         """Returns how many of `rows` are kept.

@@ -189,7 +189,7 @@ class Selection:
         if config.method == "random":
             return np.random.default_rng(seed).permutation(self.size)[:count]
         if config.method == "balanced":
-            return coverage.choose_balanced(np.array(self.splits.train.labels), count, seed)
+            return coverage.choose_balanced(self.read_classes(), count, seed)
         if config.method == "ccs":
             return coverage.choose_strata(self.score(config.score), count, config.cutoff, seed)
         if config.method not in VECTOR_METHODS:
@@ -204,6 +204,13 @@ class Selection:
             if config.method == "facility":
                 return coverage.choose_facilities(vectors, count, seed, advance)
             return coverage.choose_centres(vectors, count, seed, advance)
+
+    def read_classes(self) -> np.ndarray:
+        """Returns the label of each row, or the class that the teacher finds most probable where there is none."""
+        labels = [] if self.config.of == "unlabelled" else list(self.splits.train.labels)
+        if len(labels) < self.size:
+            labels += [int(logits.argmax()) for logits in self.read_answers()[len(labels) :]]
+        return np.array(labels)
 
     def score(self, name: str) -> np.ndarray:
         """Returns the difficulty of each row, float64 [rows]."""

@@ -1,11 +1,13 @@
 """Selection as a stage of `python -m pipelines.distill`: which rows are left, its record, and what is refused."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
@@ -103,6 +105,26 @@ def test_texts_of_a_pool_are_chosen_by_their_similarity_to_a_target(inputs, tmp_
     assert len(chosen) == len(texts) == 5
     assert wanted in texts
     assert len(read_train(folder)) == len(read_train(stage_folder(tmp_path / "run", "data")))
+
+
+def test_texts_of_a_pool_are_balanced_by_the_teachers_answers(inputs, tmp_path):
+    more = ("--data.unlabelled", str(inputs[1].parent / "pool.csv"), "--data.select", "balanced", "--select.rows", "5")
+    run_to_success(
+        "distill", small_run(*inputs, tmp_path / "run", *more, "--select.of", "unlabelled", "--until", "cache")
+    )
+    folder = newest_selection(tmp_path / "run")
+    texts = [row["text"] for row in read_train(folder, "unlabelled")]
+    teacher = stage_folder(tmp_path / "run", "teacher") / "model"
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    model = AutoModelForSequenceClassification.from_pretrained(teacher).eval()
+    pool = [row["text"] for row in read_train(stage_folder(tmp_path / "run", "data"), "unlabelled")]
+    with torch.no_grad():
+        classes = [int(model(**tokenizer(text, return_tensors="pt")).logits.argmax()) for text in pool]
+    answered = dict(zip(pool, classes, strict=True))
+    counts = Counter(answered[text] for text in texts)
+    assert sum(counts.values()) == 5
+    rare = min(Counter(classes).values())
+    assert all(counts[name] >= min(rare, 5 // len(set(classes))) for name in set(classes))
 
 
 @pytest.mark.slow
