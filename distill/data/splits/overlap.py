@@ -14,13 +14,14 @@ from distill.data.splits.findings import Findings
 
 KEYS_AT_ONCE = 1 << 20
 _KEY_BYTES = 16
+_KEPT = ("L", "M", "N", "Sc", "Sm", "So")  # letters, combining marks, digits, currencies, operators, emoji
 
 
 class _Folding(dict[int, int | str]):
-    """A translation table that keeps letters, combining marks and digits, and maps other characters to a blank."""
+    """A translation table that maps punctuation, controls and blanks to a blank and keeps all other characters."""
 
     def __missing__(self, code: int) -> int | str:
-        self[code] = code if unicodedata.category(chr(code))[0] in "LMN" else " "
+        self[code] = code if unicodedata.category(chr(code)).startswith(_KEPT) else " "
         return self[code]
 
 

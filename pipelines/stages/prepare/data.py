@@ -30,7 +30,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 OTHER_STAGES = ("path", "unlabelled", "max_length", "packing")  # settings without effect on this stage
 PLAIN_TEXT = (CausalLM.name, MaskedLM.name)
 SPLIT_NAMES = ("train", "validation", "test", "unlabelled")

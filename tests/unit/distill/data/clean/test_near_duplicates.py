@@ -33,6 +33,21 @@ def similarity(one: str, two: str) -> float:
     return len(shingles(one) & shingles(two)) / len(shingles(one) | shingles(two))
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "equal"),
+    [
+        ("Why a charge?", "why a charge", True),
+        ("top-up", "top up!", True),
+        ("a charge of €1", "a charge of £1", False),
+        ("thanks 😀", "thanks 😡", False),
+        ("2 + 2", "2 × 2", False),
+        ("?", "!", False),
+    ],
+)
+def test_texts_are_compared_without_case_and_punctuation_but_with_symbols(one, two, equal):
+    assert (normalise_text(one) == normalise_text(two)) is equal
+
+
 @pytest.mark.parametrize("least", [0.6, pytest.param(0.8, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("build", [pytest.param(list, marks=pytest.mark.slow), TextColumn.build])
 def test_a_text_stays_unless_it_nearly_equals_an_earlier_one_that_stays(least, build):
