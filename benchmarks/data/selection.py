@@ -25,7 +25,14 @@ from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 
 METHODS = ("random", "balanced", "margin", "loss", "aum", "ccs", "k-centre", "facility", "mixture")
-POOL_METHODS = ("random", "balanced", "k-centre", "facility", "mixture", "similarity", "entropy")
+POOL_METHODS = (
+    "random",
+    "balanced",
+    "entropy",
+    "similarity, embeddings",
+    "mixture, embeddings",
+    "k-centre, embeddings",
+)
 
 
 def main() -> None:
@@ -37,7 +44,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--equal", choices=("steps", "epochs"), default="steps")
     parser.add_argument("--epochs", type=int, default=10, help="of the student that has all rows")
-    parser.add_argument("--methods", nargs="+", default=None)
+    parser.add_argument("--methods", nargs="+", help="as in data.select, or such as 'mixture, embeddings'")
     parser.add_argument("--per-class", type=int, default=0, help="labelled rows of each class; 0: all rows")
     parser.add_argument("--pool", default="", help="folder with a table of texts to choose from")
     parser.add_argument("--teacher-epochs", type=int, default=5)
@@ -90,17 +97,17 @@ def write_rows(options: argparse.Namespace) -> int:
 def list_variants(options: argparse.Namespace) -> dict[str, list[str]]:
     """Returns the settings of the data of each variant, by name."""
     share = f"--select.share={options.share}"
-    if not options.pool:
-        methods = options.methods or METHODS
-        return {"all": []} | {method: [f"--data.select={method}", share] for method in methods}
-    pool = [f"--data.unlabelled={options.output / 'pool.jsonl'}"]
-    chosen = {
-        method: [*pool, f"--data.select={method}", share, "--select.of=unlabelled"]
-        for method in options.methods or POOL_METHODS
-    }
-    if "similarity" in chosen:
-        chosen["similarity"].append(f"--select.target={options.output / 'target.jsonl'}")
-    return {"no pool": [], "all": pool} | chosen
+    names = options.methods or (POOL_METHODS if options.pool else METHODS)
+    pool = [f"--data.unlabelled={options.output / 'pool.jsonl'}"] if options.pool else []
+    chosen = {}
+    for name in names:
+        method, _, vectors = name.partition(", ")
+        words = [*pool, f"--data.select={method}", share]
+        words += ["--select.of=unlabelled"] if pool else []
+        words += [f"--select.vectors={vectors}"] if vectors else []
+        words += [f"--select.target={options.output / 'target.jsonl'}"] if method == "similarity" else []
+        chosen[name] = words
+    return ({"no pool": []} if pool else {}) | {"all": pool} | chosen
 
 
 if __name__ == "__main__":
