@@ -85,6 +85,7 @@ def test_a_pool_has_variants_without_it_and_with_all_of_it(tmp_path):
     options = argparse.Namespace(share=0.1, pool="texts/", output=tmp_path, methods=None)
     variants = selection.list_variants(options)
     assert list(variants)[:2] == ["no pool", "all"]
-    assert variants["similarity"][-1] == f"--select.target={tmp_path / 'target.jsonl'}"
+    target = f"--select.target={tmp_path / 'target.jsonl'}"
+    assert variants["similarity, embeddings"][-2:] == ["--select.vectors=embeddings", target]
     options.pool = ""
     assert list(selection.list_variants(options))[:2] == ["all", "random"]
