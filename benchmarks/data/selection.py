@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--equal", choices=("steps", "epochs"), default="steps")
     parser.add_argument("--epochs", type=int, default=10, help="of the student that has all rows")
     parser.add_argument("--methods", nargs="+", help="as in data.select, or such as 'mixture, embeddings'")
-    parser.add_argument("--per-class", type=int, default=0, help="labelled rows of each class; 0: all rows")
+    parser.add_argument("--per-class", type=int, default=0, help="labelled rows of each class")
+    parser.add_argument("--rows", type=int, default=0, help="labelled rows; 0 without --per-class: all")
     parser.add_argument("--pool", default="", help="folder with a table of texts to choose from")
     parser.add_argument("--teacher-epochs", type=int, default=5)
     parser.add_argument("--student", default=STUDENT)
@@ -79,17 +80,20 @@ def write_rows(options: argparse.Namespace) -> int:
     """Writes the labelled rows, the test split and the pool; returns the number of rows to choose from."""
     rows = read_table(Path(options.data), "train")
     data = options.output / "data"
-    if options.per_class:
+    if options.per_class or options.rows:
         label = next(name for name in LABELS if name in rows[0])
-        few = draw_few(rows, label, options.per_class, 0, 0)
+        few = draw_few(rows, label, options.per_class, options.rows, 0)
         write_table(data / "validation.jsonl", draw_others(rows, few)[:VALIDATION])
         rows = [rows[number] for number in few]
     write_table(data / "train.jsonl", rows)
     write_table(data / "test.jsonl", read_table(Path(options.data), "test"))
     if not options.pool:
         return len(rows)
-    texts = [{"text": part} for row in read_table(Path(options.pool), "train") for part in [row["text"][:400]]]
-    write_table(options.output / "pool.jsonl", texts)
+    texts = [row["text"][:400] for row in read_table(Path(options.pool), "train")]
+    is_tagged = options.task == "token-classification"
+    write_table(
+        options.output / "pool.jsonl", [{"tokens": each.split()} if is_tagged else {"text": each} for each in texts]
+    )
     write_table(options.output / "target.jsonl", [{"text": row["text"]} for row in rows])
     return len(rows) + len(texts)
 
