@@ -64,18 +64,10 @@ class Result(TypedDict):
 
 def main() -> None:
     """Trains the students that are missing, and prints the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm", default="runs/small-lm", help="folder that benchmarks.tasks.small_lm wrote")
-    parser.add_argument("--output", default="runs/cached-students")
+    parser = build_parser(__doc__, "runs/cached-students")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["dense", "sampled", "labels"], help="targets")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--draws", type=int, default=13, help="of a sampled signal")
     parser.add_argument("--k", type=int, default=12, help="of a top-k signal")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--frozen", action="store_true", help="don't train the embeddings and the output head")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     output = Path(options.output)
@@ -86,6 +78,20 @@ def main() -> None:
         for result in experiment.train_students(way, seeds) if seeds else []:
             results.add(result)
     print_table(experiment.console, results.all, options.steps)
+
+
+def build_parser(about: str | None, output: str) -> argparse.ArgumentParser:
+    """Returns a parser with the options of an `Experiment`; `output` is the default folder."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lm", default="runs/small-lm", help="folder that benchmarks.tasks.small_lm wrote")
+    parser.add_argument("--output", default=output)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--frozen", action="store_true", help="don't train the embeddings and the output head")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    return parser
 
 
 @dataclass(frozen=True)

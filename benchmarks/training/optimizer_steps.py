@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import torch
 
-from benchmarks.cache.cached_students import BATCH, Experiment, measure_kl, query_in_float32, train_with
+from benchmarks.cache.cached_students import BATCH, Experiment, build_parser, measure_kl, query_in_float32, train_with
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_spread
@@ -48,18 +48,10 @@ class Result(TypedDict):
 
 def main() -> None:
     """Trains the students that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm", default="runs/small-lm", help="folder that benchmarks.tasks.small_lm wrote")
-    parser.add_argument("--output", default="runs/optimizer-steps")
+    parser = build_parser(__doc__, "runs/optimizer-steps")
     parser.add_argument("--names", nargs="+", choices=OPTIMIZERS, default=["muon", "soap"], help="beside AdamW")
     parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 2.0, 4.0], help="of the usual rate")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=400, help="of AdamW")
-    parser.add_argument("--fewer", nargs="+", type=float, default=[1.0, 1.3])
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--frozen", action="store_true", help="don't train the embeddings and the output head")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fewer", nargs="+", type=float, default=[1.0, 1.3], help="--steps of AdamW by this")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     check_settings(Path(options.output), options, free=("names", "seeds", "fewer"))
