@@ -42,7 +42,7 @@ from pipelines.runs.strategies import choose_device
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_logits, compute_outputs
-from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
+from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 AUGMENT_RECORD = "augment.jsonl"
@@ -179,8 +179,7 @@ def drop_disagreeing(
     checkpoint, length = open_stage_checkpoint(teacher, "teacher"), plan.settings.data.max_length
     tokenizer = checkpoint.load_tokenizer()
     task.configure_tokenizer(tokenizer, teacher.folder / MODEL)
-    model = task.load(str(teacher.folder / MODEL), run.seed)
-    model.to(choose_device(plan.settings.machine.accelerator))  # type: ignore[arg-type]
+    model = load_stage_teacher(run, plan, teacher, task)
     parts = [splits.train, build_part(splits.train, made, splits.labels, is_labelled=True)]
     encoded = [task.encode(tokenizer, part, length) for part in parts]
     run.console.say(f"  augment: the teacher answers {len(parts[0]):,} rows and {len(made):,} synthetic ones")

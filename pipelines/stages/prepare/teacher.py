@@ -26,6 +26,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies import choose_device
 from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan
@@ -85,6 +86,14 @@ def teacher_stage(
 def open_stage_checkpoint(stage: Artefact, role: str) -> Checkpoint:
     """Opens the model that a stage wrote."""
     return open_checkpoint(str(stage.folder / MODEL), role)
+
+
+def load_stage_teacher(run: Run, plan: Plan, stage: Artefact, task: Task) -> PreTrainedModel:
+    """Returns the stage's model in eval mode, on the run's device."""
+    model: PreTrainedModel = task.load(str(stage.folder / MODEL), run.seed)
+    model.to(choose_device(plan.settings.machine.accelerator))  # type: ignore[arg-type]
+    model.eval()
+    return model
 
 
 def build_teacher_texts(

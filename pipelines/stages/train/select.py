@@ -27,11 +27,10 @@ from distill.tasks.task import Task
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.strategies import choose_device
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_outputs
-from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
+from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
 from pipelines.stages.prepare.training_dynamics import read_dynamics
 from pipelines.stages.train.cached_answers import read_cached_answers
 from pipelines.stages.train.training_inputs import open_cached_signals
@@ -166,10 +165,7 @@ class Selection:
     @cached_property
     def model(self) -> PreTrainedModel:
         """The teacher, in eval mode, on the run's device."""
-        model: PreTrainedModel = self.task.load(str(self.teacher.folder / MODEL), self.run.seed)
-        model.to(choose_device(self.plan.settings.machine.accelerator))  # type: ignore[arg-type]
-        model.eval()
-        return model
+        return load_stage_teacher(self.run, self.plan, self.teacher, self.task)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Returns the teacher's tokenizer."""
