@@ -63,6 +63,13 @@ def test_a_new_component_works_and_passes_the_checks(kind, copy):
     assert " passed" in run_to_success(copy, "-m", "pytest", "-q", "-n0", *tested)
 
 
+@pytest.mark.parametrize("template", sorted((ROOT / "tools" / "templates").iterdir()), ids=lambda file: file.stem)
+def test_what_a_template_imports_exists(template):
+    lines = [line for line in template.read_text().splitlines() if line.startswith("from ") and "$" not in line]
+    assert lines
+    exec("\n".join(lines), {})  # noqa: S102
+
+
 @pytest.mark.slow
 def test_all_new_components_pass_the_type_checker_together(copy):
     for kind, name in NAMES.items():
