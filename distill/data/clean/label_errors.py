@@ -14,7 +14,8 @@ _FITTED_ROWS = 20_000  # drawn for the fit where there are more
 _TEMPERATURES = tuple(math.exp(each / 4) for each in range(-5, 7))  # 0.29 to 4.5
 _ROUNDS = 30
 _MOST = 0.5  # of the labels are wrong
-_PRIOR_ROWS = 10  # of each class that are taken for any other; twice as many rows are taken to be right
+_PSEUDO_COUNTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a class taken for any other, equally often
+_RIGHT_ROWS = 20  # pseudo-count of right labels
 _TINY = 1e-300
 
 
@@ -53,7 +54,9 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
     Networks are surer than they should be, above all when they were trained on wrong labels, so that mistakes of their
     own look like those of the labels. Therefore the temperature of the logits, the share of wrong labels and the
     probability of each class to be taken for each other one are fitted together to the given labels: a label is right
-    and drawn from the tempered probabilities, or wrong and drawn from the classes that are taken for the right one.
+    and drawn from the tempered probabilities, or wrong and drawn from the classes that are taken for the right one. How
+    far these may differ from all other classes equally is chosen by cross-validation: where any class is taken for any
+    other, a freer fit would explain the network's own mistakes by them.
 
     Source: the classes that are taken for each other are those of Northcutt et al. 2021, "Confident learning" (arXiv
     1911.00068), as a mixture fitted by expectation maximization (Dawid and Skene 1979) with temperature scaling (Guo
@@ -68,8 +71,7 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
     if given.ndim == 2:  # each label of a row is a choice between two classes
         given, scores = given.reshape(-1), torch.stack([torch.zeros_like(scores), scores], -1).reshape(-1, 2)
     some = torch.randperm(len(given), generator=torch.Generator().manual_seed(0))[:_FITTED_ROWS]
-    fits = (_fit(given[some], scores[some], temperature) for temperature in _TEMPERATURES)
-    best = max(fits, key=lambda fit: fit.likelihood)
+    best = _fit_best(given[some], scores[some], _choose_pseudo_count(given[some], scores[some]))
     parts = zip(given.split(_FITTED_ROWS), scores.split(_FITTED_ROWS), strict=True)
     doubts = torch.cat([best.judge(*part)[0] for part in parts]).reshape(shape)
     return (doubts.amax(1) if doubts.ndim == 2 else doubts).numpy()
@@ -102,17 +104,33 @@ class _Mixture(NamedTuple):
         return wrong.sum(1) / total, wrong / total[:, None], total
 
 
-def _fit(given: Tensor, logits: Tensor, temperature: float) -> _Mixture:
+def _choose_pseudo_count(given: Tensor, logits: Tensor) -> float:
+    """Returns the pseudo-count with which the mixture of each half of the rows best predicts the other labels."""
+    halves = [(given[start::2], logits[start::2]) for start in (0, 1)]
+
+    def measure(pseudo_count: float) -> float:
+        fits = [_fit_best(*half, pseudo_count) for half in halves]
+        return sum(float(fit.judge(*half)[2].log().mean()) for fit, half in zip(fits, reversed(halves), strict=True))
+
+    return max(_PSEUDO_COUNTS, key=measure)
+
+
+def _fit_best(given: Tensor, logits: Tensor, pseudo_count: float) -> _Mixture:
+    """Returns the mixture at the most likely temperature."""
+    return max((_fit(given, logits, each, pseudo_count) for each in _TEMPERATURES), key=lambda fit: fit.likelihood)
+
+
+def _fit(given: Tensor, logits: Tensor, temperature: float, pseudo_count: float) -> _Mixture:
     """Returns the mixture at a temperature."""
     rows, classes = logits.shape
     others = 1 - torch.eye(classes, dtype=torch.float64)
     mixture = _Mixture(temperature, 0.1, others / (classes - 1))
     for _ in range(_ROUNDS):
         doubts, by_class, total = mixture.judge(given, logits)
-        counts = torch.zeros_like(others).index_add_(0, given, by_class).T + _PRIOR_ROWS / classes
+        counts = torch.zeros_like(others).index_add_(0, given, by_class).T + pseudo_count / classes
         counts = counts * others
-        share = min(_MOST, float(doubts.sum()) / (rows + 2 * _PRIOR_ROWS))
-        likelihood = (float(total.log().sum()) + 2 * _PRIOR_ROWS * math.log(1 - mixture.share)) / rows
+        share = min(_MOST, float(doubts.sum()) / (rows + _RIGHT_ROWS))
+        likelihood = (float(total.log().sum()) + _RIGHT_ROWS * math.log(1 - mixture.share)) / rows
         mixture = _Mixture(temperature, share, counts / counts.sum(1, keepdim=True), likelihood)
     return mixture
 

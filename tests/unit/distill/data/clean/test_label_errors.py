@@ -47,6 +47,30 @@ def test_a_network_that_is_too_sure_of_its_own_mistakes_doubts_the_same_labels(s
     assert doubts.sum() == pytest.approx(wrong.sum(), rel=0.15)
 
 
+def make_mixed_up_labels(taken: str, rows: int = 3000, classes: int = 30) -> tuple[np.ndarray, ...]:
+    """Returns (right labels, given labels, logits) of a network that knows how unsure it is but for its temperature.
+
+    A tenth of the labels are wrong: any other class, or the next one.
+    """
+    rng = np.random.default_rng(1)
+    likely = rng.integers(0, classes, rows)
+    logits = rng.normal(0, 1, (rows, classes))
+    logits[np.arange(rows), likely] += rng.normal(6, 1.5, rows)
+    logits[np.arange(rows), likely ^ 1] += rng.normal(3, 1.5, rows)
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    right = (probabilities.cumsum(1) > rng.random((rows, 1))).argmax(1)
+    other = (right + (1 if taken == "next" else rng.integers(1, classes, rows))) % classes
+    return right, np.where(rng.random(rows) < 0.1, other, right), 1.6 * logits
+
+
+@pytest.mark.parametrize(("taken", "least_precision", "least_recall"), [("any", 0.75, 0.55), ("next", 0.55, 0.75)])
+def test_how_classes_are_taken_for_each_other_is_learned_from_the_labels(taken, least_precision, least_recall):
+    right, given, logits = make_mixed_up_labels(taken)
+    wrong, found = given != right, estimate_label_errors(given.tolist(), torch.from_numpy(logits)) > 0.5
+    assert wrong[found].mean() > least_precision
+    assert found[wrong].mean() > least_recall
+
+
 def test_nothing_is_doubted_where_the_network_knows_nothing():
     given = np.random.default_rng(0).integers(0, 4, 1000)
     logits = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
