@@ -14,7 +14,7 @@ _FITTED_ROWS = 20_000  # drawn for the fit where there are more
 _TEMPERATURES = tuple(math.exp(each / 4) for each in range(-5, 7))  # 0.29 to 4.5
 _ROUNDS = 30
 _MOST = 0.5  # of the labels are wrong
-_PSEUDO_COUNTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a class taken for any other, equally often
+_PSEUDO_COUNTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # that smooth the transitions of each class
 _RIGHT_ROWS = 20  # pseudo-count of right labels
 _TINY = 1e-300
 
@@ -53,14 +53,14 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
 
     Networks are surer than they should be, above all when they were trained on wrong labels, so that mistakes of their
     own look like those of the labels. Therefore the temperature of the logits, the share of wrong labels and the
-    probability of each class to be taken for each other one are fitted together to the given labels: a label is right
-    and drawn from the tempered probabilities, or wrong and drawn from the classes that are taken for the right one. How
-    far these may differ from all other classes equally is chosen by cross-validation: where any class is taken for any
-    other, a freer fit would explain the network's own mistakes by them.
+    transition probabilities from right to wrong labels are fitted together to the given labels: a label is right and
+    drawn from the tempered probabilities, or wrong and drawn from the transitions of the right one. How strongly these
+    are smoothed towards equal probabilities is chosen by cross-validation: where labels are wrong at random, a weakly
+    smoothed fit would explain the network's own mistakes as label noise.
 
-    Source: the classes that are taken for each other are those of Northcutt et al. 2021, "Confident learning" (arXiv
-    1911.00068), as a mixture fitted by expectation maximization (Dawid and Skene 1979) with temperature scaling (Guo
-    et al. 2017, arXiv 1706.04599); to fit them together is our choice.
+    Source: the transitions are those of Northcutt et al. 2021, "Confident learning" (arXiv 1911.00068), as a mixture
+    fitted by expectation maximization (Dawid and Skene 1979) with temperature scaling (Guo et al. 2017, arXiv
+    1706.04599); to fit them together is our choice.
 
     Args:
         labels: A class id per row, or a list with a 1 or 0 for each of several labels.
@@ -72,7 +72,7 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
         given, scores = given.reshape(-1), torch.stack([torch.zeros_like(scores), scores], -1).reshape(-1, 2)
     some = torch.randperm(len(given), generator=torch.Generator().manual_seed(0))[:_FITTED_ROWS]
     best = _fit_best(given[some], scores[some], _choose_pseudo_count(given[some], scores[some]))
-    parts = zip(given.split(_FITTED_ROWS), scores.split(_FITTED_ROWS), strict=True)
+    parts = zip(given.split(_FITTED_ROWS), map(best.temper, scores.split(_FITTED_ROWS)), strict=True)
     doubts = torch.cat([best.judge(*part)[0] for part in parts]).reshape(shape)
     return (doubts.amax(1) if doubts.ndim == 2 else doubts).numpy()
 
@@ -83,23 +83,26 @@ class _Mixture(NamedTuple):
     Args:
         temperature: Of the logits.
         share: Of wrong labels.
-        taken: Probability of each class (row) to be taken for each other one where the label is wrong.
+        transitions: Probability of each other label where the label of a class (row) is wrong.
         likelihood: Mean logarithm of the likelihood of the given labels, with the prior.
     """
 
     temperature: float
     share: float
-    taken: Tensor
+    transitions: Tensor
     likelihood: float = -math.inf
 
-    def judge(self, given: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def temper(self, logits: Tensor) -> Tensor:
+        """Returns the probabilities of the classes at the temperature, [rows, classes]."""
+        return (logits / self.temperature).softmax(-1)
+
+    def judge(self, given: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns for each row the probability that its label is wrong, its parts by right class, and the likelihood.
 
         Their shapes are [rows], [rows, classes] and [rows].
         """
-        probabilities = (logits / self.temperature).softmax(-1)
         right = (1 - self.share) * probabilities.gather(1, given[:, None])[:, 0]
-        wrong = self.share * probabilities * self.taken[:, given].T
+        wrong = self.share * probabilities * self.transitions[:, given].T
         total = (right + wrong.sum(1)).clamp_min(_TINY)
         return wrong.sum(1) / total, wrong / total[:, None], total
 
@@ -109,8 +112,11 @@ def _choose_pseudo_count(given: Tensor, logits: Tensor) -> float:
     halves = [(given[start::2], logits[start::2]) for start in (0, 1)]
 
     def measure(pseudo_count: float) -> float:
-        fits = [_fit_best(*half, pseudo_count) for half in halves]
-        return sum(float(fit.judge(*half)[2].log().mean()) for fit, half in zip(fits, reversed(halves), strict=True))
+        total = 0.0
+        for fitted, (labels, scores) in (halves, halves[::-1]):
+            fit = _fit_best(*fitted, pseudo_count)
+            total += float(fit.judge(labels, fit.temper(scores))[2].log().mean())
+        return total
 
     return max(_PSEUDO_COUNTS, key=measure)
 
@@ -125,8 +131,9 @@ def _fit(given: Tensor, logits: Tensor, temperature: float, pseudo_count: float)
     rows, classes = logits.shape
     others = 1 - torch.eye(classes, dtype=torch.float64)
     mixture = _Mixture(temperature, 0.1, others / (classes - 1))
+    probabilities = mixture.temper(logits)
     for _ in range(_ROUNDS):
-        doubts, by_class, total = mixture.judge(given, logits)
+        doubts, by_class, total = mixture.judge(given, probabilities)
         counts = torch.zeros_like(others).index_add_(0, given, by_class).T + pseudo_count / classes
         counts = counts * others
         share = min(_MOST, float(doubts.sum()) / (rows + _RIGHT_ROWS))

@@ -18,7 +18,7 @@ _KEPT = ("L", "M", "N", "Sc", "Sm", "So")  # letters, combining marks, digits, c
 
 
 class _Folding(dict[int, int | str]):
-    """A translation table that maps punctuation, controls and blanks to a blank and keeps all other characters."""
+    """A translation table that keeps characters of the categories in _KEPT and maps all others to a blank."""
 
     def __missing__(self, code: int) -> int | str:
         self[code] = code if unicodedata.category(chr(code)).startswith(_KEPT) else " "

@@ -47,7 +47,7 @@ def test_a_network_that_is_too_sure_of_its_own_mistakes_doubts_the_same_labels(s
     assert doubts.sum() == pytest.approx(wrong.sum(), rel=0.15)
 
 
-def make_mixed_up_labels(taken: str, rows: int = 3000, classes: int = 30) -> tuple[np.ndarray, ...]:
+def make_noisy_labels(noise: str, rows: int = 3000, classes: int = 30) -> tuple[np.ndarray, ...]:
     """Returns (right labels, given labels, logits) of a network that knows how unsure it is but for its temperature.
 
     A tenth of the labels are wrong: any other class, or the next one.
@@ -59,13 +59,13 @@ def make_mixed_up_labels(taken: str, rows: int = 3000, classes: int = 30) -> tup
     logits[np.arange(rows), likely ^ 1] += rng.normal(3, 1.5, rows)
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     right = (probabilities.cumsum(1) > rng.random((rows, 1))).argmax(1)
-    other = (right + (1 if taken == "next" else rng.integers(1, classes, rows))) % classes
+    other = (right + (1 if noise == "next" else rng.integers(1, classes, rows))) % classes
     return right, np.where(rng.random(rows) < 0.1, other, right), 1.6 * logits
 
 
-@pytest.mark.parametrize(("taken", "least_precision", "least_recall"), [("any", 0.75, 0.55), ("next", 0.55, 0.75)])
-def test_how_classes_are_taken_for_each_other_is_learned_from_the_labels(taken, least_precision, least_recall):
-    right, given, logits = make_mixed_up_labels(taken)
+@pytest.mark.parametrize(("noise", "least_precision", "least_recall"), [("any", 0.75, 0.55), ("next", 0.55, 0.75)])
+def test_which_classes_are_confused_is_learned_from_the_labels(noise, least_precision, least_recall):
+    right, given, logits = make_noisy_labels(noise)
     wrong, found = given != right, estimate_label_errors(given.tolist(), torch.from_numpy(logits)) > 0.5
     assert wrong[found].mean() > least_precision
     assert found[wrong].mean() > least_recall
