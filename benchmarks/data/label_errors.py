@@ -5,10 +5,9 @@
     python -m benchmarks.data.label_errors --data examples/data/banking77 --noise similar --output runs/similar-labels
 
 A tenth of the training split's labels are replaced by a seed: by any other class, or with `--noise similar` by one of
-the three with the nearest mean TF-IDF vectors. MiniLM is trained on two thirds of the
-rows, three times, and judges the rest. Printed are, for each method, the rows that it doubts, the share of the wrong
-labels among the doubted (precision) and of the doubted among the wrong ones (recall). Labels that were already wrong in
-the data count as right ones.
+the three with the nearest mean TF-IDF vectors. MiniLM is trained on two thirds of the rows, three times, and judges the
+rest. Printed are, for each method, the rows that it doubts, the share of the wrong labels among the doubted (precision)
+and of the doubted among the wrong ones (recall). Labels that were already wrong in the data count as right ones.
 """
 
 import argparse

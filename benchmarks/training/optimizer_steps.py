@@ -51,7 +51,9 @@ def main() -> None:
     parser = build_parser(__doc__, "runs/optimizer-steps")
     parser.add_argument("--names", nargs="+", choices=OPTIMIZERS, default=["muon", "soap"], help="beside AdamW")
     parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 2.0, 4.0], help="of the usual rate")
-    parser.add_argument("--fewer", nargs="+", type=float, default=[1.0, 1.3], help="--steps of AdamW by this")
+    parser.add_argument(
+        "--fewer", nargs="+", type=float, default=[1.0, 1.3], help="the other optimizers take --steps divided by each"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     check_settings(Path(options.output), options, free=("names", "seeds", "fewer"))
