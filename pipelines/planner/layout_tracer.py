@@ -144,17 +144,13 @@ class LayoutTracer:
         first = "none" if train.checkpointing == AUTO else train.checkpointing
         modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
 
-        def plan(mode: str) -> Choice:
+        for mode in modes:
             tried = replace(train, checkpointing=mode)
             step = partial(self._step, train=tried, rows=rows, online=online)
-            return self._plan(layout, step, rows, tried, offloads=offloads)
-
-        plain = plan(modes[0])
-        if len(modes) == 1 or plain.trace is None or not plain.refusal or plain.trace.held > self.hardware.memory:
-            return plain
-        smallest = plan(modes[-1])  # traced first: if it doesn't fit, neither do those between
-        between = map(plan, modes[1:-1] if not smallest.refusal else ())
-        return next((choice for choice in between if not choice.refusal), smallest)
+            found = self._plan(layout, step, rows, tried, offloads=offloads)
+            if not found.refusal or found.trace is None or found.trace.held > self.hardware.memory:
+                break
+        return found
 
     def _exchange_signals(self, cached: Choice) -> Choice:
         """Returns a student's layout whose teacher computes in every step, from the one that reads a cache."""
@@ -246,7 +242,7 @@ class LayoutTracer:
         if layout.pp > 1:
             found = trace_stages(training, layout, micro_batches)
         else:
-            found = trace_step(training, layout, is_new=self._is_new("step", layout, size, train, online))
+            found = trace_step(training, layout, is_new=self._is_new("step", layout, size, train.optimizer, online))
         return scale_states(found, STATES.get(train.optimizer, 1.0))
 
 

@@ -41,7 +41,9 @@ def print_plan(plan: ClusterPlan, console: Console) -> None:
     )
     print_choices("Teacher: a query of a process, in GB", plan.teachers, console)
     print_choices("Student: a step of a process, in GB, with signals from a cache", plan.cached, console)
-    if list(plan.online) != list(plan.cached):
+    if not plan.online:
+        console.say("  no layout of the student fits beside the teacher's weights: a cache is needed")
+    elif list(plan.online) != list(plan.cached):
         print_choices("Student: with a teacher in every step", plan.online, console)
     print_pairs(plan, console)
     for reason in explain_choice(plan):

@@ -105,7 +105,7 @@ def trace_stage(
             memory.track_external(stage, *list_tensors(batch), *([] if optimizer is None else [optimizer]))
             with counter, memory:
                 with compute_in(work.precision):
-                    lone.run(batch, micro_batches, memory.reset_mod_stats)
+                    lone.run(batch, micro_batches, memory.forget_modules)
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()

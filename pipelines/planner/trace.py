@@ -8,11 +8,13 @@ Deviations: the step is that of a CPU, with dropout that keeps what a GPU's keep
 the gradient buffers and the all-reduce of DistributedDataParallel by arithmetic.
 """
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +37,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, take_empty_step
 from pipelines.planner.fake_world import SelectShare, use_kernels
-from pipelines.planner.work import Collective, WorkCounter
+from pipelines.planner.work import Collective, WorkCounter, asks_device
 from pipelines.runs.placement import find_gather_policy
 
 CATEGORIES = {
@@ -127,6 +129,9 @@ class Query:
 class StepTracker(MemTracker):
     """`MemTracker` for a step as a whole, without its slow statistics of modules, and for models with frozen weights.
 
+    Its hooks keep tensors of a past step in reference cycles. Garbage has to be collected before the next step, or its
+    memory depends on when Python happens to do so.
+
     Args:
         counter: Knows how much of the memory is logits.
         copies: Whether a reduce-scatter copies all of its input, as gloo's does.
@@ -139,10 +144,23 @@ class StepTracker(MemTracker):
         super().__init__()
         self.counter, self.copies, self.logits = counter, copies, 0
 
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operator and counts its memory."""
+        if asks_device(func, args):  # more than half of all calls
+            return args[0].fake_device
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> tuple[int, int]:
         """Counts a module's weights; a frozen one can't have a hook, and parts that are trained have their own."""
         is_trained = all(each.requires_grad for each in module.parameters())
         return super()._track_module_params_and_buffers(module, install_grad_hooks and is_trained)
+
+    def forget_modules(self) -> None:
+        """Forgets the modules that have run, and the tensors that hooks on them keep, before they run again."""
+        self.reset_mod_stats()
+        gc.collect()
 
     def _update_peak_stats(self, peak_state: object) -> None:
         """Keeps what is in use if it is more than ever before."""
@@ -193,6 +211,7 @@ def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> St
 
         if layout.tp > 1 and is_new:
             take_step()
+            gc.collect()
         if is_replicated:  # DDP's buckets
             for weight in model.parameters():
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
@@ -223,6 +242,7 @@ def trace_query(query: Query, layout: Layout, *, is_new: bool = True) -> StepTra
 
         if layout.tp > 1 and is_new:
             ask()
+            gc.collect()
         counter = WorkCounter(count_classes(model, layout))
         memory = StepTracker(counter)
         memory.track_external(model, *list_tensors(batch))
@@ -259,10 +279,14 @@ def allocate_fake(model: nn.Module) -> None:
 
 @contextmanager
 def trace_fake_tensors() -> Iterator[None]:
-    """Makes new tensors fake ones."""
-    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # modules that end before their hooks are no fault here
-        yield
+    """Makes new tensors fake ones, and leaves what is there already out of garbage collections, which are so quick."""
+    gc.freeze()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # modules that end before their hooks are no fault here
+            yield
+    finally:
+        gc.unfreeze()
 
 
 def compute_in(precision: str) -> torch.autocast:

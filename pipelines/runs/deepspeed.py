@@ -18,6 +18,7 @@ from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipelines.runs.extension_locks import clear_orphaned_locks
 from pipelines.runs.training_checkpoint import completed_future
 from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_deepspeed_json
 
@@ -77,7 +78,8 @@ class ZeroStrategy(DeepSpeedStrategy):
         return super().root_device if torch.cuda.is_available() else torch.device("cpu", 0)
 
     def setup_environment(self) -> None:
-        """Creates the process group, with gloo where there is no GPU."""
+        """Creates the process group, with gloo where there is no GPU; DeepSpeed compiles operators for it."""
+        clear_orphaned_locks(deletes=self.local_rank == 0)
         ParallelStrategy.setup_environment(self)
         if torch.cuda.is_available():
             self.setup_distributed()

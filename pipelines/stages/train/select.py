@@ -35,7 +35,7 @@ from pipelines.stages.prepare.training_dynamics import read_dynamics
 from pipelines.stages.train.cached_answers import read_cached_answers
 from pipelines.stages.train.training_inputs import open_cached_signals
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 CHOSEN = "selected.json"
 _ROWS = 64  # of a batch of which vectors are computed
 
@@ -225,11 +225,13 @@ class Selection:
         tokenizer, length = self.load_tokenizer(), self.plan.settings.data.max_length
         self.task.configure_tokenizer(tokenizer, self.teacher.folder / MODEL)
         pad_id = int(tokenizer.pad_token_id or 0)
-        train, unlabelled = self.splits.train, self.splits.unlabelled
-        rows = self.task.encode(tokenizer, train, length)
-        if self.config.of != "train":  # labels of unlabelled rows take the shape of the others
-            rows = rows.join(self.task.encode(tokenizer, unlabelled, length))
-        first = len(train) if self.config.of == "unlabelled" else 0
+        labelled = self.splits.train
+        if self.config.of == "unlabelled":
+            labelled = take_rows(labelled, np.arange(1))  # only to show the shape of its labels
+        rows = self.task.encode(tokenizer, labelled, length)
+        if self.config.of != "train":
+            rows = rows.join(self.task.encode(tokenizer, self.splits.unlabelled, length))
+        first = len(labelled) if self.config.of == "unlabelled" else 0
         if self.cache is None:
             samples = compute_outputs(self.model, rows, pad_id, self.task).samples
             return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]

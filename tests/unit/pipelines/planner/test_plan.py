@@ -83,6 +83,15 @@ def test_little_memory_takes_another_layout(tmp_path, decoder):
     assert found["student"]["layout"] == least["student"]["layout"].partition(", ")[0]
 
 
+def test_a_student_that_only_fits_alone_needs_a_cache(tmp_path, decoder, capsys):
+    options = ["--task=causal-lm", "--gpus=1", "--data.max_length=64"]
+    make_plan(tmp_path, decoder, *options)
+    pairs = json.loads((tmp_path / "plan" / "pairs.json").read_text())
+    least = min(pair["peak_bytes"] for pair in pairs if pair["signals"] == "cached")
+    make_plan(tmp_path, decoder, *options, f"--gpu-memory={least + RESERVED + 1}")
+    assert "no layout of the student fits beside the teacher's weights: a cache is needed" in capsys.readouterr().out
+
+
 def test_more_bytes_than_there_are_are_refused_with_what_would_fit(tmp_path, classifier):
     with pytest.raises(InputError, match="the student needs .* GB at least"):
         make_plan(tmp_path, classifier, "--gpu-memory=1001MB")
