@@ -55,8 +55,8 @@ def check_one_machine(output: str) -> None:
     if is_distributed() and here < size:
         raise InputError(
             f"output {output!r}: expected a folder that all machines share, found a URL for {size} processes of which "
-            f"{here} are here: write to a shared file system (NFS, EFS, Lustre, Filestore, JuiceFS) and copy the finished "
-            "folder to the store, or run on one machine"
+            f"{here} are here: write to a shared file system (NFS, EFS, Lustre, Filestore, JuiceFS) and copy the "
+            "finished folder to the store, or run on one machine"
         )
 
 
