@@ -10,14 +10,14 @@ from pipelines.runs.console import print_error
 COMMANDS = {
     "distill": "train a small student on a teacher's signals, export it, measure it, report on it",
     "cache": "write, inspect, verify or repair a cache of teacher signals",
-    "prune": "cut a trained model to a measured speed and train what is left",
-    "quantize": "train a model to compute in integers",
+    "prune": "prune a trained model to a measured speed and train what is left",
+    "quantize": "store a model in 8 bits or fewer, with or without training",
     "export": "write a checkpoint for the runtimes that it is deployed on",
     "evaluate": "score a checkpoint, measure its size and speed",
-    "cascade": "let a small student answer what it is sure of, and larger ones the rest",
+    "cascade": "answer with a small student where it is confident, and with larger ones elsewhere",
     "report": "draw the report of a finished run again, or report on any checkpoint",
     "plan": "predict memory and time of every layout on machines that need not be here, and choose one",
-    "launch": "write what torchrun, Kubernetes, Slurm, SkyPilot or Marathon runs, and submit it",
+    "launch": "write job files for torchrun, Ray, Kubernetes, Slurm, SkyPilot or Marathon, and submit them",
     "harness": "run tasks of lm-eval on a causal language model",
 }
 

@@ -1,6 +1,6 @@
 """Language-model students trained on the dense teacher, on cached signals, or on labels alone.
 
-    python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml --output runs/small-lm
+    python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --output runs/small-lm
     python -m benchmarks.cache.cached_students --lm runs/small-lm --output runs/cached-students
 
 All students are trained on the same blocks of the small language model's training text, in the same order; only the

@@ -20,7 +20,7 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "examples" / "data" / "banking77"
 # hidden, layers, heads
 SIZES = {"small": (128, 4, 2), "minilm": (384, 6, 12), "base": (768, 12, 12)}

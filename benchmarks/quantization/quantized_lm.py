@@ -1,6 +1,6 @@
 """A small language model quantized in several ways: nearest weights, GPTQ, AWQ, and quantization-aware training.
 
-    python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml --output runs/small-lm
+    python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --output runs/small-lm
     python -m benchmarks.quantization.quantized_lm --lm runs/small-lm --output runs/quantized-lm
 
 All ways start from the same float model, a Llama. Calibration uses the first blocks of its training text;

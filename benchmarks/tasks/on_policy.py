@@ -1,6 +1,6 @@
 """Language-model students trained on fixed texts or on texts that they generate themselves.
 
-    python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml --output runs/small-lm
+    python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --output runs/small-lm
     python -m benchmarks.tasks.on_policy --lm runs/small-lm --output runs/on-policy
 
 For each seed a student, made of some of the teacher's layers, is first trained on blocks of the small language model's

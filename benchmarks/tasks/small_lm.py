@@ -1,6 +1,6 @@
 """Trains a small decoder and its tokenizer from scratch, for benchmarks where no language model can be downloaded.
 
-    python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml --output runs/small-lm
+    python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --output runs/small-lm
 
 Run the same command again to resume after a kill. The data is a folder with train.parquet and dev.parquet, each with a
 column `text`, or any other data that `pipelines.distill` reads as plain text, a tenth of which is then held out as dev.
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
         argv,
         prog="benchmarks.tasks.small_lm",
         about="Train a small decoder and its tokenizer from scratch.",
-        examples="  python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml",
+        examples="  python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml",
         short={},
     )
     if settings.threads:

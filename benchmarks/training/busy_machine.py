@@ -26,7 +26,7 @@ from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 
 DEFAULT = "default"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "examples" / "data" / "banking77"
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 

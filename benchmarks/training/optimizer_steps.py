@@ -1,6 +1,6 @@
 """Steps in which optimizers reach the final KL divergence of AdamW, each at the best of as many learning rates.
 
-    python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml --output runs/small-lm
+    python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --output runs/small-lm
     python -m benchmarks.training.optimizer_steps --lm runs/small-lm --output runs/optimizer-steps
 
 The students are those of `benchmarks.cache.cached_students`, trained on the dense teacher. AdamW takes `--steps`; the

@@ -1,8 +1,8 @@
 """Quantization of weights and activations, with training that simulates the deployed arithmetic and scales.
 
-`prepare` and `calibrate`, or `quantize_model` by settings, put quantized layers in place; the model is then trained or
-not; `convert` returns plain layers and the scales, and `requantize` restores the quantized layers from them. Public
-names are imported on first use, so that importing this package loads no torch.
+`prepare_quantized` and `calibrate`, or `quantize_model` by settings, put quantized layers in place; the model is then
+trained or not; `convert_quantized` returns plain layers and the scales, and `requantize` restores the quantized layers
+from them. Public names are imported on first use, so that importing this package loads no torch.
 """
 
 from importlib import import_module

@@ -32,7 +32,7 @@ def calibrate(
     Padding isn't counted. The model is in eval mode during calibration.
 
     Args:
-        model: A `prepare`d model.
+        model: A model from `prepare_quantized`.
         batches: Mappings of its inputs.
         method: The range: `minmax`; `percentile`, all but 1 in 10,000 values at each end; `mse`, least squared error.
         learned: Whether the scales will be trained.

@@ -28,7 +28,9 @@ def apply_gptq(
     batches: Iterable[CalibrationBatch],
     on_block: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Rounds the weights of a `prepare`d model block by block, on inputs computed by the already rounded blocks before.
+    """Rounds the weights of a model from `prepare_quantized` block by block.
+
+    Each block is rounded on inputs that the already rounded blocks before it have computed.
 
     Args:
         model: In eval mode; changed in place. Its scales are fixed from here on.

@@ -122,7 +122,7 @@ def convert_quantized(model: nn.Module) -> dict[str, LayerQuantization]:
     restore_plain_layers(model, list(layers))
     if not quantization:
         raise CompressError(
-            f"quantize: expected a model that was prepared by `prepare`, found no quantized layer in "
+            f"quantize: expected a model that was prepared by `prepare_quantized`, found no quantized layer in "
             f"{type(model).__name__}: there is nothing to convert"
         )
     return quantization
@@ -152,7 +152,7 @@ def requantize(model: nn.Module, quantization: ModelQuantization) -> None:
 
 
 def learn_scales(model: nn.Module) -> None:
-    """Makes the weight scales of a `prepare`d model trainable, see `QuantizedLinear.learn_scales`."""
+    """Makes the weight scales of a model from `prepare_quantized` trainable, see `QuantizedLinear.learn_scales`."""
     for layer in find_quantized_linears(model).values():
         if not is_tied_to_embedding(model, layer):
             layer.learn_scales()
@@ -211,8 +211,8 @@ def check_unquantized(model: nn.Module) -> None:
     quantized = next(iter(find_quantized_layers(model)), None)
     if quantized is not None:
         raise CompressError(
-            f"quantize: expected plain layers, found quantized layer {quantized}: `convert` the model before preparing "
-            "it again"
+            f"quantize: expected plain layers, found quantized layer {quantized}: convert the model "
+            "(`convert_quantized`) before you prepare it again"
         )
 
 

@@ -1,7 +1,8 @@
 """Sparse training and one-shot pruning of weights: scores, masks, schedules and plain checkpoints with zeros.
 
-`sparsify` sets weights to zero at once; `prepare`, training with the returned `SparseTraining`, and `convert` introduce
-the zeros while the model trains. Public names are imported on first use, so that importing this package loads no torch.
+`sparsify` sets weights to zero at once; `prepare_sparse`, training with the returned `SparseTraining`, and
+`convert_sparse` introduce the zeros while the model trains. Public names are imported on first use, so that importing
+this package loads no torch.
 """
 
 from importlib import import_module

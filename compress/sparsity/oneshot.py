@@ -34,7 +34,7 @@ def sparsify(
         select: Filter for linear layers; see `find_sparsifiable_layers`.
 
     Returns:
-        Name of each weight -> bool [output, input], True for weights that stay; `prepare` accepts it for training.
+        Name of each weight -> bool [output, input], True for weights that stay; `prepare_sparse` accepts it.
 
     Raises:
         CompressError: The score is movement, which needs training; the score needs calibration data and there is none;
@@ -48,7 +48,7 @@ def sparsify(
     if config.score == "movement":
         raise CompressError(
             "sparsity.score: expected magnitude, wanda or sparsegpt with `sparsify`, found movement: its scores come "
-            "from training; use `prepare`"
+            "from training; use `prepare_sparse`"
         )
     if config.score == "magnitude":
         return _remove_lowest(layers, {name: layer.weight.abs() for name, layer in layers.items()}, config)

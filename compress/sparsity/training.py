@@ -27,7 +27,7 @@ class SparseState(TypedDict):
 
 
 class SparseTraining:
-    """Maintains a model's masks during training; created by `prepare`.
+    """Maintains a model's masks during training; created by `prepare_sparse`.
 
     The parameters themselves are masked at all times: the forward pass uses them directly, a checkpoint has its zeros
     at every step, and gradients are dense, including those of removed weights. Call `after_backward` once per optimizer
@@ -103,7 +103,7 @@ class SparseTraining:
         self._gradients.clear()
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Calls `after_step` after every step of the optimizer, until `convert`."""
+        """Calls `after_step` after every step of the optimizer, until `convert_sparse`."""
         self._handles.append(optimizer.register_step_post_hook(lambda stepped, args, kwargs: self.after_step(stepped)))
 
     def state_dict(self) -> SparseState:
@@ -249,7 +249,7 @@ def convert_sparse(training: SparseTraining) -> nn.Module:
     step, config = training.step, training.config
     if not training.fixed and config.compute_share(step) < config.final_share:
         raise CompressError(
-            f"sparsity: expected at least {config.end} steps before `convert`, found {step}: "
+            f"sparsity: expected at least {config.end} steps before `convert_sparse`, found {step}: "
             f"{config.compute_share(step):.1%} of the weights are zero instead of {config.final_share:.1%}; train "
             "longer, or end the schedule earlier"
         )

@@ -15,7 +15,7 @@ class ShardFault:
     Args:
         number: Number of the shard.
         reason: What is wrong with the file, or that it is missing.
-        modified: Modification time of the damaged file in nanoseconds, MISSING for a missing one. A file with another
+        modified: Modification time of the damaged file in nanoseconds, 0 for a missing one. A file with another
             time has been published since, by a writer that checked it.
     """
 
@@ -61,7 +61,7 @@ def is_published(store: Store, fault: ShardFault) -> bool:
 
 
 def modification_time(store: Store, number: int) -> int:
-    """Returns the modification time of a shard's file in nanoseconds, MISSING if there is none."""
+    """Returns the modification time of a shard's file in nanoseconds, 0 if there is none."""
     try:
         return shard_path(store.folder, number).stat().st_mtime_ns
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.checkpoint.config import check_config, load_config
 from distill.checkpoint.digest import hash_content
-from distill.checkpoint.folder import PACKAGE, locate_checkpoint, locate_in_package
+from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.head_task import task_of_head
 
 if TYPE_CHECKING:
@@ -99,14 +99,3 @@ def open_checkpoint(name: str, role: str) -> Checkpoint:
     """
     folder = locate_checkpoint(name, role)
     return Checkpoint(name, role, folder, check_config(folder, role))
-
-
-def is_local(name: str) -> bool:
-    """Returns whether a checkpoint is on this machine, so that opening it downloads nothing.
-
-    Raises:
-        InputError: The name is that of a package that isn't installed.
-    """
-    if name.startswith(PACKAGE):
-        return locate_in_package(name, "model").is_dir()
-    return Path(name).expanduser().is_dir()

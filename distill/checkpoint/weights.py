@@ -37,14 +37,14 @@ def load_model(
         auto: An auto class of transformers, or a class with a compatible `from_pretrained`.
         folder: A local checkpoint in safetensors.
         role: Role of the model in the command, for error messages.
-        new_head: Whether the head will be newly initialized, see `Report.check`.
+        new_head: Whether the head will be newly initialized, see `LoadReport.check`.
         settings: Arguments for `from_pretrained`.
 
     Returns:
         The model, of the class that `auto` chooses.
 
     Raises:
-        InputError: As in `Report.check`, or no model can be built from the config.
+        InputError: As in `LoadReport.check`, or no model can be built from the config.
     """
     with _translate_errors(folder, role):
         model, info = auto.from_pretrained(
@@ -90,11 +90,11 @@ def check_weights(auto: AutoClass, folder: Path, role: str, *, new_head: bool = 
         auto: The checkpoint's auto class.
         folder: The checkpoint.
         role: Its role in the command, for error messages.
-        new_head: See `Report.check`.
+        new_head: See `LoadReport.check`.
         finite: Whether to read the weights too, and check that they are finite.
 
     Raises:
-        InputError: As in `read_report`, `Report.check` and `check_finite`.
+        InputError: As in `read_report`, `LoadReport.check` and `check_finite_weights`.
     """
     report = read_report(auto, folder, role)
     if report is not None:

@@ -55,7 +55,7 @@ _BLOCKS = {
 
 
 def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBertConfig:
-    """Returns the stock config of the student for a preset of `BLOCKS` and the sizes after it.
+    """Returns the stock config of the student for a preset with bottlenecks and the sizes after it.
 
     Raises:
         InputError: The teacher is not an encoder, or the sizes are not possible.
@@ -118,7 +118,11 @@ def check_bottleneck_sizes(sizes: dict[str, int]) -> None:
     Raises:
         InputError: A size is below 1, or the number of heads doesn't divide the inner width.
     """
-    names = {"intra_bottleneck_size": "inner", "num_feedforward_networks": "stacks", "hidden_size": "hidden"}
+    names = {
+        "intra_bottleneck_size": "inner", "num_feedforward_networks": "stacks", "hidden_size": "hidden",
+        "intermediate_size": "ffn", "num_attention_heads": "heads", "num_hidden_layers": "layers",
+        "embedding_size": "embeddings",
+    }  # fmt: skip
     for name, size in sizes.items():
         if size < 1:
             raise InputError(f"student {names.get(name, name)}={size}: expected at least 1")

@@ -186,7 +186,7 @@ def is_without_attention(spec: str) -> bool:
 
 
 def check_spec(spec: str) -> None:
-    """Checks the syntax of a spec; `resolve` checks its sizes against the teacher's.
+    """Checks the syntax of a spec; `resolve_sizes` checks its sizes against the teacher's.
 
     Raises:
         InputError: The spec can't be parsed, the name of a preset is misspelt, or a checkpoint is to have another kind

@@ -12,6 +12,7 @@ from distill.train.config import TrainConfig
 
 _DECAY = 0.98  # of the running means
 NOISE, SCHEDULE = "noise", "schedule"
+NOISE_VERSION = 2  # of the noise's measurement; 1 took the last batch's gradient for that of the accumulation
 
 
 class NoiseScale:

@@ -146,11 +146,21 @@ class TrainConfig:
                 f"train.rate_scaling: expected none with batch_tokens, found {self.rate_scaling}: the batches have no "
                 "fixed number of rows"
             )
-        if self.batch_growth == "noise" and (self.accumulate < 2 or self.batch_tokens):
-            found = f"{self.accumulate}" if self.accumulate < 2 else f"batch_tokens {self.batch_tokens}"
+        if self.batch_growth == "noise" and self.accumulate < 2:
             raise InputError(
-                f"train.batch_growth noise: expected accumulate of 2 or more and no batch_tokens, found {found}: the "
-                "noise is estimated from the gradients of a batch and of the accumulated ones"
+                f"train.batch_growth noise: expected accumulate of 2 or more, found {self.accumulate}: the noise is "
+                "estimated from the gradients of a batch and of the accumulated ones"
+            )
+        if self.batch_growth != "none" and self.batch_tokens:
+            raise InputError(
+                f"train.batch_growth {self.batch_growth}: expected no batch_tokens, found {self.batch_tokens}: the "
+                "batches have no fixed number of rows"
+            )
+        rows = 2 * self.rows * self.accumulate
+        if self.batch_growth != "none" and self.largest_batch < rows:
+            raise InputError(
+                f"train.largest_batch: expected at least {rows} rows, twice those of a step, found "
+                f"{self.largest_batch}: the batch would never grow"
             )
         if self.optimizer == "schedule-free" and self.ema_decay:
             raise InputError(

@@ -281,6 +281,7 @@ class DistillationModule(lightning.LightningModule):
             ),
             self.divide_batch,
         )
+        self._measure_noise(batch_idx)
         values: TermValues = {f"train/{name}": value for name, value in terms.items()}
         return total.requires_grad_(), (measured[0] | values if measured else TermValues())
 
@@ -368,12 +369,16 @@ class DistillationModule(lightning.LightningModule):
             self.trainer.accumulate_grad_batches = self.growth.accumulated
 
     def on_after_backward(self) -> None:
-        """Measures the noise of the gradient."""
-        if self.train_config.batch_growth == NOISE:
-            number = self.trainer.fit_loop.batch_idx % self.growth.accumulated
-            if number in (0, self.growth.accumulated - 1):
-                gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-                self.growth.observe_batch(float(torch.nn.utils.get_total_norm(gradients)) ** 2, number)
+        """Measures the noise of the gradient, except in micro-batches, where earlier batches' gradients are apart."""
+        if not self.splits_batches:
+            self._measure_noise(self.trainer.fit_loop.batch_idx)
+
+    def _measure_noise(self, batch_idx: int) -> None:
+        """Measures the noise of the gradient, if the batch is the first or the last one of an accumulation."""
+        number = batch_idx % self.growth.accumulated
+        if self.train_config.batch_growth == NOISE and number in (0, self.growth.accumulated - 1):
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            self.growth.observe_batch(float(torch.nn.utils.get_total_norm(gradients)) ** 2, number)
 
     def lr_scheduler_step(self, scheduler: LRSchedulerTypeUnion, metric: object) -> None:
         """Advances the schedule by the steps that there would have been without growing batches."""

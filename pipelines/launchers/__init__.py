@@ -1,5 +1,5 @@
 """What engines run: a torchrun line, manifests and scripts, and the process that each node starts.
 
-Nothing here is a scheduler. Each module writes the files of one engine from a `ClusterJob`; `node` is what they start
-on every machine.
+Nothing here is a scheduler. Each module writes the files of one engine from a `ClusterJob`; `node` is what most of
+them start on every machine.
 """

@@ -34,7 +34,7 @@ def fill_layouts(settings: DistillConfig, processes: int, hardware: Hardware | N
     """
     if not leaves_layout_open(settings, processes):
         return settings
-    hardware = hardware or describe_this_machine(processes)
+    hardware = hardware or describe_this_machine(processes, settings.machine.precision)
     precision = GPU_PRECISION if hardware.can_overlap else CPU_PRECISION
     workload = describe_workload(settings, lambda settings, task: (ROWS, 0), precision)
     if find_obstacle(workload):

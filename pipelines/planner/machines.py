@@ -15,7 +15,7 @@ import torch.distributed as dist
 from compress.measure.memory import read_resident_memory
 from compress.prune.budget import parse_bytes
 from pipelines.planner.hardware import Hardware
-from pipelines.settings.commands.plan import CPU, GPU_KINDS, REACHED, ClusterConfig, parse_rate
+from pipelines.settings.commands.plan import CPU, GPU_KINDS, REACHED, ClusterConfig, GpuKind, parse_rate
 from pipelines.settings.layouts import process_memory, read_memory
 
 ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
@@ -45,8 +45,8 @@ def describe_gpus(cluster: ClusterConfig, precision: str) -> Hardware:
     """Returns machines with GPUs, from their data sheet."""
     kind = GPU_KINDS[cluster.gpu]
     memory = parse_bytes(cluster.gpu_memory, "cluster.gpu_memory") if cluster.gpu_memory else kind.memory
-    reached = REACHED * (kind.single if precision == "32" else kind.half)
-    return Hardware(cluster.nodes, cluster.gpus, memory - RESERVED, reached, kind.links, kind.links)
+    rate = look_up_flops(kind, precision)
+    return Hardware(cluster.nodes, cluster.gpus, memory - RESERVED, rate, kind.links, kind.links)
 
 
 def measure_this_processor(cluster: ClusterConfig, threads: int) -> Hardware:
@@ -116,17 +116,23 @@ def time_work(work: Callable[[], object]) -> float:
     return statistics.median(spent[1:])
 
 
-def describe_this_machine(processes: int) -> Hardware:
-    """Returns this machine, and others like it, as hardware of a run with this many processes.
+def describe_this_machine(processes: int, precision: str) -> Hardware:
+    """Returns this machine, and others like it, as hardware of a run with this many processes in this precision.
 
     A GPU that isn't in the table counts as an A100 with its own memory. The rates of a CPU are assumed, since measuring
     them would delay every start: only their ratios matter for the choice of a layout.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    nodes, memory = max(1, processes // here), int(process_memory(processes)) - RESERVED
+    nodes, memory = max(1, processes // here), int(process_memory(processes))
     bandwidth = parse_rate(ClusterConfig().bandwidth, "cluster.bandwidth")
     if not torch.cuda.is_available():
-        return Hardware(nodes, here, memory, 50e9, 1e9, 1e9, latency=200e-6, can_overlap=False)
+        free = memory - read_resident_memory()
+        return Hardware(nodes, here, free, 50e9, 1e9, 1e9, latency=200e-6, can_overlap=False)
     name = torch.cuda.get_device_name().lower()
     kind = GPU_KINDS[next((kind for kind in GPU_KINDS if kind in name.replace("-", " ").split()), "a100")]
-    return Hardware(nodes, here, memory, REACHED * kind.half, kind.links, bandwidth)
+    return Hardware(nodes, here, memory - RESERVED, look_up_flops(kind, precision), kind.links, bandwidth)
+
+
+def look_up_flops(kind: GpuKind, precision: str) -> float:
+    """Returns the floating-point operations a second that a training in this precision reaches."""
+    return REACHED * (kind.single if precision == "32" else kind.half)

@@ -189,13 +189,13 @@ def _describe_system_error(error: BaseException) -> str | None:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"{path}: the disk is full; finished stages are kept: free some space and run the same command again"
     if number == errno.EROFS:
-        return f"{path}: no permission to write there; nothing was changed"
+        return f"{path}: no permission to write there; finished stages are kept"
     if number not in (errno.EACCES, errno.EPERM):
         return None
     if file is None:  # safetensors and arrow describe the failure in words
-        return f"no permission: {str(error).splitlines()[0]}; nothing was changed"
+        return f"no permission: {str(error).splitlines()[0]}; finished stages are kept"
     operation = "read it" if is_unreadable(Path(str(path))) else "write there"
-    return f"{path}: no permission to {operation}; nothing was changed"
+    return f"{path}: no permission to {operation}; finished stages are kept"
 
 
 def is_unreadable(path: Path) -> bool:

@@ -103,7 +103,7 @@ class World:
         """Returns the value (JSON types, not null) that the first process of this machine computes.
 
         Every process calls it, in the same order. Files are then read once on each machine instead of once by each
-        process, and `agree` still detects a machine whose files differ.
+        process, and `check_agreement` still detects a machine whose files differ.
         """
         if self.size == 1:
             return compute()

@@ -4,6 +4,7 @@ import importlib.util
 from typing import Literal
 
 from distill.errors import InputError
+from pipelines.settings.values import check_count
 
 Engine = Literal["torchrun", "ray"]
 
@@ -16,3 +17,15 @@ def check_engine_package(engine: str, setting: str) -> None:
     """
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise InputError(f"{setting} ray: Ray isn't installed: pip install -e '.[ray]', or use torchrun")
+
+
+def check_devices(devices: int, engine: str, setting: str) -> None:
+    """Checks the number of processes; Ray's may be those of a whole cluster.
+
+    Raises:
+        InputError: There are fewer than one, or more than are useful on this machine.
+    """
+    if devices < 1:
+        raise InputError(f"{setting}: expected at least 1, found {devices}")
+    if engine != "ray":
+        check_count(setting, devices)

@@ -14,6 +14,7 @@ _PATHS = frozenset(
     (
         "output", "run", "cache", "model", "teacher", "student", "data", "include", "teacher.model", "teacher.also",
         "student.spec", "data.path", "data.unlabelled", "general.data", "chat.template", "machine.strategy",
+        "select.target",
     )
 )  # fmt: skip
 # Numbers that YAML reads in an unexpected way: 010 as 8, and 1:30 as 90.
@@ -33,8 +34,8 @@ def settle_value(name: str, value: object) -> object:
         return (
             tuple(expand_home(name, each) for each in value) if isinstance(value, tuple) else expand_home(name, value)
         )
-    if name.rpartition(".")[2] in ("threads", "devices"):
-        _check_count(name, cast(int, value))
+    if name.rpartition(".")[2] == "threads":
+        check_count(name, cast(int, value))
     _check_finite(name, value)
     return value
 
@@ -59,7 +60,12 @@ def expand_home(name: str, path: object) -> object:
     return full
 
 
-def _check_count(name: str, count: int) -> None:
+def check_count(name: str, count: int) -> None:
+    """Checks a number of threads or processes of this machine.
+
+    Raises:
+        InputError: It is negative, or more than are useful on its cores.
+    """
     if count < 0:
         raise InputError(f"{name}: expected at least 0, found {count}")
     here = count_cores()

@@ -83,7 +83,12 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
 
 
 def check_data_settings(plan: Plan, seed: int) -> bool:
-    """Checks the settings of augmentation and selection against the data, before any stage; returns True.
+    """Checks the settings of augmentation, or else those of selection, against the data, before any stage.
+
+    With both, rows are selected among those that augmentation has yet to make.
+
+    Returns:
+        True.
 
     Raises:
         InputError: A file doesn't fit the data, or a class would be left without rows.

@@ -62,7 +62,7 @@ class PruningContext:
         return self.plan.settings
 
     def with_epochs(self, epochs: int) -> "PruningContext":
-        """Returns the pipeline with another number of training epochs."""
+        """Returns the same with another number of training epochs."""
         settings = replace(self.config, train=replace(self.config.train, epochs=epochs))
         return replace(self, plan=replace(self.plan, settings=settings))
 

@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
     "{{ eos_token }}{% endgeneration %}{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
-SMALL_LM = "python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml"
+SMALL_LM = "python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml"
 OTHER_LM = "python -m benchmarks.tasks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
 DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/demo"
 TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs/entities"

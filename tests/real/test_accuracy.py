@@ -29,7 +29,9 @@ TENFOLD = (
 )
 INT8 = "python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8"
 TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs/entities"
-SMALL_LM = "python -m benchmarks.tasks.small_lm --config configs/small-lm.yaml --steps 400 --output runs/small-lm"
+SMALL_LM = (
+    "python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --steps 400 --output runs/small-lm"
+)
 SAMPLED = "python -m pipelines.distill --config configs/recipes/sampled.yaml --data my_prose/ --output runs/sampled"
 
 ONNX = ("onnx", "onnxruntime")

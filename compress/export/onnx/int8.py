@@ -44,7 +44,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     calibrated.
 
     Args:
-        source: A file written by `fuse`, or any float32 ONNX file.
+        source: A file written by `fuse_operators`, or any float32 ONNX file.
         target: Where to write.
         reduced: Whether weights of products have 7 bits, for processors whose products saturate.
     """

@@ -54,7 +54,7 @@ def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     whose products are internal.
 
     Args:
-        source: A file written by `fuse`.
+        source: A file written by `fuse_operators`.
         target: Where to write; runs on ONNX Runtime alone.
         layers: Layers of the model that the file was made from, all with per-tensor grids.
 

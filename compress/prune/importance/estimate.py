@@ -168,7 +168,10 @@ def measure_layer_losses(
 
 
 def score_by_activation(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[LossInputs]) -> Scores:
-    """Scores each unit by its mean absolute output over non-padding tokens.
+    """Scores each unit by its mean activation over non-padding tokens.
+
+    Of a hidden channel it is the absolute output of the norms, of other units the L2 norm of what the next matrix reads
+    from them.
 
     A layer's score is 1 minus the mean cosine similarity of its output and input. The other arguments are those of
     `score_by_gradients`.

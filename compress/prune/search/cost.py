@@ -107,7 +107,7 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
 
 
 def plan_measurements(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
-    """Returns the models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
+    """Returns the models to measure: some hidden widths, each with several sizes of the blocks of the first layers.
 
     Args:
         full: Sizes of the full model; hidden is 0 if the width can't be pruned.

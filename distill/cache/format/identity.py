@@ -34,9 +34,9 @@ class Identity:
     def __post_init__(self) -> None:
         names = [signal.name for signal in self.signals]
         if not names or len(set(names)) < len(names):
-            raise InputError(f"cache: expected at least one signal, each of another kind, found {names}")
+            raise InputError(f"keep.signals: expected at least one signal, each of another kind, found {names}")
         if self.compression not in ("none", "zstd"):
-            raise InputError(f"cache.compression: expected none or zstd, found {self.compression!r}")
+            raise InputError(f"keep.compression: expected none or zstd, found {self.compression!r}")
 
     def settings(self) -> dict[str, object]:
         """Returns the identity as stored in cache.json."""

@@ -31,7 +31,7 @@ class Dense(Signal):
     def __post_init__(self) -> None:
         for name, allowed in (("each", ("sample", "position")), ("dtype", ("float32", "float16"))):
             if getattr(self, name) not in allowed:
-                raise InputError(f"cache.{name}: expected {' or '.join(allowed)}, found {getattr(self, name)!r}")
+                raise InputError(f"keep.{name}: expected {' or '.join(allowed)}, found {getattr(self, name)!r}")
 
     @property
     def name(self) -> str:

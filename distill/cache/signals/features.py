@@ -30,7 +30,7 @@ class Features(Signal):
 
     def __post_init__(self) -> None:
         if not self.layers or len(set(self.layers)) < len(self.layers) or min(self.layers) < 0:
-            raise InputError(f"cache.layers: expected distinct layer numbers of at least 0, found {list(self.layers)}")
+            raise InputError(f"keep.layers: expected distinct layer numbers of at least 0, found {list(self.layers)}")
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -46,9 +46,9 @@ class Sampled(Signal):
 
     def __post_init__(self) -> None:
         if not 1 <= self.draws <= 4096:
-            raise InputError(f"cache.draws: expected 1 to 4096 draws per position, found {self.draws}")
+            raise InputError(f"keep.draws: expected 1 to 4096 draws per position, found {self.draws}")
         if not self.temperature > 0:
-            raise InputError(f"cache.temperature: expected more than 0, found {self.temperature}")
+            raise InputError(f"keep.temperature: expected more than 0, found {self.temperature}")
 
     def nominal_bytes(self) -> float:
         """Returns the approximate bytes per position."""

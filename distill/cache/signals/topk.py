@@ -41,10 +41,10 @@ class TopK(Signal):
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= min(self.width, 4096):
-            raise InputError(f"cache.k: expected 1 to {min(self.width, 4096)}, found {self.k}")
+            raise InputError(f"keep.k: expected 1 to {min(self.width, 4096)}, found {self.k}")
         if not self.step > 0 or not self.temperature > 0:
             raise InputError(
-                f"cache: expected a step and a temperature of more than 0, found {self.step} and {self.temperature}"
+                f"keep.step, keep.temperature: expected more than 0, found {self.step} and {self.temperature}"
             )
 
     def nominal_bytes(self) -> float:

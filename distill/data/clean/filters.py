@@ -79,6 +79,6 @@ def load_identifier() -> Any:
     except ImportError as error:
         raise InputError(
             "data.clean: step language: expected the package py3langid, found none: languages can't be told apart; "
-            "install it with pip install 'stillroom[clean]'"
+            "install it with pip install -e '.[clean]'"
         ) from error
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

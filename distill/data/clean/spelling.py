@@ -85,7 +85,7 @@ def load_symspell() -> Any:
     except ImportError as error:
         raise InputError(
             "data.clean: step spelling: expected the package symspellpy, found none: words can't be corrected; install "
-            "it with pip install 'stillroom[clean]'"
+            "it with pip install -e '.[clean]'"
         ) from error
     return SymSpell
 

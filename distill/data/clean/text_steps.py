@@ -107,7 +107,7 @@ def build_repair() -> Change:
     except ImportError as error:
         raise InputError(
             "data.clean: step encoding: expected the package ftfy, found none: broken text can't be repaired; install "
-            "it with pip install 'stillroom[clean]'"
+            "it with pip install -e '.[clean]'"
         ) from error
     config = ftfy.TextFixerConfig(
         unescape_html=False,

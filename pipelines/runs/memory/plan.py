@@ -191,7 +191,7 @@ class MemoryPlanner:
 
     @property
     def may_offload(self) -> bool:
-        """Whether activations, which stay as it is, can be offloaded."""
+        """Whether activations can be offloaded without changing the result."""
         return self.adapts and self.train.offload != "activations" and self.device.type in ("cpu", "cuda")
 
     @property

@@ -7,7 +7,7 @@ from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
-from pipelines.settings.engines import Engine, check_engine_package
+from pipelines.settings.engines import Engine, check_devices, check_engine_package
 
 CACHE_SHORT_OPTIONS = {
     "data": "data.path",
@@ -126,6 +126,7 @@ class WriteConfig:
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
         check_engine_package(self.engine, "engine")
+        check_devices(self.devices, self.engine, "devices")
 
 
 @dataclass(frozen=True)

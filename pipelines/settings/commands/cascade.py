@@ -8,6 +8,7 @@ from distill.errors import InputError
 from pipelines.settings.commands.distill import MeasureConfig, TaskName
 from pipelines.settings.commands.evaluate import EvaluateConfig
 from pipelines.settings.places import check_data, open_local
+from pipelines.settings.values import expand_home
 
 TEACHER_ROLE = "teacher"
 TAKEN_NAMES = {TEACHER_ROLE, "cascade", "data", "answers"}  # names of the results and inputs beside the members
@@ -72,7 +73,7 @@ class CascadeConfig:
     @property
     def names(self) -> list[str]:
         """The checkpoints of the students."""
-        return [name.strip() for name in self.models.split(",") if name.strip()]
+        return [expand_home("models", name.strip()) for name in self.models.split(",") if name.strip()]
 
     @property
     def evaluation(self) -> EvaluateConfig:

@@ -23,7 +23,7 @@ from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.commands.cache import LONGEST, KeepConfig
-from pipelines.settings.engines import Engine
+from pipelines.settings.engines import Engine, check_devices
 from pipelines.settings.outer_config import ASYNCHRONOUS, OuterConfig
 
 TaskName = Literal[
@@ -119,7 +119,6 @@ class MachineConfig:
 
     def __post_init__(self) -> None:
         for name, least in (
-            ("devices", 1),
             ("log_every", 1),
             ("bucket_mb", 1),
             ("prefetch", 0),
@@ -128,6 +127,7 @@ class MachineConfig:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
+        check_devices(self.devices, self.engine, "machine.devices")
         if self.memory not in ("", "auto"):
             parse_bytes(self.memory, "machine.memory")
         if not 0 < self.timeout <= LONGEST:

@@ -144,7 +144,12 @@ TOKENIZER_RULES: tuple[Rule | Check, ...] = (
         "kl and ce",
         lambda s: s.loss.computes(*LAYER_TERMS) or s.loss.divergence != LossConfig().divergence,
     ),
-    across_rule("machine.devices", "1", lambda s: s.machine.devices > 1),
+    Rule(
+        lambda s, f: f.own_tokenizer and f.processes > 1,
+        "machine.devices: expected one process for a student with its own tokenizer, found {f.processes}: token "
+        "positions of teacher and student differ (student {s.student.spec!r})",
+        ("own_tokenizer",),
+    ),
     across_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
     across_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
     across_rule("train.backward_window", "0", lambda s: s.train.backward_window > 0),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.packing import find_padding_id
 from distill.teacher.ensemble import Ensemble, register_ensemble
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
@@ -35,7 +36,7 @@ def ensemble_stage(run: Run, plan: Plan, data: Artefact, first: Artefact, precis
         ensemble = Ensemble.from_models(models, **settings)
         ensemble.save_pretrained(folder / MODEL)
         tokenizer.save_pretrained(folder / MODEL)
-        task, pad_id = read_task(data), int(tokenizer.pad_token_id or 0)
+        task, pad_id = read_task(data), find_padding_id(tokenizer)
         texts = task.encode(tokenizer, splits.validation, config.data.max_length)
         scores = {
             name: compute_outputs(model, texts, pad_id, task).score

@@ -193,7 +193,5 @@ def baseline_scores(task: "Task", splits: "Splits", encoded: EncodedTexts) -> Js
     if baseline is None:
         return None
     scorer = score_rows(lambda inputs: baseline.logits(*inputs["input_ids"].shape), task, encoded, task.eval_batch_size)
-    scores = {
-        name: score_model if math.isfinite(score_model) else None for name, score_model in scorer.scores().items()
-    }
+    scores = {name: score if math.isfinite(score) else None for name, score in scorer.scores().items()}
     return {"name": baseline.name, "answer": baseline.answer, "scores": scores}

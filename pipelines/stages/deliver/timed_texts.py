@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from compress.measure.latency import TimedInputs
+from distill.data.batches.packing import find_padding_id
 
 if TYPE_CHECKING:
     from distill.data.batches.batches import EncodedRows
@@ -51,7 +52,7 @@ def encode_split(checkpoint: Path, part: object, max_length: int, task: "Task") 
     from pipelines.stages.prepare.vocabulary import tokenizer_of
 
     tokenizer = tokenizer_of(checkpoint)
-    return task.encode(tokenizer, part, max_length), int(tokenizer.pad_token_id or 0)
+    return task.encode(tokenizer, part, max_length), find_padding_id(tokenizer)
 
 
 def collate_calls(texts: EncodedTexts, rows: np.ndarray, batch: int, length: int = 0) -> list[TimedInputs]:

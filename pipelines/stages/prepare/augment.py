@@ -29,6 +29,7 @@ from distill.data.augment.rows import (
 )
 from distill.data.augment.templates import check_template_labels, read_slot_templates
 from distill.data.batches.encode import Batch
+from distill.data.batches.packing import find_padding_id
 from distill.data.clean.rows import JoinedTexts
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Splits
@@ -184,7 +185,7 @@ def drop_disagreeing(
     encoded = [task.encode(tokenizer, part, length) for part in parts]
     run.console.say(f"  augment: the teacher answers {len(parts[0]):,} rows and {len(made):,} synthetic ones")
     answers = [
-        [sample["logits"] for sample in compute_outputs(model, rows, int(tokenizer.pad_token_id or 0), task).samples]
+        [sample["logits"] for sample in compute_outputs(model, rows, find_padding_id(tokenizer), task).samples]
         for rows in encoded
     ]
     if isinstance(splits.train, Tagged):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distill.data.batches.packing import find_padding_id
 from distill.data.splits.examples import Splits, take_rows
 from distill.parallel.layout import Layout
 from distill.tasks.task import Task
@@ -54,5 +55,5 @@ def _train_fold(
     model = build_untrained_teacher(run, config, source, task, data, folder)
     finetune_teacher(run, config, model, task, data, folder, precision, Layout(), None)
     encoded = task.encode(tokenizer, take_rows(splits.train, held), config.data.max_length)
-    outputs = compute_outputs(model, encoded, int(tokenizer.pad_token_id or 0), task)
+    outputs = compute_outputs(model, encoded, find_padding_id(tokenizer), task)
     return torch.cat([sample["logits"].reshape(1, -1) for sample in outputs.samples]).float()

@@ -19,6 +19,7 @@ from distill.parallel.layout import Layout
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import Task, output_layer
 from distill.teacher.head import probe_head
+from distill.train.batch_growth import NOISE, NOISE_VERSION
 from distill.train.config import VERSION as TRAINING
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -148,6 +149,7 @@ def select_key_settings(train: TrainConfig) -> JsonObject:
     # Keys of older runs lack these.
     off = [name for name in ("backward_window", "ema_decay") if not getattr(train, name)]
     settings = {name: value for name, value in asdict(train).items() if name not in (*_WITHOUT_EFFECT, *off)}
+    settings |= {"noise": NOISE_VERSION} if train.batch_growth == NOISE else {}
     return settings | {"version": TRAINING}
 
 

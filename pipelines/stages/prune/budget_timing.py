@@ -18,6 +18,7 @@ from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
 from compress.quantize.prepare import LayerQuantization, convert_quantized
+from distill.data.batches.packing import find_padding_id
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
@@ -90,7 +91,7 @@ class TimingTexts:
 
     def inputs(self, tokenizer: PreTrainedTokenizerBase) -> dict[int, list[TimedInputs]]:
         """Returns padded batches by length: to each that the budget sets, texts are repeated or truncated."""
-        encoded, pad_id = self.task.encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
+        encoded, pad_id = self.task.encode(tokenizer, self.examples, self.max_length), find_padding_id(tokenizer)
         rows = np.arange(min(len(encoded), count_timed_texts(self.budget)))
         budget = self.budget
         return {each: collate_calls((encoded, pad_id), rows, budget.batch, each) for each in budget.lengths}

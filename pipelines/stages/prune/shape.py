@@ -23,6 +23,7 @@ from compress.prune.search.candidates import (
 )
 from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.data.batches.data_module import TextDataModule
+from distill.data.batches.packing import find_padding_id
 from distill.data.splits.examples import Splits
 from distill.errors import InputError
 from distill.slicing import Axis, prune
@@ -77,7 +78,7 @@ class ShapeInputs:
     costs: Artefact
 
     def begin(self, config: DistillConfig, name: str, shape: Artefact | None) -> PrunedStart:
-        """Returns the start of a student with a shape; None if the shape isn't chosen yet."""
+        """Returns the start of a student's training, with a shape that the search has chosen, or None before it has."""
         return PrunedStart(name, self.start, shape, self.tokens, self.scores if config.prune.reconstruct else None)
 
     def by_name(self) -> dict[str, Artefact]:
@@ -223,7 +224,7 @@ class ShapeSearch:
         model, tokenizer = load_teacher(source), tokenizer_of(source)
         rows = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
         return compute_outputs(
-            model, rows, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.resolved_temperature
+            model, rows, find_padding_id(tokenizer), self.task, self.config.loss.resolved_temperature
         )
 
     def build_candidate(self, candidate: Candidate) -> TimedModel:

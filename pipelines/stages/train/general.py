@@ -15,6 +15,7 @@ from distill.checkpoint.custom_models import register_custom_classes
 from distill.checkpoint.weights import load_model
 from distill.data.batches.batches import EncodedRows, EvalBatches
 from distill.data.batches.data_module import RowsDataModule, TextDataModule
+from distill.data.batches.packing import find_padding_id
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.masking.masks import MaskedBlocks
@@ -102,7 +103,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             teacher_sizes=plan.teacher_sizes,
             shard_optimizer=layout.zero == 1,
         )
-        pad_id = int(tokenizer.pad_token_id or 0)
+        pad_id = find_padding_id(tokenizer)
         rows = RowsDataModule(
             train,
             held_out,

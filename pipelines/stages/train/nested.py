@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from distill.data.batches.packing import find_padding_id
 from distill.slicing import Shape, find_axes
 from distill.slicing.nested import compose_shapes, load_slice, write_slices
 from distill.train.module import DistillationModule
@@ -87,7 +88,7 @@ def slice_stage(run: Run, config: DistillConfig, data: Artefact, nested: Artefac
         save_model(model, tokenizer, folder / MODEL)
         task = read_task(data)
         rows = task.encode(tokenizer, read_data(data).validation, config.data.max_length)
-        found = compute_outputs(model, rows, int(tokenizer.pad_token_id or 0), task, config.loss.resolved_temperature)
+        found = compute_outputs(model, rows, find_padding_id(tokenizer), task, config.loss.resolved_temperature)
         return {"val/score": found.score, "params": model.num_parameters()}
 
     return run.stage(f"distill-{name}", settings, {"data": data, "nested": nested}, work, version=VERSION)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.encode import encode_samples
+from distill.data.batches.packing import find_padding_id
 from distill.data.clean.rows import JoinedTexts
 from distill.data.select import coverage
 from distill.data.select.config import VECTOR_METHODS, SelectConfig
@@ -224,7 +225,7 @@ class Selection:
         """Returns the teacher's logits for each row, each [rows of logits, classes]."""
         tokenizer, length = self.load_tokenizer(), self.plan.settings.data.max_length
         self.task.configure_tokenizer(tokenizer, self.teacher.folder / MODEL)
-        pad_id = int(tokenizer.pad_token_id or 0)
+        pad_id = find_padding_id(tokenizer)
         labelled = self.splits.train
         if self.config.of == "unlabelled":
             labelled = take_rows(labelled, np.arange(1))  # only to show the shape of its labels
@@ -247,7 +248,7 @@ class Selection:
         """Returns a vector for each text, [texts, width], see `select.vectors`."""
         tokenizer, column = self.load_tokenizer(), Examples(list(texts))
         encoded = encode_samples(tokenizer, column, self.plan.settings.data.max_length)
-        batches = EvalBatches(encoded, _ROWS, int(tokenizer.pad_token_id or 0))
+        batches = EvalBatches(encoded, _ROWS, find_padding_id(tokenizer))
         found: list[Tensor] = [torch.zeros(0)] * len(column)
         with self.run.console.track("select: vectors of texts", len(column), TEXTS) as advance:
             for rows, batch in zip(batches.order, batches, strict=True):

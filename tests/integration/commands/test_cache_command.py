@@ -261,8 +261,8 @@ def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch,
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--signals", "topk", "--k", "100000"), "cache.k: expected 1 to"),
-        (("--signals", "sampled", "--draws", "0"), "cache.draws"),
+        (("--signals", "topk", "--k", "100000"), "keep.k: expected 1 to"),
+        (("--signals", "sampled", "--draws", "0"), "keep.draws"),
         (("--signals", "hidden", "--layers", "7"), "expected numbers from 0 up to 2, found 7"),
         (("--signals", "hidden", "--layers", "0,-1"), "expected numbers from 0 up to 2, found -1"),
         (("--timeout", "0"), "timeout: expected more than 0 seconds"),

@@ -461,5 +461,5 @@ def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_bat
 def test_converting_before_the_schedule_ends_is_rejected(tiny_model):
     model: BertForSequenceClassification = tiny_model("bert")
     training = prepare_sparse(model, SparsitySchedule(amount=0.8, begin=0, end=100))
-    with pytest.raises(CompressError, match="expected at least 100 steps before `convert`, found 0"):
+    with pytest.raises(CompressError, match="expected at least 100 steps before `convert_sparse`, found 0"):
         convert_sparse(training)

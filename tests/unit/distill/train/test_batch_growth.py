@@ -12,6 +12,7 @@ from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.train.batch_growth import BatchGrowth, NoiseScale
 from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
 from pipelines.runs.manifest import LOGS
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 
@@ -83,6 +84,24 @@ def test_one_epoch_is_that_without_growth(tiny_model, tokenizer, tmp_path):
     grown = train_once(tiny_model, tokenizer, tmp_path / "grown", one, LossConfig(kl=1))
     plain = train_once(tiny_model, tokenizer, tmp_path / "plain", replace(one, batch_growth="none"), LossConfig(kl=1))
     assert all(torch.equal(grown[name], value) for name, value in plain.items())
+
+
+def test_the_noise_is_measured_on_the_gradient_of_the_step(tiny_model, tokenizer, tmp_path, monkeypatch):
+    observed, stepped = [], []
+
+    def observe(growth, square, number):
+        if number == growth.accumulated - 1:
+            observed.append(square)
+
+    def clip(module, optimizer, **settings):
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        stepped.append(float(torch.nn.utils.get_total_norm(gradients)) ** 2)
+
+    monkeypatch.setattr(BatchGrowth, "observe_batch", observe)
+    monkeypatch.setattr(DistillationModule, "configure_gradient_clipping", clip)
+    train_once(tiny_model, tokenizer, tmp_path, replace(NOISY, epochs=1), LossConfig(kl=1))
+    assert len(observed) == 52 // 16  # the last step is that of one batch
+    assert stepped[: len(observed)] == pytest.approx(observed, rel=1e-5)
 
 
 @pytest.mark.parametrize("config", [GROWING, NOISY], ids=["schedule", "noise"])

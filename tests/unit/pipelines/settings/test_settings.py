@@ -424,7 +424,7 @@ def test_the_error_for_an_unreadable_input_mentions_reading_and_not_writing(unpr
     (unprivileged / "report.json").write_text("{}")
     file.chmod(0)
     expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
-    assert f"{file}: no permission to read it; nothing was changed" in expected
+    assert f"{file}: no permission to read it; finished stages are kept" in expected
     file.chmod(0o600)
     place.chmod(0)
     expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
