@@ -9,10 +9,19 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from distill.errors import InputError
+
 
 def read_table(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Returns the rows of a split in a csv, jsonl or parquet file."""
-    file = next(iter(sorted(folder.glob(f"{split}.*"))))
+    """Returns the rows of a split in a csv, jsonl or parquet file.
+
+    Raises:
+        InputError: There is no such file.
+    """
+    files = sorted(folder.glob(f"{split}.*"))
+    if not files:
+        raise InputError(f"data {str(folder)!r}: expected a file {split}.csv, .jsonl or .parquet, found none")
+    file = files[0]
     if file.suffix == ".jsonl":
         return [json.loads(line) for line in file.read_text().splitlines()]
     if file.suffix == ".csv":

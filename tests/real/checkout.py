@@ -41,6 +41,7 @@ LIMIT = 3600  # seconds
 
 MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2, "measure.seconds": 0}
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
+SHORT = {"teacher-epochs": 1, "rates": 5e-4, "seeds": 0, "threads": 1}
 EXPERIMENT = {"rows": 154, "epochs": 1, "seeds": 0, "threads": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
 PRUNED = {"prune.trial_steps": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
@@ -63,6 +64,10 @@ SMALLER = {
     "benchmarks.training.batch_growth ": EXPERIMENT | {"cases": "noise", "factors": 1},
     "benchmarks.training.rate_control ": EXPERIMENT | {"cases": "usual"},
     "benchmarks.distributed.asynchronous ": EXPERIMENT | {"methods": "local-sgd", "factors": 10, "every": 2},
+    "benchmarks.distributed.balanced_batches ": {"rows": 8, "steps": 4},
+    "benchmarks.data.label_errors ": {"data": "ten_a_class", "teacher-epochs": 1},
+    "benchmarks.data.augmentation ": SHORT | {"rows": 60, "times": 2, "visits": 64, "only": "n-grams"},
+    "benchmarks.data.selection ": SHORT | {"methods": "random"},
     "benchmarks.memory.loading ": {"rows": 2000, "rounds": 1, "steps": 2, "vocabulary": 500},
     "benchmarks.memory.predictions ": {"rows": 300, "sizes": "small", "only": "plain", "threads": 1},
     "benchmarks.distributed.planned_memory ": {"layouts": "fsdp=2", "processes": 2, "rows": 2, "length": 16},
@@ -121,6 +126,9 @@ class Checkout:
 
         Decoders are copies of the trained ones.
         """
+        public = self.place.parent / "shared" / "data"  # of `../shared/data`
+        if "../shared/data/" in line and not public.exists():
+            write_public_sets(public)
         for name, create in ENCODERS.items():
             if name in line and not (self.place / name).exists():
                 create(self.place / name)
@@ -181,8 +189,8 @@ def create_inputs(place: Path) -> None:
     (place / "examples" / "data").mkdir(parents=True)
     for file in (*(ROOT / "examples").glob("*.py"), ROOT / "examples" / "notebook.ipynb"):
         (place / "examples" / file.name).symlink_to(file)
-    for folder in ("examples/data/banking77", "my_texts"):
-        cut_banking(place / folder)
+    for folder, rows in (("examples/data/banking77", 3), ("my_texts", 3), ("ten_a_class", 10)):
+        cut_banking(place / folder, rows)
     cut_wnut(place / "examples" / "data" / "wnut17")
     minilm = locate_checkpoint(MINILM)
     for name in ("bert-base-uncased", "my_encoder", "my_sentence_encoder", "my_other_teacher"):
@@ -215,10 +223,22 @@ def in_turn(groups: list[list[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
         yield from (group[number] for group in groups if number < len(group))
 
 
-def cut_banking(folder: Path) -> None:
-    """Writes three training texts and one test text of each class."""
+def write_public_sets(folder: Path) -> None:
+    """Writes sets in the formats of the public ones that benchmarks read, with texts of Banking77 for theirs."""
+    for name in ("sentence_polarity", "goemotions", "wikipedia_en"):
+        (folder / name).mkdir(parents=True)
+        for split, count in (("train", 900), ("test", 77)):
+            rows = rows_of(split, count)
+            table: dict[str, list[object]] = {"text": [text for text, _ in rows]}
+            if name != "wikipedia_en":
+                table["label"] = [len(label) % 2 for _, label in rows]
+            pa.parquet.write_table(pa.table(table), folder / name / f"{split}.parquet")
+
+
+def cut_banking(folder: Path, rows: int) -> None:
+    """Writes some training texts and one test text of each class."""
     folder.mkdir()
-    for split, count in (("train", 3 * 77), ("test", 77)):
+    for split, count in (("train", rows * 77), ("test", 77)):
         with (folder / f"{split}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "category"), *rows_of(split, count)])
 
