@@ -117,7 +117,7 @@ def write(argv: Sequence[str]) -> None:
     if world.size == 1:
         fill_here(console, config, job)
     else:
-        from pipelines.runs.watchdog import explain_failures
+        from pipelines.runs.failure_reports import explain_failures
 
         with explain_failures(world):
             fill_together(console, config, job, world, mesh)

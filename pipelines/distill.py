@@ -66,13 +66,13 @@ def run_locally(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     count = max(count_processes(), devices if starts or settings.dry_run else 1)
     if leaves_layout_open(settings, count):
         examine_settings(settings, count)
-        from pipelines.planner.auto import fill_layouts
+        from pipelines.planner.auto_layouts import fill_layouts
 
         settings = fill_layouts(settings, count)
     plan = resolve(settings, count, reads_weights=is_first_process())
 
+    from pipelines.runs.failure_reports import explain_failures
     from pipelines.runs.stage import Run
-    from pipelines.runs.watchdog import explain_failures
     from pipelines.stages.cache.online_teacher import dismiss_teacher, serve_teacher
     from pipelines.stages.dry_run import show_plan
     from pipelines.stages.run_stages import reported_settings, run_to_report

@@ -149,7 +149,8 @@ TASK = Kind(
     (
         "distill/tasks/$name.py: how rows are read and encoded, the head, the score and the baseline",
         "distill/tasks/choose.py: by which head or columns --task auto chooses it",
-        "distill/tasks/names.py: LANGUAGE, LANGUAGE_HEADS and default_signal, if its models predict tokens or vectors",
+        "distill/tasks/names.py: LANGUAGE_TASKS, LANGUAGE_HEADS and default_signal, if its models predict tokens or "
+        "vectors",
         "pipelines/settings/commands/cache.py: CachedTask, if the cache command accepts it",
         "pipelines/settings/commands/distill.py: the description of `task`",
         "pipelines/reports/wording.py: what the report says about it",

@@ -110,9 +110,9 @@ class Comparison:
     def train(self, method: str, factor: float, seed: int, slow: float = 1.0) -> Result:
         """Returns the result of a training, which is run if it isn't known."""
         known = self.results.find(method=method, factor=factor, seed=seed, slow=slow)
-        return self.results.add(self._train(method, factor, seed, slow)) if known is None else known
+        return self.results.add(self._trace_student(method, factor, seed, slow)) if known is None else known
 
-    def _train(self, method: str, factor: float, seed: int, slow: float) -> Result:
+    def _trace_student(self, method: str, factor: float, seed: int, slow: float) -> Result:
         train = TrainConfig(
             learning_rate=factor * ADAMW_RATE, epochs=self.options.epochs, freeze_embeddings=True,
             checkpoint_every=10**6,

@@ -50,7 +50,9 @@ def write_cascade(
     shutil.copyfile(reader.__file__, folder / "reader.py")
 
 
-def classify_apart(folder: Path, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[str | list[str], str]]:
+def classify_in_subprocess(
+    folder: Path, texts: Sequence[str] | Sequence[tuple[str, str]]
+) -> list[tuple[str | list[str], str]]:
     """Returns (label, member that answered) for each text or pair, from the folder's own reader in a fresh process.
 
     Raises:

@@ -16,7 +16,7 @@ _BERT = ("bert", "roberta", "xlm-roberta", "electra")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ResidualSegment:
     """The stream from one norm to the next; names are those of modules in the base model.
 
     Args:
@@ -30,24 +30,24 @@ class Stretch:
     writer: str = ""
 
 
-def find_stretches(model: PreTrainedModel) -> list[Stretch]:
+def find_residual_segments(model: PreTrainedModel) -> list[ResidualSegment]:
     """Returns the stream of a model from the embeddings to the last norm; empty for other families.
 
-    The last stretch has neither readers nor a writer: what reads the result depends on the head.
+    The last segment has neither readers nor a writer: what reads the result depends on the head.
     """
     kind, count = model.config.model_type.removeprefix(CUSTOM_NORMS), model.config.num_hidden_layers
-    begun = [Stretch("embeddings.LayerNorm")]
+    begun = [ResidualSegment("embeddings.LayerNorm")]
     if kind == "distilbert":
         sublayers = [each for i in range(count) for each in _distilbert_sublayers(f"transformer.layer.{i}")]
     elif kind in _BERT:
         sublayers = [each for i in range(count) for each in _bert_sublayers(f"encoder.layer.{i}")]
         if hasattr(model.base_model, "embeddings_project"):
-            begun = [Stretch("embeddings.LayerNorm", ("embeddings_project",)), Stretch("")]
+            begun = [ResidualSegment("embeddings.LayerNorm", ("embeddings_project",)), ResidualSegment("")]
     else:
         return []
     norms = [begun[-1].norm, *(norm for _, _, norm in sublayers)]
-    between = [Stretch(norm, *sublayer[:2]) for norm, sublayer in zip(norms[:-1], sublayers, strict=True)]
-    return [*begun[:-1], *between, Stretch(norms[-1])]
+    between = [ResidualSegment(norm, *sublayer[:2]) for norm, sublayer in zip(norms[:-1], sublayers, strict=True)]
+    return [*begun[:-1], *between, ResidualSegment(norms[-1])]
 
 
 def _bert_sublayers(layer: str) -> list[tuple[tuple[str, ...], str, str]]:
@@ -70,7 +70,7 @@ def _distilbert_sublayers(layer: str) -> list[tuple[tuple[str, ...], str, str]]:
 
 
 @torch.no_grad()
-def absorb(body: nn.Module, stretch: Stretch, scale: Tensor, shift: Tensor) -> None:
+def absorb_scale_and_shift(body: nn.Module, segment: ResidualSegment, scale: Tensor, shift: Tensor) -> None:
     """Moves a scale and a shift of the stream into the weights around it, exactly up to rounding.
 
     With y = scale * s + shift, readers get W y + b as (W scale) s + (W shift + b), and the sum y + V h + c becomes
@@ -78,14 +78,14 @@ def absorb(body: nn.Module, stretch: Stretch, scale: Tensor, shift: Tensor) -> N
 
     Args:
         body: The base model, changed in place.
-        stretch: Where in the stream.
+        segment: Where in the stream.
         scale, shift: [width]; no scale is 0.
     """
-    for name in stretch.readers:
+    for name in segment.readers:
         reader = body.get_submodule(name)
         reader.bias += reader.weight @ shift  # type: ignore[operator]
         reader.weight *= scale  # type: ignore[operator]
-    if stretch.writer:
-        writer = body.get_submodule(stretch.writer)
+    if segment.writer:
+        writer = body.get_submodule(segment.writer)
         writer.bias.add_(shift).div_(scale)  # type: ignore[operator]
         writer.weight.div_(scale[:, None])  # type: ignore[operator]

@@ -168,7 +168,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
     own, width = student.config, teacher.config.hidden_size
     body: Any = student.base_model
     embeddings = body.embeddings
-    table = wide_table(teacher)
+    table = project_token_embeddings(teacher)
     narrow, directions = factorise_table(table, min(own.embedding_size, table.shape[1]))
     rank = len(directions)
     embeddings.word_embeddings.weight[:, :rank] = narrow
@@ -185,11 +185,11 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
         middle.copy_(directions.T)
-        take_positions(embeddings, teacher)
-        take_head(student, teacher)
+        copy_position_embeddings(embeddings, teacher)
+        copy_head(student, teacher)
 
 
-def wide_table(teacher: PreTrainedModel) -> Tensor:
+def project_token_embeddings(teacher: PreTrainedModel) -> Tensor:
     """Returns the teacher's token embeddings projected to the width of its layers."""
     words: Any = teacher.get_input_embeddings()
     table: Tensor = words.weight.detach()
@@ -207,7 +207,7 @@ def wide_table(teacher: PreTrainedModel) -> Tensor:
     return result
 
 
-def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
+def copy_position_embeddings(embeddings: Any, teacher: PreTrainedModel) -> None:
     """Copies position and type embeddings and fits the norm after them, if the teacher's mean the same."""
     source: Any = getattr(teacher.base_model, "embeddings", None)
     if teacher.config.model_type not in ("bert", "electra", "distilbert", "mobilebert"):
@@ -221,18 +221,18 @@ def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
     embeddings.token_type_embeddings.weight.zero_()
     if types is not None:
         embeddings.token_type_embeddings.weight.copy_(types.weight)
-    words = wide_table(teacher)
+    words = project_token_embeddings(teacher)
     wide = words + positions[torch.arange(len(words)) % min(64, len(positions))]
     if isinstance(embeddings.LayerNorm, nn.LayerNorm) and isinstance(norm, nn.LayerNorm):
         embeddings.LayerNorm.load_state_dict(norm.state_dict())
         return
     wide = wide if types is None else wide + types.weight[0]
-    scale, shift = line_through(wide, norm(wide))
+    scale, shift = fit_scale_and_shift(wide, norm(wide))
     embeddings.LayerNorm.weight.copy_(scale)
     embeddings.LayerNorm.bias.copy_(shift)
 
 
-def line_through(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def fit_scale_and_shift(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the least-squares scale and shift per column from x to y, both [rows, columns]."""
     apart = x - x.mean(0)
     scale = (apart * (y - y.mean(0))).sum(0) / apart.square().sum(0).clamp(min=1e-12)
@@ -243,7 +243,7 @@ POOLERS = {"bert": "bert.pooler.dense", "roberta": "classifier.dense", "xlm-robe
 POOLERS |= {"mobilebert": "mobilebert.pooler.dense"}
 
 
-def take_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+def copy_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     """Copies pooler and classifier if the teacher's have the same structure: linear, tanh, linear."""
     if not type(teacher).__name__.endswith("ForSequenceClassification") or teacher.config.model_type not in POOLERS:
         return

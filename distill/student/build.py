@@ -20,8 +20,8 @@ from distill.slicing.weights import Weights, cut_weights, select_layers
 from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorise_all_tables
 from distill.student.family import FAMILIES, Family, family_of
-from distill.student.first_layer import without_first_norm
 from distill.student.fitted_norms import fit_student_norms
+from distill.student.modernbert_first_layer import fold_first_attention_norm
 from distill.student.norms import check_family_kind
 from distill.student.selection import select_coordinates
 from distill.student.spec import Sizes, parse_spec, resolve_sizes
@@ -42,8 +42,8 @@ def build_student(
     every weight that uses them. With the teacher's own sizes the student equals the teacher. The weights of a `fresh`
     spec are drawn at random from `seed`, as are the blocks of a bottleneck student, see `build_bottlenecks`. Where the
     stock class treats a layer according to its position, the weights compensate for a changed position; for ModernBERT
-    only approximately, see `without_first_norm`. Another kind of normalisation replaces that of the built student, see
-    `fit_student_norms`. A student without attention has a class of its own, see `build_token_vectors`.
+    only approximately, see `fold_first_attention_norm`. Another kind of normalization replaces that of the built
+    student, see `fit_student_norms`. A student without attention has a class of its own, see `build_token_vectors`.
 
     Args:
         teacher: The teacher.
@@ -59,7 +59,7 @@ def build_student(
     (arXiv 2311.18823), but by the norm of all weights that a coordinate runs through instead of evenly.
     """
     given = parse_spec(spec)
-    if given.is_blocks:
+    if given.is_bottleneck:
         student = build_bottlenecks(teacher, given, seed)
     elif given.is_vectors:
         student = build_token_vectors(teacher, given, tokenizer, seed, pair=pair)
@@ -97,7 +97,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     weights = select_layers({k: v.detach() for k, v in teacher.state_dict().items()}, stack, new.layers)
     if family.bare_first:
         place = new.layers.index(0) if 0 in new.layers else None
-        weights = without_first_norm(weights, new.layers[0], place, teacher.config.norm_eps)
+        weights = fold_first_attention_norm(weights, new.layers[0], place, teacher.config.norm_eps)
     numbered = getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False)
     factors = list_query_factors(old, new, numbered=numbered)
     left_out: Mapping[str, str] = {}
@@ -108,7 +108,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
             traced, list_weight_shapes(weights), list_weight_shapes(student.state_dict()), old, new
         )
         cuts = select_coordinates(weights, traced, stack, old, new)
-        weights = cut_weights(sharpen_queries(weights, traced, stack, factors), cuts)
+        weights = cut_weights(rescale_queries(weights, traced, stack, factors), cuts)
     if new.embeddings:
         weights = factorise_all_tables(weights, family.projects, new.embeddings)
     check_shapes(list_weight_shapes(weights), list_weight_shapes(student.state_dict()), left_out, spec)
@@ -159,7 +159,7 @@ def list_query_factors(old: Sizes, new: Sizes, *, numbered: bool) -> list[float]
     return [narrower * ((i + 1) / (was + 1) if numbered else 1) for i, was in enumerate(new.layers)]
 
 
-def sharpen_queries(weights: Weights, traced: Traced, stack: str, factors: Sequence[float]) -> Weights:
+def rescale_queries(weights: Weights, traced: Traced, stack: str, factors: Sequence[float]) -> Weights:
     """Returns the weights with those of queries multiplied by their layer's factor."""
     scaled: Weights = {}
     for each in traced.projections:
@@ -199,7 +199,7 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     if spec == "teacher":  # works for any family, since nothing is removed
         return copy.deepcopy(teacher)
     given = parse_spec(spec)
-    if given.is_blocks:
+    if given.is_bottleneck:
         return bottleneck_config(teacher, given)
     if given.is_vectors:
         return token_vectors_config(teacher, given)

@@ -30,8 +30,8 @@ class Family:
         projects: Name of the projection from token embeddings to the hidden width, if the stock class can have one
             before its first norm; low-rank embeddings are then exact except for the rank. A teacher without the
             projection has no such weight.
-        bare_first: Only the first layer has no norm before its attention, see `without_first_norm`: tracing a model
-            doesn't show how its class would treat another first layer.
+        bare_first: Only the first layer has no norm before its attention, see `fold_first_attention_norm`: tracing a
+            model doesn't show how its class would treat another first layer.
     """
 
     rotary: bool = False

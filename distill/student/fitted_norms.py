@@ -14,8 +14,8 @@ from distill.checkpoint.custom_models import modeling_custom_norms
 from distill.checkpoint.norm_kinds import BATCHNORM, ELEMENTWISE, NONORM, RMSNORM
 from distill.errors import InputError
 from distill.slicing.custom_norms import build_with_norms
-from distill.slicing.stream import absorb, find_stretches
-from distill.student.bottleneck import line_through
+from distill.slicing.stream import absorb_scale_and_shift, find_residual_segments
+from distill.student.bottleneck import fit_scale_and_shift
 from distill.student.norms import DECODERS, check_family_kind, stock_kind
 
 ROWS, LENGTH = 16, 32  # random tokens on which element-wise norms are fitted
@@ -49,10 +49,10 @@ def fit_student_norms(student: PreTrainedModel, kind: str, seed: int = 0) -> Pre
             weights |= {f"{prefix}{name}.{part}": tensor for part, tensor in fitted.items()}
     elif kind == RMSNORM:
         moved = copy.deepcopy(student)
-        for stretch in find_stretches(moved)[:-1]:
-            if stretch.norm:
-                shift: Any = moved.base_model.get_submodule(stretch.norm).bias
-                absorb(moved.base_model, stretch, torch.ones_like(shift), shift.detach())
+        for segment in find_residual_segments(moved)[:-1]:
+            if segment.norm:
+                shift: Any = moved.base_model.get_submodule(segment.norm).bias
+                absorb_scale_and_shift(moved.base_model, segment, torch.ones_like(shift), shift.detach())
         weights = {name: tensor.clone() for name, tensor in moved.state_dict().items()}
     else:
         weights |= {f"{prefix}{name}.bias": torch.zeros_like(weights[f"{prefix}{name}.weight"]) for name in norms}
@@ -89,7 +89,7 @@ class NormFit:
         """Fits the norm, and returns what the new one computes of the inputs, [rows, length, width]."""
         x = inputs[0].flatten(0, -2)
         standard = standardise(self.kind, x)
-        scale, shift = line_through(standard, output.flatten(0, -2))
+        scale, shift = fit_scale_and_shift(standard, output.flatten(0, -2))
         if self.kind == RMSNORM:
             shift = torch.zeros_like(shift)
         self.weights |= {"weight": scale, "bias": shift}

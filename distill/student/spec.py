@@ -153,7 +153,7 @@ class StudentSpec:
     pooling: tuple[str, ...] = ()
 
     @property
-    def is_blocks(self) -> bool:
+    def is_bottleneck(self) -> bool:
         """Whether the student consists of bottleneck blocks."""
         return self.preset in BLOCKS
 

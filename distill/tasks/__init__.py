@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.tasks.choose import TASKS
-    from distill.tasks.language import CausalLM, Chatting, MaskedLM
+    from distill.tasks.language import CausalLM, ChatTask, MaskedLM
     from distill.tasks.question_answering import QuestionAnswering
     from distill.tasks.scorer import Scorer
     from distill.tasks.sentence_embedding import SentenceEmbedding
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXPORTS = {
     "CausalLM": "language",
-    "Chatting": "language",
+    "ChatTask": "language",
     "MaskedLM": "language",
     "MultiLabel": "text_classification",
     "QuestionAnswering": "question_answering",
@@ -32,7 +32,7 @@ EXPORTS = {
 }
 __all__ = [
     "CausalLM",
-    "Chatting",
+    "ChatTask",
     "MaskedLM",
     "MultiLabel",
     "QuestionAnswering",

@@ -15,7 +15,7 @@ from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column
 from distill.data.sources.tables import read_splits
 from distill.data.sources.text_files import find_text_files
 from distill.errors import InputError
-from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
+from distill.tasks.language import CausalLM, ChatTask, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import BODIES, Task
@@ -30,7 +30,7 @@ TASKS: dict[str, type[Task]] = {
     "question-answering": QuestionAnswering,
     "masked-lm": MaskedLM,
     "causal-lm": CausalLM,
-    "chat": Chatting,
+    "chat": ChatTask,
     "sentence-embedding": SentenceEmbedding,
 }
 TASK_OF_PROBLEM: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
@@ -109,7 +109,7 @@ def _infer_task_from_columns(train: pa.Table, config: DataConfig, language: str)
     """Returns (task, reason); `language` is the task of the teacher's language-modelling head, empty without one."""
     turns = next((name for names in (MESSAGES, PROMPT, INSTRUCTION) if (name := find_column(train, names))), None)
     if turns and language == CausalLM.name:
-        return Chatting.name, f"column {turns}, and the teacher's language-modelling head"
+        return ChatTask.name, f"column {turns}, and the teacher's language-modelling head"
     words, tags = find_column(train, WORDS), find_column(train, TAGS)
     tagged = words and tags and config.text in (None, words)
     if tagged and all(hold_lists(train[each].to_pylist()) for each in (words, tags)):

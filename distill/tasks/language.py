@@ -125,7 +125,7 @@ class CausalLM(Language):
 
 
 @dataclass(frozen=True)
-class Chatting(CausalLM):
+class ChatTask(CausalLM):
     """Causal language modelling of the assistant's turns in conversations, or of completions of prompts.
 
     Args:

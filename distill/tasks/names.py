@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-WRITING = ("causal-lm", "chat")  # tasks whose models can generate text
-LANGUAGE = ("masked-lm", *WRITING)  # tasks whose models predict tokens
+GENERATIVE_TASKS = ("causal-lm", "chat")  # tasks whose models can generate text
+LANGUAGE_TASKS = ("masked-lm", *GENERATIVE_TASKS)  # tasks whose models predict tokens
 LANGUAGE_HEADS: Mapping[str, tuple[str, ...]] = {
     "masked-lm": ("ForMaskedLM", "ForPreTraining"),
     "causal-lm": ("ForCausalLM", "LMHeadModel"),
@@ -20,4 +20,4 @@ VECTOR_TASKS: Mapping[str, tuple[str, ...]] = {
 
 def default_signal(task: str) -> str:
     """Returns the signal that a cache stores by default for the task."""
-    return "sampled" if task in LANGUAGE else "embedding" if task == "sentence-embedding" else "logits"
+    return "sampled" if task in LANGUAGE_TASKS else "embedding" if task == "sentence-embedding" else "logits"

@@ -16,7 +16,7 @@ from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
 from distill.tasks.text_classification import MultiLabel, Regression
 from distill.tasks.token_classification import TokenClassification
-from pipelines.planner.fake_world import count_selected
+from pipelines.planner.fake_process_group import count_selected
 from pipelines.settings.commands.cache import KeepConfig
 from pipelines.stages.cache.signals import parse_layers
 
@@ -48,7 +48,7 @@ class BatchShape:
         return count_selected(self.rows * self.length, self.share)
 
 
-def draw_batch(task: type[Task], shape: BatchShape, labels: int) -> Batch:
+def build_fake_batch(task: type[Task], shape: BatchShape, labels: int) -> Batch:
     """Returns a batch of a task with this number of labels; every token is attended to."""
     ids = torch.ones(shape.rows, shape.length, dtype=torch.long)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -68,7 +68,9 @@ def draw_batch(task: type[Task], shape: BatchShape, labels: int) -> Batch:
     return batch | {"labels": by_row.float() if issubclass(task, Regression) else by_row}
 
 
-def draw_signals(task: type[Task], shape: BatchShape, keep: KeepConfig, teacher: PretrainedConfig) -> TeacherSignals:
+def build_fake_signals(
+    task: type[Task], shape: BatchShape, keep: KeepConfig, teacher: PretrainedConfig
+) -> TeacherSignals:
     """Returns the signals that a cache with these settings has for a batch.
 
     Args:
@@ -102,19 +104,19 @@ def draw_signal(
     if name == "relations":
         layers = parse_layers(keep.vectors or keep.layers, teacher.num_hidden_layers - 1)
         widths = read_attention_widths(teacher)
-        return TeacherSignals(relations={layer: draw_vectors(rows, length, widths) for layer in layers})
+        return TeacherSignals(relations={layer: build_fake_vectors(rows, length, widths) for layer in layers})
     if name == "embedding":
         return TeacherSignals(embedding=torch.zeros(rows, vector_width(teacher)))
-    return TeacherSignals(logits=draw_logits(task, shape, teacher))
+    return TeacherSignals(logits=build_fake_logits(task, shape, teacher))
 
 
-def draw_vectors(rows: int, length: int, widths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def build_fake_vectors(rows: int, length: int, widths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, keys and values of a layer."""
     queries, keys, values = (torch.zeros(rows, length, width) for width in widths)
     return queries, keys, values
 
 
-def draw_logits(task: type[Task], shape: BatchShape, teacher: PretrainedConfig) -> Tensor:
+def build_fake_logits(task: type[Task], shape: BatchShape, teacher: PretrainedConfig) -> Tensor:
     """Returns logits in the form in which the teacher's are read."""
     if issubclass(task, Language):
         return torch.zeros(shape.positions, int(teacher.vocab_size))

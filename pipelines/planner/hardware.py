@@ -8,8 +8,8 @@ Collective Communication Operations in MPICH, ring algorithms); the slowest link
 
 from dataclasses import dataclass
 
+from pipelines.planner.operator_counter import BROADCAST, Collective
 from pipelines.planner.trace import StepTrace
-from pipelines.planner.work import BROADCAST, Collective
 
 OVERLAP = 0.9  # share of the computation during which the link is free to send
 

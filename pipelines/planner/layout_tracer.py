@@ -9,8 +9,8 @@ from distill.errors import InputError
 from distill.parallel.layout import Layout
 from distill.tasks.logit_rows import OutputRows
 from distill.train.config import AUTO, TrainConfig
-from pipelines.planner.depth import DeepTrace, add_change, trace_deep, trace_exactly
-from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.depth_extrapolation import ExtrapolatedTrace, add_difference, extrapolate_depth, trace_exactly
+from pipelines.planner.fake_process_group import simulate_world
 from pipelines.planner.hardware import Hardware, StepTime, estimate_offload, estimate_step
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.parallel_traces import map_in_processes
@@ -29,7 +29,7 @@ QUERY_TOKENS = 2048  # of a batch whose signals are cached
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayoutCandidate:
     """A layout and what belongs to it.
 
     Args:
@@ -46,7 +46,7 @@ class Choice:
     layout: Layout
     train: TrainConfig | None = None
     rows: int = 0
-    deep: DeepTrace | None = None
+    deep: ExtrapolatedTrace | None = None
     time: StepTime | None = None
     refusal: str = ""
     failed: bool = False
@@ -91,12 +91,12 @@ class LayoutTracer:
         self.workload, self.hardware, self.on_layout, self.workers = workload, hardware, on_layout, workers
         self._traced: set[tuple[object, ...]] = set()
 
-    def list_teachers(self, layouts: Sequence[Layout] = ()) -> list[Choice]:
+    def trace_teachers(self, layouts: Sequence[Layout] = ()) -> list[LayoutCandidate]:
         """Returns the layouts of the teacher, these or all, with its queries while a cache is written."""
         layouts = layouts or list_layouts(self.hardware, self.workload.teacher, trained=False)
-        return self._trace_all(self._ask, layouts)
+        return self._trace_all(self._trace_teacher, layouts)
 
-    def list_students(self, layouts: Sequence[Layout] = (), *, online: bool = False) -> list[Choice]:
+    def trace_students(self, layouts: Sequence[Layout] = (), *, online: bool = False) -> list[LayoutCandidate]:
         """Returns the layouts of the student, these or all, each with the least checkpointing with which it fits.
 
         Where none fits, they are tried again with smaller optimizer states, and then, on GPUs, with FSDP's shards in
@@ -105,16 +105,18 @@ class LayoutTracer:
         segments = self.workload.predicts_tokens
         layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True, segments=segments)
         train = self.workload.settings.train
-        found = self._trace_all(partial(self._train, train=train, online=online), layouts)
+        found = self._trace_all(partial(self._trace_student, train=train, online=online), layouts)
         if train.optimizer in SMALLER and all(choice.refusal for choice in found):
             smaller = replace(train, optimizer=SMALLER[train.optimizer])
-            found += self._trace_all(partial(self._train, train=smaller, online=online), layouts)
+            found += self._trace_all(partial(self._trace_student, train=smaller, online=online), layouts)
         if self.hardware.can_overlap and train.optimizer == "adamw" and all(choice.refusal for choice in found):
             shards = [layout for layout in layouts if layout.fsdp > 1 and layout.tp == layout.pp == 1]
-            found += self._trace_all(partial(self._train, train=train, online=online, offloads=True), shards)
+            found += self._trace_all(partial(self._trace_student, train=train, online=online, offloads=True), shards)
         return found
 
-    def list_online(self, cached: Sequence[Choice], teachers: Sequence[Choice]) -> list[Choice]:
+    def trace_online_students(
+        self, cached: Sequence[LayoutCandidate], teachers: Sequence[LayoutCandidate]
+    ) -> list[LayoutCandidate]:
         """Returns the layouts of the student whose teacher computes in every step.
 
         Its signals take no less memory than those of a cache, so that only layouts are tried that fit with these and
@@ -127,20 +129,24 @@ class LayoutTracer:
         tried = {each.layout: each for each in cached if each.train and not each.refusal and each.peak <= room}
         return self._trace_all(lambda layout: self._exchange_signals(tried[layout]), list(tried))
 
-    def _trace_all(self, trace: Callable[[Layout], Choice], layouts: Sequence[Layout]) -> list[Choice]:
+    def _trace_all(
+        self, trace: Callable[[Layout], LayoutCandidate], layouts: Sequence[Layout]
+    ) -> list[LayoutCandidate]:
         """Returns what `trace` returns for each layout."""
         return list(map_in_processes(trace, layouts, self.workers, lambda layout: self.on_layout(str(layout))))
 
-    def _ask(self, layout: Layout) -> Choice:
+    def _trace_teacher(self, layout: Layout) -> LayoutCandidate:
         rows = max(1, QUERY_TOKENS // self.workload.length)
         return self._plan(layout, lambda layout: self._query(layout, rows), rows)
 
-    def _train(self, layout: Layout, train: TrainConfig, *, online: bool, offloads: bool = False) -> Choice:
+    def _trace_student(
+        self, layout: Layout, train: TrainConfig, *, online: bool, offloads: bool = False
+    ) -> LayoutCandidate:
         """Returns a layout with the first kind of checkpointing that fits, from the given one on."""
         rows, rest = divmod(train.rows, layout.data_parallel)
         if rest:
             reason = f"a batch of {train.rows} rows can't be divided among {layout.data_parallel} processes"
-            return Choice(layout, train, refusal=reason)
+            return LayoutCandidate(layout, train, refusal=reason)
         first = "none" if train.checkpointing == AUTO else train.checkpointing
         modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
 
@@ -152,53 +158,55 @@ class LayoutTracer:
                 break
         return found
 
-    def _exchange_signals(self, cached: Choice) -> Choice:
+    def _exchange_signals(self, cached: LayoutCandidate) -> LayoutCandidate:
         """Returns a student's layout whose teacher computes in every step, from the one that reads a cache."""
         train, deep = cached.train, cached.deep
         assert train is not None
         assert deep is not None
 
-        def trace(layout: Layout) -> DeepTrace:
+        def trace(layout: Layout) -> ExtrapolatedTrace:
             before = deep.shallow
             after = self._trace_training(layout, train, cached.rows, deep.layers, online=True)
-            return DeepTrace(add_change(deep.whole, before, after), after, deep.layers)
+            return ExtrapolatedTrace(add_difference(deep.whole, before, after), after, deep.layers)
 
         return self._plan(cached.layout, trace, cached.rows, train)
 
     def _plan(
         self,
         layout: Layout,
-        trace: Callable[[Layout], DeepTrace],
+        trace: Callable[[Layout], ExtrapolatedTrace],
         rows: int,
         train: TrainConfig | None = None,
         *,
         offloads: bool = False,
-    ) -> Choice:
+    ) -> LayoutCandidate:
         """Returns a layout with its trace, or with the reason why it isn't possible."""
         facts = Facts(self.workload.settings, layout.processes, self.workload.task.name)
         named = replace(facts, teacher_layout=layout) if train is None else replace(facts, student_layout=layout)
         if layout.pp > 1 and train is not None and type(self.workload.task.output_rows) is not OutputRows:
-            return Choice(layout, train, rows, refusal="rows of outputs that stages don't exchange")
+            return LayoutCandidate(layout, train, rows, refusal="rows of outputs that stages don't exchange")
         smallest = self._count_least(layout, train)
         if smallest > self.hardware.memory and not offloads:
-            return Choice(layout, train, rows, refusal=f"weights and states alone take {smallest / 1e9:,.0f} GB")
+            return LayoutCandidate(
+                layout, train, rows, refusal=f"weights and states alone take {smallest / 1e9:,.0f} GB"
+            )
         try:
             check_rules(named, about=("teacher_layout", "student_layout"))
             with simulate_world(self.hardware.processes):
                 found = trace(layout)
         except InputError as error:
-            return Choice(layout, train, rows, refusal=str(error))
+            return LayoutCandidate(layout, train, rows, refusal=str(error))
         except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
             reason = f"a step without data failed: {type(error).__name__}: {in_one_line(error)}"
-            return Choice(layout, train, rows, refusal=reason, failed=True)
+            return LayoutCandidate(layout, train, rows, refusal=reason, failed=True)
         time, offloaded = estimate_step(found.whole, self.hardware), 0
         if offloads:
             offloaded = found.whole.held
             seconds = estimate_offload(found.whole, self.hardware)
-            found = DeepTrace(offload_states(found.whole), offload_states(found.shallow), found.layers)
+            found = ExtrapolatedTrace(offload_states(found.whole), offload_states(found.shallow), found.layers)
             time = replace(time, waited=time.waited + seconds)
         refusal = "" if found.whole.peak <= self.hardware.memory else "doesn't fit"
-        return Choice(layout, train, rows, found, time, refusal, offloaded=offloaded)
+        return LayoutCandidate(layout, train, rows, found, time, refusal, offloaded=offloaded)
 
     def _count_least(self, layout: Layout, train: TrainConfig | None) -> int:
         """Returns the bytes of weights and states on a process, without a trace."""
@@ -214,7 +222,7 @@ class LayoutTracer:
         self._traced.add(shapes)
         return is_new
 
-    def _query(self, layout: Layout, rows: int) -> DeepTrace:
+    def _query(self, layout: Layout, rows: int) -> ExtrapolatedTrace:
         micro_batches, size = count_micro_batches(rows) if layout.pp > 1 else (1, rows)
 
         def trace(layers: int) -> StepTrace:
@@ -224,14 +232,14 @@ class LayoutTracer:
             return trace_query(query, layout, is_new=self._is_new("query", layout, size))
 
         layers = self.workload.teacher.get_text_config().num_hidden_layers
-        return trace_exactly(trace, layers) if layout.pp > 1 else trace_deep(trace, layers)
+        return trace_exactly(trace, layers) if layout.pp > 1 else extrapolate_depth(trace, layers)
 
-    def _step(self, layout: Layout, train: TrainConfig, rows: int, *, online: bool) -> DeepTrace:
+    def _step(self, layout: Layout, train: TrainConfig, rows: int, *, online: bool) -> ExtrapolatedTrace:
         def trace(layers: int) -> StepTrace:
             return self._trace_training(layout, train, rows, layers, online=online)
 
         layers, is_whole = self.workload.student.get_text_config().num_hidden_layers, self.workload.is_traced_whole
-        return trace_exactly(trace, layers) if layout.pp > 1 or is_whole else trace_deep(trace, layers)
+        return trace_exactly(trace, layers) if layout.pp > 1 or is_whole else extrapolate_depth(trace, layers)
 
     def _trace_training(self, layout: Layout, train: TrainConfig, rows: int, layers: int, *, online: bool) -> StepTrace:
         """Returns what a step of the student with this number of layers takes."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from distill.parallel.layout import Layout
 from pipelines.planner.hardware import Hardware, estimate_step
-from pipelines.planner.layout_tracer import Choice
+from pipelines.planner.layout_tracer import LayoutCandidate
 from pipelines.planner.trace import StepTrace
 from pipelines.planner.workload import Workload
 
@@ -28,8 +28,8 @@ class LayoutPair:
     """
 
     signals: Literal["cached", "online"]
-    teacher: Choice
-    student: Choice
+    teacher: LayoutCandidate
+    student: LayoutCandidate
     peak: int
     step: float
     writing: float
@@ -41,7 +41,7 @@ class LayoutPair:
         return (self.writing + self.training) / 3600
 
 
-def pair_cached(teacher: Choice, student: Choice, workload: Workload) -> LayoutPair:
+def pair_cached(teacher: LayoutCandidate, student: LayoutCandidate, workload: Workload) -> LayoutPair:
     """Returns the run that writes a cache, and then trains without the teacher."""
     queries = -(-workload.rows // (teacher.rows * teacher.layout.data_parallel))
     step = student.seconds * workload.settings.train.accumulate
@@ -49,7 +49,9 @@ def pair_cached(teacher: Choice, student: Choice, workload: Workload) -> LayoutP
     return LayoutPair("cached", teacher, student, peak, step, queries * teacher.seconds, workload.steps * step)
 
 
-def pair_online(teacher: Choice, student: Choice, workload: Workload, hardware: Hardware) -> LayoutPair:
+def pair_online(
+    teacher: LayoutCandidate, student: LayoutCandidate, workload: Workload, hardware: Hardware
+) -> LayoutPair:
     """Returns the run in which the teacher is queried in every step, before the student computes."""
     assert teacher.trace is not None
     assert student.trace is not None
@@ -77,9 +79,9 @@ def count_turns(teacher: Layout, student: Layout) -> int:
 
 
 def list_pairs(
-    teachers: Sequence[Choice],
-    cached: Sequence[Choice],
-    online: Sequence[Choice],
+    teachers: Sequence[LayoutCandidate],
+    cached: Sequence[LayoutCandidate],
+    online: Sequence[LayoutCandidate],
     workload: Workload,
     hardware: Hardware,
 ) -> list[LayoutPair]:
@@ -106,6 +108,6 @@ def list_pairs(
     return sorted(fitting, key=lambda pair: (float(f"{pair.hours:.3g}"), pair.peak))
 
 
-def fits(choice: Choice) -> bool:
+def fits(choice: LayoutCandidate) -> bool:
     """Returns whether a layout is possible and fits."""
     return choice.trace is not None and not choice.refusal

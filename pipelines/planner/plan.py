@@ -19,7 +19,7 @@ from distill.tasks.positions import find_max_tokens
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import Task
 from pipelines.planner.hardware import Hardware
-from pipelines.planner.layout_tracer import Choice, LayoutTracer
+from pipelines.planner.layout_tracer import LayoutCandidate, LayoutTracer
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.machines import describe_hardware
 from pipelines.planner.pairs import LayoutPair, list_pairs
@@ -54,9 +54,9 @@ class ClusterPlan:
     requested: DistillConfig
     workload: Workload
     hardware: Hardware
-    teachers: Sequence[Choice]
-    cached: Sequence[Choice]
-    online: Sequence[Choice]
+    teachers: Sequence[LayoutCandidate]
+    cached: Sequence[LayoutCandidate]
+    online: Sequence[LayoutCandidate]
     pairs: Sequence[LayoutPair]
 
     @property
@@ -87,11 +87,11 @@ def make_plan(config: PlannerConfig, console: Console) -> ClusterPlan:
     of_student = list_layouts(hardware, workload.student, trained=True, segments=workload.predicts_tokens)
     with console.track("planning", len(of_teacher) + 2 * len(of_student), "layouts") as advance:
         tracer = LayoutTracer(workload, hardware, partial(advance, 1), workers=min(MOST_WORKERS, count_cores()))
-        teachers, cached = tracer.list_teachers(of_teacher), tracer.list_students(of_student)
-        online = tracer.list_online(cached, teachers)
+        teachers, cached = tracer.trace_teachers(of_teacher), tracer.trace_students(of_student)
+        online = tracer.trace_online_students(cached, teachers)
     pairs = list_pairs(teachers, cached, online, workload, hardware)
     if not pairs:
-        raise describe_lack(teachers, [*cached, *online], hardware)
+        raise build_no_fit_error(teachers, [*cached, *online], hardware)
     return ClusterPlan(requested, workload, hardware, teachers, cached, online, pairs)
 
 
@@ -162,7 +162,9 @@ def fit_settings(
     )
 
 
-def describe_lack(teachers: Sequence[Choice], students: Sequence[Choice], hardware: Hardware) -> InputError:
+def build_no_fit_error(
+    teachers: Sequence[LayoutCandidate], students: Sequence[LayoutCandidate], hardware: Hardware
+) -> InputError:
     """Returns the error that no pair fits, with what would."""
     parts = []
     for role, choices in (("teacher", teachers), ("student", students)):

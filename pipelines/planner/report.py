@@ -10,7 +10,7 @@ import yaml
 
 from distill.data.config import DataConfig
 from distill.teacher.config import TeacherConfig
-from pipelines.planner.layout_tracer import Choice
+from pipelines.planner.layout_tracer import LayoutCandidate
 from pipelines.planner.pairs import LayoutPair
 from pipelines.planner.plan import ClusterPlan
 from pipelines.runs.console import Console
@@ -50,7 +50,7 @@ def print_plan(plan: ClusterPlan, console: Console) -> None:
         console.say(f"  {reason}")
 
 
-def print_choices(title: str, choices: Sequence[Choice], console: Console) -> None:
+def print_choices(title: str, choices: Sequence[LayoutCandidate], console: Console) -> None:
     """Prints the layouts that were traced, and why the others weren't."""
     traced = [choice for choice in choices if choice.trace is not None]
     header = ("layout", "rows", *MEMORY_KINDS, "GB at most", "rows/s in all", "computing", "sending", "idle", "")
@@ -60,7 +60,7 @@ def print_choices(title: str, choices: Sequence[Choice], console: Console) -> No
             console.say(f"  not {describe_layout(choice)}: {choice.refusal}")
 
 
-def describe_choice(choice: Choice) -> tuple[str, ...]:
+def describe_choice(choice: LayoutCandidate) -> tuple[str, ...]:
     """Returns the table row of a layout; shares of the time are of a step."""
     assert choice.trace is not None
     assert choice.time is not None
@@ -77,7 +77,7 @@ def describe_choice(choice: Choice) -> tuple[str, ...]:
     )
 
 
-def describe_layout(choice: Choice) -> str:
+def describe_layout(choice: LayoutCandidate) -> str:
     """Returns a layout with its memory settings."""
     if choice.train is None:
         return str(choice.layout)

@@ -25,8 +25,9 @@ from distill.tasks.logit_rows import OutputRows
 from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.optimizer import build_optimizer, take_empty_step
 from distill.train.steps.batch_entries import find_signals
-from pipelines.planner.depth import add_change
-from pipelines.planner.fake_world import SelectShare, use_kernels
+from pipelines.planner.depth_extrapolation import add_difference
+from pipelines.planner.fake_process_group import SelectShare, use_kernels
+from pipelines.planner.operator_counter import Collective, WorkCounter
 from pipelines.planner.trace import (
     Query,
     StepTrace,
@@ -41,7 +42,6 @@ from pipelines.planner.trace import (
     list_tensors,
     trace_fake_tensors,
 )
-from pipelines.planner.work import Collective, WorkCounter
 
 
 def count_micro_batches(rows: int) -> tuple[int, int]:
@@ -59,14 +59,14 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
         micro_batches: Number of micro-batches.
     """
     parts = split_layers(build_on_meta(work.build), layout.pp)
-    first, last = (trace_deep_stage(work, parts, micro_batches, index) for index in (0, layout.pp - 1))
+    first, last = (extrapolate_stage(work, parts, micro_batches, index) for index in (0, layout.pp - 1))
     larger = max(first, last, key=lambda stage: stage.peak)
     busier = max(first, last, key=lambda stage: stage.flops)
     stretch = (micro_batches + layout.pp - 1) / micro_batches
     return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
 
 
-def trace_deep_stage(work: Training | Query, parts: Sequence[range], micro_batches: int, index: int) -> StepTrace:
+def extrapolate_stage(work: Training | Query, parts: Sequence[range], micro_batches: int, index: int) -> StepTrace:
     """Returns what the first or the last stage takes for a batch, from its traces with one and with two layers.
 
     Args:
@@ -79,7 +79,7 @@ def trace_deep_stage(work: Training | Query, parts: Sequence[range], micro_batch
     if layers <= 2:  # as many as are traced
         return trace_stage(work, parts, micro_batches, index, layers)
     low, high = (trace_stage(work, parts, micro_batches, index, few) for few in (1, 2))
-    return add_change(low, low, high, layers - 1)
+    return add_difference(low, low, high, layers - 1)
 
 
 def trace_stage(
@@ -94,7 +94,7 @@ def trace_stage(
     backend = work.backend if isinstance(work, Training) else ""
     with trace_fake_tensors(), SelectShare(work.share), use_kernels(backend):
         allocate_fake(stage)
-        batch, optimizer = work.draw_batch(), None
+        batch, optimizer = work.build_fake_batch(), None
         lone = LoneStage(stage, work.loss if isinstance(work, Training) else None)
         counter = WorkCounter(count_vocabulary(stage))
         memory = StepTracker(counter)

@@ -36,8 +36,8 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, take_empty_step
-from pipelines.planner.fake_world import SelectShare, use_kernels
-from pipelines.planner.work import Collective, WorkCounter, asks_device
+from pipelines.planner.fake_process_group import SelectShare, use_kernels
+from pipelines.planner.operator_counter import Collective, WorkCounter, asks_device
 from pipelines.runs.placement import find_gather_policy
 
 CATEGORIES = {
@@ -86,7 +86,7 @@ class Training:
 
     Args:
         build: Builds the student; its weights aren't allocated.
-        draw_batch: Draws the batch of one process, with the teacher's signals if terms of the loss need them.
+        build_fake_batch: Draws the batch of one process, with the teacher's signals if terms of the loss need them.
         loss: The loss; the labels' by default.
         train: The optimizer, and activation checkpointing.
         precision: 32, bf16-mixed or 16-mixed.
@@ -97,7 +97,7 @@ class Training:
     """
 
     build: Callable[[], PreTrainedModel]
-    draw_batch: Callable[[], Batch]
+    build_fake_batch: Callable[[], Batch]
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl=0, ce=1))
     train: TrainConfig = field(default_factory=TrainConfig)
     precision: str = "32"
@@ -113,14 +113,14 @@ class Query:
 
     Args:
         build: Builds the teacher; its weights aren't allocated.
-        draw_batch: Draws the batch of one process.
+        build_fake_batch: Draws the batch of one process.
         outputs: As in `OnlineTeacher`.
         precision: 32, bf16-mixed or 16-mixed.
         share: Share of the positions at which the teacher predicts.
     """
 
     build: Callable[[], PreTrainedModel]
-    draw_batch: Callable[[], Batch]
+    build_fake_batch: Callable[[], Batch]
     outputs: tuple[str, ...] = ("logits",)
     precision: str = "32"
     share: float = 1.0
@@ -195,7 +195,7 @@ def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> St
     is_replicated = layout.processes > 1 and not layout.sharded and layout.zero != 2
     with trace_fake_tensors(), SelectShare(training.share), use_kernels(training.backend):
         allocate_fake(model)
-        batch = training.draw_batch()
+        batch = training.build_fake_batch()
         terms = list(module.layer_terms.parameters())
         optimizer = build_optimizer(model, terms, training.train, shard=layout.zero == 1)
         take_empty_step(optimizer)
@@ -233,7 +233,7 @@ def trace_query(query: Query, layout: Layout, *, is_new: bool = True) -> StepTra
     model = build_sharded(query.build, layout, query.precision, frozen=True)
     with trace_fake_tensors(), SelectShare(query.share):
         allocate_fake(model)
-        batch = query.draw_batch()
+        batch = query.build_fake_batch()
         teacher = OnlineTeacher(model, query.outputs, device=_CPU)
 
         def ask() -> None:

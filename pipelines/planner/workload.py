@@ -17,7 +17,7 @@ from distill.tasks.language import Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
 from distill.train.config import TrainConfig
-from pipelines.planner.batches import BatchShape, draw_batch, draw_signals
+from pipelines.planner.batches import BatchShape, build_fake_batch, build_fake_signals
 from pipelines.planner.trace import Query, Training
 from pipelines.settings.commands.cache import KeepConfig
 from pipelines.settings.commands.distill import DistillConfig
@@ -109,10 +109,10 @@ class Workload:
         loss, teacher = self.settings.loss, self.teacher
 
         def draw() -> Batch:
-            batch = draw_batch(self.task, shape, int(teacher.num_labels or 1))
+            batch = build_fake_batch(self.task, shape, int(teacher.num_labels or 1))
             if not loss.needs_teacher:
                 return batch
-            signals = draw_signals(self.task, shape, self.choose_signals(online=online), teacher)
+            signals = build_fake_signals(self.task, shape, self.choose_signals(online=online), teacher)
             return batch | {"signals": cast(Tensor, signals)}  # as in the batches of a data module
 
         return Training(
@@ -126,7 +126,7 @@ class Workload:
         labels = int(self.teacher.num_labels or 1)
         outputs = self.settings.loss.teacher_outputs
         return Query(
-            self.build(self.teacher, layers), lambda: draw_batch(self.task, shape, labels), outputs,
+            self.build(self.teacher, layers), lambda: build_fake_batch(self.task, shape, labels), outputs,
             self.settings.machine.precision, self.share,
         )  # fmt: skip
 

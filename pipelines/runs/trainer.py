@@ -34,6 +34,7 @@ from distill.train.spikes import LossSpikeError
 from pipelines.runs import stops
 from pipelines.runs.checkpoint_schedule import CheckpointWriter
 from pipelines.runs.console import Advance, Console
+from pipelines.runs.failure_reports import PositionRecorder
 from pipelines.runs.files import recover_folder, replace_folder
 from pipelines.runs.loss_scaling import LossScaling
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
@@ -45,7 +46,6 @@ from pipelines.runs.recovery import Recovery
 from pipelines.runs.strategies import build_strategy, choose_device, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.training_logs import TrainingLogs
-from pipelines.runs.watchdog import PositionRecorder
 from pipelines.settings.commands.distill import MachineConfig
 
 SINGLE_PROCESS = Layout()

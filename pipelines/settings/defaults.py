@@ -6,7 +6,7 @@ from typing import cast
 from compress.quantize.config import AUTO_MIN_SCORE
 from distill.losses.config import LossConfig
 from distill.student.spec import is_without_attention, parse_spec
-from distill.tasks.names import LANGUAGE, VECTOR_TASKS
+from distill.tasks.names import LANGUAGE_TASKS, VECTOR_TASKS
 from pipelines.settings.commands.distill import DistillConfig, TaskName
 
 # Learning rates of AdamW where none is given: of the general stage, a teacher's fine-tuning, and vectors of tokens.
@@ -68,4 +68,4 @@ def default_loss(task: str) -> LossConfig:
     """
     if task == "sentence-embedding":
         return VECTORS
-    return LossConfig(temperature=1) if task in LANGUAGE else LossConfig()
+    return LossConfig(temperature=1) if task in LANGUAGE_TASKS else LossConfig()

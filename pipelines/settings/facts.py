@@ -23,7 +23,7 @@ class Facts:
         student: The student's checkpoint; None also for a student that is built from the teacher.
         teacher_layout: Layout of the teacher.
         student_layout: Layout of the student.
-        tuned_layout: Layout of the teacher during its own training.
+        finetuning_layout: Layout of the teacher during its own training.
         precision: Precision of training.
         own_tokenizer: Whether the student's tokenizer differs from the teacher's.
         opened: True once the checkpoints on this machine have been opened.
@@ -36,7 +36,7 @@ class Facts:
     student: Checkpoint | None = None
     teacher_layout: Layout | None = None
     student_layout: Layout | None = None
-    tuned_layout: Layout | None = None
+    finetuning_layout: Layout | None = None
     precision: str | None = None
     own_tokenizer: bool | None = None
     opened: bool | None = None

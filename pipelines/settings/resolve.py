@@ -9,7 +9,7 @@ from distill.data.clean.config import is_person
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, match_layers
 from distill.student.spec import is_relative
-from distill.tasks.names import LANGUAGE
+from distill.tasks.names import LANGUAGE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
 from pipelines.settings.facts import Facts
@@ -39,7 +39,7 @@ def examine_settings(settings: DistillConfig, processes: int) -> Facts:
         open_local(name, "teacher")
     student = None if is_relative(settings.student.spec) else open_local(settings.student.spec, "student")
     task = settings.task if settings.task != "auto" else (teacher.task if teacher is not None else "")
-    teacher_layout, student_layout, tuned_layout = (each.parsed() for each in layout_settings(settings, processes))
+    teacher_layout, student_layout, finetuning_layout = (each.parsed() for each in layout_settings(settings, processes))
     facts = Facts(
         fill_task_defaults(settings, task) if task else settings,
         processes,
@@ -48,7 +48,7 @@ def examine_settings(settings: DistillConfig, processes: int) -> Facts:
         student,
         teacher_layout,
         student_layout,
-        tuned_layout,
+        finetuning_layout,
         None if settings.machine.precision == "auto" else settings.machine.precision,
         opened=True,
     )
@@ -127,7 +127,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     settings = replace(settings, data=replace(settings.data, max_length=length))
     if across:
         rows_across(settings, models["student"][1], tokenizer, [], length)  # raises what the student stage would
-    new_head = settings.task not in LANGUAGE
+    new_head = settings.task not in LANGUAGE_TASKS
     task.check_weights(teacher.folder, "teacher", new_head=new_head, finite=reads_weights)
     if student is not None:
         new_head = new_head and not settings.student.given

@@ -7,7 +7,7 @@ from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
-from distill.tasks.names import LANGUAGE
+from distill.tasks.names import LANGUAGE_TASKS
 
 if TYPE_CHECKING:
     from pipelines.settings.commands.distill import DistillConfig
@@ -26,7 +26,7 @@ def task_arguments(
         InputError: The task doesn't support the packing, or packed rows would contain several prompts for a student
             that generates text.
     """
-    if task not in LANGUAGE:
+    if task not in LANGUAGE_TASKS:
         return {}
     default = "stream" if task != "chat" else "none" if generates else "documents"
     packing = default if data.packing == "auto" else data.packing

@@ -13,7 +13,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, targets_of
 from pipelines.settings.schemes import is_dynamic_reduced, measured_scheme
 from pipelines.stages.deliver.evaluate import evaluate_stage
-from pipelines.stages.deliver.evaluated import EvaluatedModel, JudgedSpeed
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, JudgedSpeed
 from pipelines.stages.deliver.export import export_stage
 from pipelines.stages.deliver.exported_targets import forms_of_teacher, scored_target, student_targets, target_for
 from pipelines.stages.deliver.speed import find_correction, is_slow, speed_stage
@@ -24,7 +24,7 @@ from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.students import (
     Stages,
     TrainedStudent,
-    build_pipeline,
+    build_pruning_context,
     collect_student,
     prune_to,
     quantize_students,
@@ -162,7 +162,7 @@ class Delivery:
         self.run.console.say(
             f"  speed-{target.name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
         )
-        pipeline = build_pipeline(self.run, self.plan, self.made, self.precision)
+        pipeline = build_pruning_context(self.run, self.plan, self.made, self.precision)
         stages = prune_to(pipeline, target, previous=self.made[f"shape-{target.name}"])
         if not stages[f"shape-{target.name}"].metrics["faster"]:
             return "no faster shape has the same layers and width"

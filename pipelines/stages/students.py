@@ -100,7 +100,7 @@ def prune_students(
     start = pruning_start_stage(run, plan, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
     stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
-    pipeline = build_pipeline(run, plan, {**earlier, **stages}, precision)
+    pipeline = build_pruning_context(run, plan, {**earlier, **stages}, precision)
     targets = targets_of(config.budget)
     if config.prune.nested:
         stages |= prune_nested(pipeline, targets)
@@ -131,7 +131,7 @@ def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact],
     return stages
 
 
-def build_pipeline(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningContext:
+def build_pruning_context(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningContext:
     """Returns the inputs of all pruned students, from the stages by name."""
     names = {"tokens": "start"}  # both are the same stage, until a round of the iterative schedule replaces the start
     inputs = ShapeInputs(**{each.name: made[names.get(each.name, each.name)] for each in fields(ShapeInputs)})

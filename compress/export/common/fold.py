@@ -11,7 +11,7 @@ from distill.checkpoint.custom_models import has_custom_norms
 from distill.checkpoint.custom_models.modeling_custom_norms import TokenBatchNorm
 from distill.checkpoint.norm_kinds import BATCHNORM, ELEMENTWISE, NONORM
 from distill.slicing.custom_norms import build_with_norms
-from distill.slicing.stream import absorb, find_stretches
+from distill.slicing.stream import absorb_scale_and_shift, find_residual_segments
 
 IDENTITY = "identity"
 SPREAD = 64.0  # largest ratio of two features' factors that is left in the stream: int8 has 127 steps for all of them
@@ -37,15 +37,15 @@ def fold_norms(model: PreTrainedModel) -> PreTrainedModel:
         return model
     folded = copy.deepcopy(model).double()
     body, norms, lines = folded.base_model, dict(model.config.norms), dict[str, tuple[Tensor, Tensor]]()
-    stretches = find_stretches(folded)
-    if stretches:
+    segments = find_residual_segments(folded)
+    if segments:
         for name, scale, shift in _fold_stream(folded):
             lines[name] = scale, shift
         norms = {name: NONORM if name in lines else IDENTITY for name in norms}
     else:
         for name, kind in norms.items():
             if kind == BATCHNORM:
-                norms[name], lines[name] = NONORM, read_line(body.get_submodule(name))
+                norms[name], lines[name] = NONORM, read_scale_and_shift(body.get_submodule(name))
     prefix = f"{folded.base_model_prefix}." if body is not folded else ""
     weights = folded.state_dict()
     for name, line in lines.items():
@@ -60,24 +60,24 @@ def _fold_stream(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]
         (name, scale, shift) of each norm that remains, of what is in the stream.
     """
     body: nn.Module = model.base_model
-    *stretches, last = find_stretches(model)
+    *segments, last = find_residual_segments(model)
     factor: Tensor | None = None  # of the stream: the model's values are `factor` times those that are stored
-    for stretch in stretches:
-        if not stretch.norm:
+    for segment in segments:
+        if not segment.norm:
             continue
-        scale, shift = read_line(body.get_submodule(stretch.norm))
+        scale, shift = read_scale_and_shift(body.get_submodule(segment.norm))
         factor = scale if factor is None else scale * factor
         if factor.abs().max() > SPREAD * factor.abs().min():
-            yield stretch.norm, factor, shift
+            yield segment.norm, factor, shift
             factor = None
             continue
-        absorb(body, stretch, factor, shift)
-        factor = factor if stretch.writer else None
-    scale, shift = read_line(body.get_submodule(last.norm))
+        absorb_scale_and_shift(body, segment, factor, shift)
+        factor = factor if segment.writer else None
+    scale, shift = read_scale_and_shift(body.get_submodule(last.norm))
     yield last.norm, scale if factor is None else scale * factor, shift
 
 
-def read_line(norm: nn.Module) -> tuple[Tensor, Tensor]:
+def read_scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Returns the scale and the shift [width] that an element-wise norm has in eval mode."""
     weight, bias = norm.weight, norm.bias
     assert isinstance(weight, Tensor)

@@ -178,7 +178,7 @@ def score_by_activation(model: PreTrainedModel, axes: Sequence[Axis], batches: I
     """
     gates, means = Gates(model, axes), _ActivationMeans()
     handles = [
-        layer.register_forward_hook(partial(means._add_rotation, i), with_kwargs=True)
+        layer.register_forward_hook(partial(means._add_layer_change, i), with_kwargs=True)
         for i, layer in enumerate(gates.layers)
     ]
     for name, modules in gates.modules.items():
@@ -199,9 +199,9 @@ def score_by_activation(model: PreTrainedModel, axes: Sequence[Axis], batches: I
     finally:
         for handle in handles:
             handle.remove()
-    rotations = [float(means.compute_mean(f"{LAYERS}.{number}")) for number in range(len(gates.layers))]
+    changes = [float(means.compute_mean(f"{LAYERS}.{number}")) for number in range(len(gates.layers))]
     scores = {name: means.compute_mean(name) for name in gates.modules}
-    layers = torch.tensor(rotations, dtype=torch.float64)
+    layers = torch.tensor(changes, dtype=torch.float64)
     return Scores("activation", scores, layers, samples, tokens, compute_fingerprint(model))
 
 
@@ -220,7 +220,7 @@ class _ActivationMeans:
     def _add_norm(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._add(name, output.double().abs())
 
-    def _add_rotation(
+    def _add_layer_change(
         self,
         number: int,
         module: nn.Module,

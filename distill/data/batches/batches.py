@@ -9,8 +9,8 @@ import torch
 
 from distill.data.batches.encode import Batch
 from distill.data.batches.pinning import pin_batch
+from distill.data.batches.prefetch import Prefetcher, WaitTimer
 from distill.data.batches.rank_speeds import RankSpeeds
-from distill.data.batches.read_ahead import Prefetcher, Waiting
 from distill.data.batches.sampling import RowSampler
 from distill.data.batches.segments import cut_segment
 from distill.data.batches.share import shard_batch, weigh_batch
@@ -128,7 +128,7 @@ class TrainBatches:
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
         self.segment = segment
-        self.signals, self.threads, self.waiting = signals, threads, Waiting()
+        self.signals, self.threads, self.waiting = signals, threads, WaitTimer()
         self.sampler, self.pinned_for, self.speeds = sampler, pinned_for, speeds
         self.position = 0  # batches yielded since the start of the first epoch
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.encode import Batch
-from distill.data.batches.read_ahead import Prefetcher
+from distill.data.batches.prefetch import Prefetcher
 
 
 class Claims(Protocol):

@@ -91,7 +91,9 @@ class Cleaning:
         steps = [step for step in self.config.find_steps() if step.is_text_step]
         before = [step for step in steps if step.name != "spelling"]
         for name in TRAINED:
-            parts[name] = self._do_once(f"{name}-texts", parts[name], self._clean_texts, name, parts[name], before)
+            parts[name] = self._resume_or_run(
+                f"{name}-texts", parts[name], self._clean_texts, name, parts[name], before
+            )
         spelling = [step for step in steps if step.name == "spelling"]
         if spelling:
             texts = chain.from_iterable(_iterate_texts(parts[name]) for name in TRAINED)
@@ -99,13 +101,15 @@ class Cleaning:
             self.prepared["spelling"] = self.speller.correct
             for name in TRAINED:
                 part = parts[name]
-                parts[name] = self._do_once(f"{name}-spelling", part, self._clean_texts, name, part, spelling)
+                parts[name] = self._resume_or_run(f"{name}-spelling", part, self._clean_texts, name, part, spelling)
         deployed = self.config.find_deployed()
         parts |= {name: self._clean_texts(name, parts[name], deployed) for name in EVALUATED}
-        parts |= {name: self._do_once(f"{name}-rows", parts[name], self._drop_rows, name, parts) for name in TRAINED}
+        parts |= {
+            name: self._resume_or_run(f"{name}-rows", parts[name], self._drop_rows, name, parts) for name in TRAINED
+        }
         return replace(splits, **parts, notes=splits.notes | self.name_counts())
 
-    def _do_once(self, name: str, part: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+    def _resume_or_run(self, name: str, part: Any, work: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the result of `work` on a large part as it was kept in `scratch`, also before an earlier stop."""
         if len(part) < KEPT_FROM:
             return work(*arguments)

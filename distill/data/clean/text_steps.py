@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from distill.data.batches.read_ahead import Prefetcher
+from distill.data.batches.prefetch import Prefetcher
 from distill.data.clean.config import CleaningStep
 from distill.data.clean.identifiers import DIGITS, EMAIL, URL, USER, replace_personal
 from distill.data.clean.markup import remove_html, remove_markdown

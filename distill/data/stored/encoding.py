@@ -12,7 +12,7 @@ from types import TracebackType
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from distill.data.batches.read_ahead import Prefetcher
+from distill.data.batches.prefetch import Prefetcher
 from distill.data.stored import worker
 from distill.data.stored.worker import Encoding
 

@@ -38,7 +38,7 @@ class Use:
     role: Role
 
 
-class Follower(Reshaping):
+class LabelPropagator(Reshaping):
     """Propagates labels through a graph, operator by operator.
 
     Args:

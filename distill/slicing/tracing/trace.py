@@ -15,10 +15,10 @@ from distill.slicing.tracing.axes import Axis, Role, Slot
 from distill.slicing.tracing.classify import AxisClassifier, layer_of
 from distill.slicing.tracing.export import export_graph
 from distill.slicing.tracing.labels import Dimension, Labels
-from distill.slicing.tracing.operators import Follower, Use
+from distill.slicing.tracing.operators import LabelPropagator, Use
 from distill.slicing.tracing.projections import AttentionProjection, ProjectionFinder
 from distill.slicing.tracing.reshaping import LabelledTensor
-from distill.slicing.tracing.twin import Twin, build_twin
+from distill.slicing.tracing.twin import ReducedCopy, build_twin
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def trace_whole(model: PreTrainedModel, example: Mapping[str, Tensor] | None = N
     aliases = {name: first for first, group in group_aliases(model).items() for name in group}
     parameters = {name: dimensions[first] for name, first in aliases.items()}
     embedding, head = find_vocabulary_weights(model)
-    follower = Follower(labels, aliases[embedding])
+    follower = LabelPropagator(labels, aliases[embedding])
     program = export_graph(model, example)
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -191,7 +191,7 @@ def collect_roles(model: nn.Module, aliases: Mapping[str, str], uses: Iterable[U
     return roles
 
 
-def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, twin: Twin) -> Traced:
+def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, twin: ReducedCopy) -> Traced:
     """Returns the result for all layers of the model, given the result for its twin."""
     order = {name: i for i, name in enumerate(n for group in group_aliases(model).values() for n in group)}
 

@@ -16,7 +16,7 @@ EQUAL = 2  # layers kept of each kind; a single one could be confused with the m
 
 
 @dataclass(frozen=True)
-class Twin:
+class ReducedCopy:
     """A copy on the meta device with the first layers of each kind.
 
     Args:
@@ -28,7 +28,7 @@ class Twin:
     layers: tuple[tuple[int, ...], ...]
 
 
-def build_twin(model: PreTrainedModel, stack: str) -> Twin:
+def build_twin(model: PreTrainedModel, stack: str) -> ReducedCopy:
     """Returns a copy with the first two layers of each kind; the others are represented by the second one.
 
     Layers are of one kind if their weights have the same names and shapes and the config lists the same for them.
@@ -46,7 +46,7 @@ def build_twin(model: PreTrainedModel, stack: str) -> Twin:
     twin = copy_without_storage(model)
     select_layer_settings(twin.config, [group[0] for group in groups])
     drop_layers(twin, stack, [group[0] for group in groups])
-    return Twin(twin, tuple(map(tuple, groups)))
+    return ReducedCopy(twin, tuple(map(tuple, groups)))
 
 
 def list_kinds(model: PreTrainedModel, stack: str) -> Sequence[Hashable]:

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.cache import CacheReader
 from distill.data.batches.encode import IGNORED, Batch
-from distill.data.batches.read_ahead import Waiting
+from distill.data.batches.prefetch import WaitTimer
 from distill.data.batches.share import loss_counts, loss_mask
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -42,7 +42,7 @@ class OnPolicy:
 
     def __init__(self, config: OnPolicyConfig, seed: int = 0, teacher_config: PretrainedConfig | None = None):
         self.config, self.seed, self.teacher_config = config, seed, teacher_config
-        self.generation_time = Waiting()
+        self.generation_time = WaitTimer()
 
     def draw_seed(self, step: int) -> int | None:
         """Returns the seed of the generation in a step; None in a step on the dataset's own texts."""

@@ -27,7 +27,7 @@ def trainings_of(s: DistillConfig) -> dict[str, TrainConfig]:
 
 def layout_of(setting: str, facts: Facts) -> Layout:
     """Returns the layout of a training, which is known by then."""
-    layout = facts.tuned_layout if setting == "teacher_train" else facts.student_layout
+    layout = facts.finetuning_layout if setting == "teacher_train" else facts.student_layout
     assert layout is not None
     return layout
 

@@ -7,7 +7,7 @@ from distill.data.augment.lexicon import read_lexicon
 from distill.data.augment.templates import read_slot_templates
 from distill.data.clean.config import check_clean_packages
 from distill.losses.config import LAYER_TERMS
-from distill.tasks.names import LANGUAGE
+from distill.tasks.names import LANGUAGE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.places import path_exists
@@ -178,7 +178,9 @@ SAMPLING_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
-        lambda s, f: (s.sampling.by == "length" or s.augment.ratio) and f.task in (*LANGUAGE, "question-answering"),
+        lambda s, f: (
+            (s.sampling.by == "length" or s.augment.ratio) and f.task in (*LANGUAGE_TASKS, "question-answering")
+        ),
         "sampling.by {s.sampling.by}, augment.ratio {s.augment.ratio:g}: expected a task with a row for each text, "
         "found {f.task}",
         ("task",),

@@ -139,7 +139,7 @@ def check_layout_sizes(f: Facts) -> None:
     for name, layout, sizes in (
         ("teacher.layout", f.teacher_layout, f.teacher_sizes),
         ("student.layout", f.student_layout, f.student_sizes),
-        ("teacher.layout", f.tuned_layout, f.teacher_sizes),
+        ("teacher.layout", f.finetuning_layout, f.teacher_sizes),
     ):
         if layout is not None and sizes is not None:
             check_layout_fits(layout, sizes.heads, sizes.groups, len(sizes.layers), name)
@@ -310,7 +310,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         )
         for who, layout, hint in (
             ("student", "student_layout", ""),
-            ("teacher that may be fine-tuned", "tuned_layout", ", or teacher.finetune never"),
+            ("teacher that may be fine-tuned", "finetuning_layout", ", or teacher.finetune never"),
         )
     ),
     Rule(
@@ -332,7 +332,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         for name, layout in (
             ("train", "student_layout"),
             ("general.train", "student_layout"),
-            ("teacher_train", "tuned_layout"),
+            ("teacher_train", "finetuning_layout"),
         )
     ),
     Check(check_schedule_epochs),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from distill.errors import InputError
 from distill.parallel.layout import Layout
-from distill.tasks.names import LANGUAGE
+from distill.tasks.names import LANGUAGE_TASKS
 from distill.train.config import AUTO
 from pipelines.settings.facts import Facts
 
@@ -19,9 +19,9 @@ def check_segment_task(who: str, f: Facts) -> None:
     """
     layout = f.student_layout if who == "student" else f.teacher_layout
     assert layout is not None
-    if layout.cp > 1 and f.task not in LANGUAGE:
+    if layout.cp > 1 and f.task not in LANGUAGE_TASKS:
         raise InputError(
-            f"{who}.layout {layout}: expected {', '.join(LANGUAGE)} with cp, found {f.task}: {_WHOLE_TEXTS}; use "
+            f"{who}.layout {layout}: expected {', '.join(LANGUAGE_TASKS)} with cp, found {f.task}: {_WHOLE_TEXTS}; use "
             "replicated or fsdp"
         )
 

@@ -29,7 +29,7 @@ def check_norms(facts: Facts) -> None:
     spec = facts.settings.student.spec
     assert facts.teacher is not None
     norm = read_norm(spec)
-    if norm and not parse_spec(spec).is_blocks:
+    if norm and not parse_spec(spec).is_bottleneck:
         check_family_kind(norm, facts.teacher.model_type)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from distill.checkpoint.head_task import same_head
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS, LossConfig, check_sparse_signals
-from distill.tasks.names import LANGUAGE, WRITING, default_signal
+from distill.tasks.names import GENERATIVE_TASKS, LANGUAGE_TASKS, default_signal
 from pipelines.settings.commands.cache import KeepConfig
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.defaults import default_loss
@@ -28,7 +28,7 @@ def check_task_packing(f: Facts) -> None:
 
 def check_ignored_keep(f: Facts) -> None:
     """Checks that no setting of keep is set that the task or the loss determines."""
-    plain, language = KeepConfig(), f.task in LANGUAGE
+    plain, language = KeepConfig(), f.task in LANGUAGE_TASKS
     default = plain.signals if language else default_signal(f.task or "")
     used = (*STORED_FORM, *(("signals", "draws", "k", "step") if language else ()))
     changed = {name: value for name, value in asdict(f.settings.keep).items() if value != getattr(plain, name)}
@@ -44,7 +44,7 @@ def check_stored_part(f: Facts) -> None:
     """Checks that the loss can be computed from the part of a language model's output that is stored."""
     s = f.settings
     stored = default_signal(f.task or "") if s.keep.signals == "auto" else s.keep.signals
-    if f.task in LANGUAGE and s.teacher.signals == "cached" and stored != "logits":
+    if f.task in LANGUAGE_TASKS and s.teacher.signals == "cached" and stored != "logits":
         check_sparse_signals(s.loss, stored)
 
 
@@ -60,7 +60,7 @@ def across_rule(setting: str, expected: str, refuses: Callable[[DistillConfig], 
 
 TASK_RULES: tuple[Rule | Check, ...] = (
     Rule(
-        lambda s, f: s.on_policy.share and f.task not in WRITING,
+        lambda s, f: s.on_policy.share and f.task not in GENERATIVE_TASKS,
         "on_policy.share {s.on_policy.share:g}: expected causal-lm or chat, found {f.task}: the student can't generate "
         "text",
         ("task",),
@@ -86,7 +86,7 @@ TASK_RULES: tuple[Rule | Check, ...] = (
     Check(check_task_packing, ("task",)),
     Check(check_ignored_keep, ("task",)),
     Rule(
-        lambda s, f: s.general.data and f.task in ("sentence-embedding", *LANGUAGE),
+        lambda s, f: s.general.data and f.task in ("sentence-embedding", *LANGUAGE_TASKS),
         "general.data: expected a task with labels after the plain text, found {f.task}",
         ("task",),
     ),

@@ -2,7 +2,7 @@
 
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
-from distill.tasks.names import WRITING
+from distill.tasks.names import GENERATIVE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.conditions import trainings_of
@@ -17,7 +17,11 @@ def check_window_rows(f: Facts) -> None:
         InputError: They are packed.
     """
     s = f.settings
-    if window_settings(s) and f.task in WRITING and run_task_arguments(s, f.task).get("packing") == "documents":
+    if (
+        window_settings(s)
+        and f.task in GENERATIVE_TASKS
+        and run_task_arguments(s, f.task).get("packing") == "documents"
+    ):
         raise InputError(
             f"{window_settings(s)[0]}.backward_window: expected data.packing none{' or stream' * (f.task != 'chat')}, "
             f"found documents{' by default' * (s.data.packing == 'auto')}: keys of a document would be carried into "
@@ -91,7 +95,7 @@ WINDOW_RULES: tuple[Rule | Check, ...] = (
     ),
     *(
         Rule(
-            lambda s, f, name=name: trainings_of(s)[name].backward_window and f.task not in WRITING,  # type: ignore[misc]
+            lambda s, f, name=name: trainings_of(s)[name].backward_window and f.task not in GENERATIVE_TASKS,  # type: ignore[misc]
             f"{name}.backward_window: expected causal-lm or chat, found {{f.task}}: only a decoder's chunks have "
             "losses of their own",
             ("task",),

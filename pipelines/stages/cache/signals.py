@@ -10,7 +10,7 @@ from distill.cache.signals import Signal
 from distill.checkpoint.sentence_form import vector_width
 from distill.errors import InputError
 from distill.models.attention import read_attention_widths
-from distill.tasks.language import CausalLM, Chatting, MaskedLM
+from distill.tasks.language import CausalLM, ChatTask, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
@@ -19,7 +19,7 @@ from pipelines.settings.commands.cache import KeepConfig
 
 EMBEDDING = SentenceEmbedding.name
 LABEL_TASKS = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
-_LANGUAGE_TASKS = (MaskedLM.name, CausalLM.name, Chatting.name)
+_LANGUAGE_TASKS = (MaskedLM.name, CausalLM.name, ChatTask.name)
 CACHED_TASKS = (*LABEL_TASKS, *_LANGUAGE_TASKS, EMBEDDING)
 
 

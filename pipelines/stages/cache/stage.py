@@ -9,7 +9,7 @@ from distill.data.config import DataConfig
 from distill.losses.config import LayerSizes, LossConfig, match_layers
 from distill.models.layer_sizes import read_layer_sizes
 from distill.parallel.mesh import build_mesh
-from distill.tasks.language import Chatting, Language, MaskedLM
+from distill.tasks.language import ChatTask, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
 from pipelines.runs.files import count_bytes
@@ -65,7 +65,7 @@ def write_settings(
     unlabelled = data.folder / "unlabelled.parquet"
     texts = DataConfig(
         path=str(data.folder),
-        text=None if isinstance(task, Chatting) else "text",
+        text=None if isinstance(task, ChatTask) else "text",
         text_pair="text_pair" if isinstance(task, QuestionAnswering) else None,
         unlabelled=str(unlabelled) if data.metrics["unlabelled"] else None,
         max_length=config.data.max_length,

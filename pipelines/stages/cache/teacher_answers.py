@@ -15,7 +15,7 @@ from distill.data.rows.chat_template import Turns
 from distill.data.rows.conversations import Conversations
 from distill.errors import InputError
 from distill.models.generation import find_end_tokens, generate
-from distill.tasks.language import Chatting
+from distill.tasks.language import ChatTask
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
@@ -45,7 +45,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
 
     def work(folder: Path) -> JsonObject:
         splits, task, source = read_data(data), read_task(data), teacher.folder / MODEL
-        assert isinstance(task, Chatting)
+        assert isinstance(task, ChatTask)
         chats = list(splits.train.texts)
         count = round(config.sequences.share * len(chats))
         if not count:
@@ -78,7 +78,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
 class AnswerGenerator:
     """Generates answers with the teacher and saves each batch to a file as soon as it is complete."""
 
-    def __init__(self, run: Run, config: DistillConfig, source: Path, task: Chatting, file: Path):
+    def __init__(self, run: Run, config: DistillConfig, source: Path, task: ChatTask, file: Path):
         self.run, self.settings, self.file = run, config.sequences, file
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(source)
         self.model = load_teacher(source)

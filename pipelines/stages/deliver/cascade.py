@@ -10,7 +10,7 @@ import numpy as np
 from compress.cascade.reader import Cascade, Member, compute_probabilities, measure_margins
 from compress.cascade.temperature import fit_temperature
 from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascade
-from compress.cascade.write import classify_apart, write_cascade
+from compress.cascade.write import classify_in_subprocess, write_cascade
 from compress.errors import ExportError
 from compress.export.verify import SAME
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -203,7 +203,7 @@ def verify_cascade(models: CascadeModels, place: Path, logits: np.ndarray, membe
     """
     rows = np.random.default_rng(models.run.seed).permutation(len(members))[: models.config.measure.parity]
     texts, pairs = select_texts_and_pairs(models.splits.test, rows)
-    found = classify_apart(place, texts if pairs is None else list(zip(texts, pairs, strict=True)))
+    found = classify_in_subprocess(place, texts if pairs is None else list(zip(texts, pairs, strict=True)))
     expected = [(models.find_label(logits[i]), members[i]) for i in rows]
     same = sum(one == other for one, other in zip(found, expected, strict=True)) / len(rows)
     if same < SAME:

@@ -17,7 +17,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.cascade import TEACHER_ROLE, CascadeConfig
 from pipelines.settings.this_machine import describe_machine
-from pipelines.stages.deliver.evaluated import EvaluatedModel
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.timed_texts import EncodedTexts, collate_calls, encode_split, to_arrays
 from pipelines.stages.prepare.data import read_data, read_task

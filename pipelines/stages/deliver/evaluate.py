@@ -17,7 +17,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import MeasureConfig
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.baseline import BASELINE
-from pipelines.stages.deliver.evaluated import EvaluatedModel, Key, key_of
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, key_of
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.latencies import add_latencies
 from pipelines.stages.deliver.timed_texts import EncodedTexts, encode_split, to_arrays

@@ -58,7 +58,7 @@ def export_stage(
     settings |= {"reduced": True} if reduced else {}
 
     def work(folder: Path) -> JsonObject:
-        from pipelines.stages.deliver.export_proof import ExportVerifier, describe_proof, load_source
+        from pipelines.stages.deliver.export_verification import ExportVerifier, describe_verification, load_source
 
         remove_results(folder)
         drawn = sample_texts(examples, parity, run.seed)
@@ -69,7 +69,7 @@ def export_stage(
                 advance(1, str(target))
                 verifier.export(target)
         for proof in verifier.proven:
-            run.console.say(f"  {describe_proof(proof)}")
+            run.console.say(f"  {describe_verification(proof)}")
         for refusal in verifier.refused:
             run.console.say(f"  {refusal['target']}: refused, moved to {refusal['where']}: {refusal['reason']}")
         if not verifier.proven:

@@ -3,7 +3,7 @@
 from compress.export.common.targets import FLOAT, ExportTarget, formats_of
 from compress.prune.budget import Budget
 from compress.quantize.schemes import resolve_scheme
-from distill.tasks.names import WRITING
+from distill.tasks.names import GENERATIVE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.schemes import is_dynamic, schemes_of
 from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, rounded_targets
@@ -27,12 +27,12 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarge
     Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
     """
     floats, schemes = float_targets(config), schemes_of(config)
-    if config.task in WRITING and "onnx" in formats_of(config.export):
+    if config.task in GENERATIVE_TASKS and "onnx" in formats_of(config.export):
         floats.append(ExportTarget("onnx-decoder"))
     if not scheme:
         return [*floats, *([ExportTarget("onnxruntime", "int8")] if is_dynamic(config) else [])]
     names = [*schemes[scheme]]
-    if config.task in WRITING and {"onnx", "onnxruntime"} & {*names}:
+    if config.task in GENERATIVE_TASKS and {"onnx", "onnxruntime"} & {*names}:
         names.append("onnx-decoder")
     taken = rounded_targets(names, resolve_scheme(scheme).precision)
     if scheme != next(iter(schemes)):  # a student in addition to the main one

@@ -13,7 +13,7 @@ from pipelines.reports.schema import EstimateEntry
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import MeasureConfig
-from pipelines.stages.deliver.evaluated import EvaluatedModel, Key, key_of
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, key_of
 from pipelines.stages.deliver.timed_texts import EncodedTexts
 from pipelines.stages.deliver.timing import CallConditions, estimate_entry, time_models
 

@@ -14,7 +14,7 @@ from pipelines.settings.lengths import fitted_length
 from pipelines.settings.schemes import is_reduced
 from pipelines.settings.tokenizers import load_checked_tokenizer
 from pipelines.stages.deliver.evaluate import evaluate_stage
-from pipelines.stages.deliver.evaluated import EvaluatedModel
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel
 from pipelines.stages.deliver.export import export_stage, requested_targets
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import data_stage, read_data, read_task

@@ -20,7 +20,7 @@ from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.data.splits.examples import Splits
 from distill.slicing import Axis, factorise_embeddings, find_axes, prune
-from distill.tasks.names import LANGUAGE
+from distill.tasks.names import LANGUAGE_TASKS
 from distill.tasks.task import Task
 from pipelines.reports.pruning_summary import COSTS
 from pipelines.runs.files import write_json
@@ -51,7 +51,7 @@ def pruning_start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact)
     config = plan.settings
     spec, rank = config.student.spec, config.prune.embedding_rank
     # A language model predicts its whole vocabulary, and its teacher's signals cover every token.
-    prune_tokens = config.prune.vocabulary and config.task not in LANGUAGE
+    prune_tokens = config.prune.vocabulary and config.task not in LANGUAGE_TASKS
     settings = {
         "student": spec,
         "vocabulary": prune_tokens,

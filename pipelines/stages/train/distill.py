@@ -39,7 +39,7 @@ from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, train
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import tokenizer_of
 from pipelines.stages.train.general import attach_head
-from pipelines.stages.train.prepared import STUDENT_TRAINING, PreparedTraining, Tokenizers
+from pipelines.stages.train.prepared_training import STUDENT_TRAINING, PreparedTraining, Tokenizers
 from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.replicas import replica_settings, train_replicas

@@ -24,7 +24,7 @@ from pipelines.runs.trainer import Metrics, fit_module, silence_lightning, valid
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.outer_config import AVERAGED, OuterConfig
 from pipelines.settings.plan import Plan
-from pipelines.stages.train.prepared import STUDENT_TRAINING, PreparedTraining
+from pipelines.stages.train.prepared_training import STUDENT_TRAINING, PreparedTraining
 
 REPLICAS = "replicas"  # folder in the stage's scratch
 

@@ -15,7 +15,7 @@ from compress.export.onnx.rounded import round_graph
 from compress.export.write import check_layers
 from compress.quantize.store import load_quantization
 from pipelines import distill, quantize
-from pipelines.stages.deliver.export_proof import load_source
+from pipelines.stages.deliver.export_verification import load_source
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.tiny_models import make_rows

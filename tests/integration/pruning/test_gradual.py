@@ -492,8 +492,8 @@ def apply_rules(config: DistillConfig, precision: str, layout: Layout) -> None:
     task, processes = "text-classification", layout.processes
     check_rules(
         Facts(
-            fill_defaults(config), processes, task, teacher_layout=layout, student_layout=layout, tuned_layout=layout,
-            precision=precision,
+            fill_defaults(config), processes, task, teacher_layout=layout, student_layout=layout,
+            finetuning_layout=layout, precision=precision,
         )
     )  # fmt: skip
 

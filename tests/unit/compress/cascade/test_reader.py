@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from compress.cascade.reader import Cascade
 from compress.cascade.thresholds import ChosenCascade
-from compress.cascade.write import classify_apart, write_cascade
+from compress.cascade.write import classify_in_subprocess, write_cascade
 
 WORDS = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "yes": 3, "no": 4, "perhaps": 5}
 LABELS = ("agrees", "refuses")
@@ -94,7 +94,7 @@ def test_a_fresh_process_gives_the_same_answers_for_texts_and_pairs(several, tmp
     folder = build(tmp_path, several=several)
     texts = ["yes", "perhaps", ("no", "perhaps"), ("yes", "no"), "yes no"]
     expected = [(each.label, each.member) for each in Cascade(folder).classify(texts)]
-    assert classify_apart(folder, texts) == expected
+    assert classify_in_subprocess(folder, texts) == expected
     assert len({member for _, member in expected}) == 2
     if several:
         assert expected[-1] == (["agrees", "refuses"], "small")

@@ -8,7 +8,7 @@ from transformers import BertConfig, MobileBertConfig, PreTrainedModel
 
 from distill.errors import InputError
 from distill.slicing.factorise import factorise_table
-from distill.student.bottleneck import line_through, wide_table
+from distill.student.bottleneck import fit_scale_and_shift, project_token_embeddings
 from distill.student.build import build_student, student_config
 from support.tiny_models import MODELS, build_model
 
@@ -77,7 +77,7 @@ def test_embeddings_of_full_rank_reproduce_the_teachers_table(family, token_batc
     teacher = build_model(family)
     rank = min(teacher.get_input_embeddings().weight.shape[1], 32)
     student = build_student(teacher, f"mobilebert,embeddings={rank}")
-    made, wanted = wide_table(student), wide_table(teacher).clone()
+    made, wanted = project_token_embeddings(student), project_token_embeddings(teacher).clone()
     wanted[0] = 0  # the padding row, so that a text in a padded batch has the same neighbours as alone
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
 
@@ -131,9 +131,9 @@ def test_a_student_of_a_bottleneck_teacher_starts_from_the_best_low_rank_embeddi
     inverted = build_student(build_model("bert"), "inverted-bottleneck")
     student = build_student(inverted, "mobilebert,embeddings=4")
     assert student.config.hidden_size == inverted.config.hidden_size == 16
-    made, wanted = wide_table(student), wide_table(inverted).clone()
+    made, wanted = project_token_embeddings(student), project_token_embeddings(inverted).clone()
     wanted[0] = 0
-    best = factorise_table(wide_table(inverted), 4)
+    best = factorise_table(project_token_embeddings(inverted), 4)
     wanted = best[0] @ best[1]
     wanted[0] = 0
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
@@ -141,7 +141,7 @@ def test_a_student_of_a_bottleneck_teacher_starts_from_the_best_low_rank_embeddi
 
 def test_the_fitted_line_is_that_of_least_squares():
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    scale, shift = line_through(x, 2 * x + torch.tensor([1.0, 0.0, -3.0]))
+    scale, shift = fit_scale_and_shift(x, 2 * x + torch.tensor([1.0, 0.0, -3.0]))
     torch.testing.assert_close(scale, torch.full((3,), 2.0))
     torch.testing.assert_close(shift, torch.tensor([1.0, 0.0, -3.0]))
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pipelines.planner.hardware import Hardware, StepTime, estimate_step
+from pipelines.planner.operator_counter import Collective
 from pipelines.planner.trace import StepTrace
-from pipelines.planner.work import Collective
 
 TWO_NODES = Hardware(nodes=2, devices=4, memory=80 * 10**9, flops=1e12, links=100e9, bandwidth=10e9, latency=0)
 

@@ -13,9 +13,9 @@ from distill.parallel.layout import Layout, parse_layout
 from distill.tasks.choose import TASKS
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
-from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.fake_process_group import simulate_world
 from pipelines.planner.hardware import Hardware
-from pipelines.planner.layout_tracer import Choice, LayoutTracer
+from pipelines.planner.layout_tracer import LayoutCandidate, LayoutTracer
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.pairs import count_turns, list_pairs
 from pipelines.planner.trace import trace_step
@@ -45,8 +45,8 @@ def describe(task: str, teacher: PretrainedConfig, **changed: object) -> Workloa
     return Workload(settings, TASKS[task], *models, 1000)
 
 
-def list_students(workload: Workload, hardware: Hardware) -> dict[str, Choice]:
-    return {str(choice.layout): choice for choice in LayoutTracer(workload, hardware).list_students()}
+def trace_students(workload: Workload, hardware: Hardware) -> dict[str, LayoutCandidate]:
+    return {str(choice.layout): choice for choice in LayoutTracer(workload, hardware).trace_students()}
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_rows_are_divided_into_segments_within_a_node_only():
 def test_a_segment_takes_a_share_of_the_activations_and_logits_and_waits_for_heads():
     workload, node = describe("causal-lm", LLAMA, train=TrainConfig(batch_size=16)), replace(FOUR, nodes=1)
     layouts = [Layout(dp=2), Layout(cp=2)]
-    whole, segments = LayoutTracer(workload, node).list_students(layouts)
+    whole, segments = LayoutTracer(workload, node).trace_students(layouts)
     assert (whole.rows, segments.rows) == (8, 16)
     for name in ("activations", "logits", "weights"):
         assert segments.trace.memory[name] == pytest.approx(whole.trace.memory[name], rel=0.05)
     assert whole.time.waited == 0 < segments.time.waited
-    alone = LayoutTracer(workload, replace(node, devices=1)).list_students([Layout()])[0]
+    alone = LayoutTracer(workload, replace(node, devices=1)).trace_students([Layout()])[0]
     assert segments.trace.memory["activations"] < 0.6 * alone.trace.memory["activations"]
 
 
@@ -91,7 +91,7 @@ def test_segments_of_a_teacher_that_computes_in_every_step_are_those_of_the_stud
     workload, node = describe("causal-lm", LLAMA, loss=LossConfig(kl=1, temperature=1.0)), replace(FOUR, nodes=1)
     online = replace(workload, settings=replace(workload.settings, teacher=TeacherConfig("t", signals="online")))
     tracer, layouts = LayoutTracer(online, node), [Layout(dp=2), Layout(cp=2)]
-    teachers, students = tracer.list_teachers(layouts), tracer.list_students(layouts, online=True)
+    teachers, students = tracer.trace_teachers(layouts), tracer.trace_students(layouts, online=True)
     assert not any(choice.refusal for choice in (*teachers, *students))
     pairs = list_pairs(teachers, (), students, online, node)
     assert {(str(pair.teacher.layout), str(pair.student.layout)) for pair in pairs} == {
@@ -110,7 +110,7 @@ OTHER_TASKS = ("masked-lm", "multi-label", "regression", "token-classification",
     "task", ["text-classification", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_TASKS)]
 )
 def test_students_of_every_task_are_planned(task):
-    found = list_students(describe(task, BERT), replace(FOUR, nodes=1))
+    found = trace_students(describe(task, BERT), replace(FOUR, nodes=1))
     assert {"replicated", "fsdp=2", "tp=2"} <= found.keys()
     assert ("cp=2" in found) == (task == "masked-lm")
     assert not any(found[name].refusal for name in ("replicated", "fsdp=2", "tp=2"))
@@ -122,7 +122,7 @@ def test_students_of_every_task_are_planned(task):
 def test_language_models_are_planned_with_every_signal(signals):
     workload = describe("causal-lm", LLAMA)
     settings = replace(workload.settings, keep=replace(workload.settings.keep, signals=signals))
-    found = list_students(replace(workload, settings=settings), replace(FOUR, nodes=1))
+    found = trace_students(replace(workload, settings=settings), replace(FOUR, nodes=1))
     assert found["fsdp=2"].peak > 0
     assert not found["cp=2"].refusal
     assert found["replicated"].trace.memory["logits"] > 0
@@ -131,34 +131,34 @@ def test_language_models_are_planned_with_every_signal(signals):
 @pytest.mark.slow
 def test_terms_on_layers_are_planned():
     workload = describe("text-classification", BERT, loss=LossConfig(hidden=1, relations=1, relation_heads=4))
-    found = list_students(workload, replace(FOUR, nodes=1))
-    plain = list_students(describe("text-classification", BERT), replace(FOUR, nodes=1))
+    found = trace_students(workload, replace(FOUR, nodes=1))
+    plain = trace_students(describe("text-classification", BERT), replace(FOUR, nodes=1))
     assert found["fsdp=2"].peak > plain["fsdp=2"].peak
 
 
 @pytest.mark.slow
 def test_checkpointing_comes_where_the_plain_step_does_not_fit():
     workload = describe("text-classification", BERT, train=TrainConfig(batch_size=256))
-    plain = list_students(workload, FOUR)["replicated"]
+    plain = trace_students(workload, FOUR)["replicated"]
     assert plain.train.checkpointing == "none"
-    tight = list_students(workload, replace(FOUR, memory=plain.peak - 1))["replicated"]
+    tight = trace_students(workload, replace(FOUR, memory=plain.peak - 1))["replicated"]
     assert tight.train.checkpointing == "selective"
     assert tight.peak < plain.peak
     assert tight.seconds >= plain.seconds
-    tighter = list_students(workload, replace(FOUR, memory=tight.peak - 1))["replicated"]
+    tighter = trace_students(workload, replace(FOUR, memory=tight.peak - 1))["replicated"]
     assert (tighter.train.checkpointing, tighter.refusal) == ("full", "")
-    refused = list_students(workload, replace(FOUR, memory=tighter.peak - 1))["replicated"]
+    refused = trace_students(workload, replace(FOUR, memory=tighter.peak - 1))["replicated"]
     assert (refused.train.checkpointing, refused.refusal) == ("full", "doesn't fit")
 
 
 def test_states_become_smaller_where_nothing_else_fits():
     workload = describe("text-classification", BERT, train=TrainConfig(batch_size=4))
     alone = replace(FOUR, nodes=1, devices=1)
-    plain = LayoutTracer(workload, alone).list_students()[0]
+    plain = LayoutTracer(workload, alone).trace_students()[0]
     full = replace(plain.train, checkpointing="full")
     with simulate_world(1):
         least = trace_step(workload.describe_training(4, 2, full, online=False), Layout())
-    found = LayoutTracer(workload, replace(alone, memory=least.peak - 1)).list_students()
+    found = LayoutTracer(workload, replace(alone, memory=least.peak - 1)).trace_students()
     assert found[0].refusal
     assert found[-1].train.optimizer == "adamw-8bit"
     assert found[-1].peak < least.peak
@@ -169,9 +169,9 @@ def test_shards_go_to_the_cpu_where_nothing_else_fits():
     workload = describe("text-classification", BERT, train=TrainConfig(batch_size=4))
     two = replace(FOUR, nodes=1)
     layout = parse_layout("fsdp=2", 2)
-    (plain,) = LayoutTracer(workload, two).list_students([layout])
+    (plain,) = LayoutTracer(workload, two).trace_students([layout])
     tight = replace(two, memory=plain.trace.held * 2 // 3)
-    found = LayoutTracer(workload, tight).list_students([layout])
+    found = LayoutTracer(workload, tight).trace_students([layout])
     last = found[-1]
     assert all(choice.refusal for choice in found[:-1])
     assert last.offloaded == plain.trace.held
@@ -182,11 +182,11 @@ def test_shards_go_to_the_cpu_where_nothing_else_fits():
 
 def test_weights_that_do_not_fit_are_refused_without_a_trace():
     tracer = LayoutTracer(describe("text-classification", BERT), replace(FOUR, memory=10**5, can_overlap=False))
-    assert all("alone take" in choice.refusal and choice.trace is None for choice in tracer.list_students())
+    assert all("alone take" in choice.refusal and choice.trace is None for choice in tracer.trace_students())
 
 
 def test_a_batch_that_can_not_be_divided_is_refused():
-    found = list_students(describe("text-classification", BERT, train=TrainConfig(batch_size=6)), FOUR)
+    found = trace_students(describe("text-classification", BERT, train=TrainConfig(batch_size=6)), FOUR)
     assert "a batch of 6 rows" in found["fsdp=4"].refusal
 
 
@@ -194,9 +194,9 @@ def test_a_batch_that_can_not_be_divided_is_refused():
 def test_a_teacher_beside_the_student_takes_more_memory_and_time_than_a_cache():
     workload, hardware = describe("text-classification", BERT), replace(FOUR, nodes=1)
     tracer = LayoutTracer(workload, hardware)
-    students = tracer.list_students()
-    teachers = tracer.list_teachers()
-    pairs = list_pairs(teachers, students, tracer.list_online(students, teachers), workload, hardware)
+    students = tracer.trace_students()
+    teachers = tracer.trace_teachers()
+    pairs = list_pairs(teachers, students, tracer.trace_online_students(students, teachers), workload, hardware)
     order = [(float(f"{pair.hours:.3g}"), pair.peak) for pair in pairs]
     assert order == sorted(order), "of pairs that take as long, the one with the least memory comes first"
     same = {pair.signals: pair for pair in pairs if str(pair.teacher.layout) == str(pair.student.layout) == "fsdp=2"}
@@ -223,8 +223,8 @@ def test_a_teacher_in_every_step_is_planned_from_the_student_that_reads_a_cache(
     settings = workload.settings
     workload = replace(workload, settings=replace(settings, keep=replace(settings.keep, signals="sampled")))
     tracer, layout = LayoutTracer(workload, replace(FOUR, nodes=1, devices=4)), parse_layout(name, 4)
-    (cached,), (whole,) = tracer.list_students([layout]), tracer.list_students([layout], online=True)
-    (found,) = tracer.list_online([cached], ())
+    (cached,), (whole,) = tracer.trace_students([layout]), tracer.trace_students([layout], online=True)
+    (found,) = tracer.trace_online_students([cached], ())
     assert found.trace is not None
     assert whole.trace is not None
     assert found.trace.flops == pytest.approx(whole.trace.flops, rel=1e-6)

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from distill.parallel.layout import Layout
 from distill.parallel.pipeline_stage import split_layers
 from distill.train.config import TrainConfig
-from pipelines.planner.fake_world import simulate_world
-from pipelines.planner.stage_trace import count_micro_batches, trace_deep_stage, trace_stage, trace_stages
+from pipelines.planner.fake_process_group import simulate_world
+from pipelines.planner.stage_trace import count_micro_batches, extrapolate_stage, trace_stage, trace_stages
 from pipelines.planner.trace import Query, Training, build_on_meta, trace_step
 
 CONFIG = LlamaConfig(
@@ -25,7 +25,7 @@ def divide(stages: int) -> list[range]:
     return split_layers(build_on_meta(build), stages)
 
 
-def draw_batch() -> dict[str, torch.Tensor]:
+def build_fake_batch() -> dict[str, torch.Tensor]:
     ids = torch.ones(ROWS, LENGTH, dtype=torch.long)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
@@ -36,11 +36,11 @@ def test_batches_are_split_as_the_pipeline_splits_them(rows, found):
 
 
 def test_two_stages_share_the_work_and_the_states():
-    whole_batch = Training(build, lambda: {name: value.repeat(4, 1) for name, value in draw_batch().items()})
+    whole_batch = Training(build, lambda: {name: value.repeat(4, 1) for name, value in build_fake_batch().items()})
     with simulate_world(1):
         whole = trace_step(whole_batch, Layout())
     with simulate_world(2):
-        first, last = (trace_deep_stage(Training(build, draw_batch), divide(2), 4, index) for index in (0, 1))
+        first, last = (extrapolate_stage(Training(build, build_fake_batch), divide(2), 4, index) for index in (0, 1))
     assert first.flops + last.flops == pytest.approx(whole.flops, rel=0.01)
     assert first.held + last.held == pytest.approx(whole.held, rel=0.02)
 
@@ -48,14 +48,15 @@ def test_two_stages_share_the_work_and_the_states():
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
     with simulate_world(4):
         one, all_of_them = (
-            trace_deep_stage(Training(build, draw_batch), divide(4), count, 0).memory["activations"] for count in (1, 8)
+            extrapolate_stage(Training(build, build_fake_batch), divide(4), count, 0).memory["activations"]
+            for count in (1, 8)
         )
     assert all_of_them == pytest.approx(4 * one, rel=0.2)  # one of them is in its backward pass
 
 
 def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
     with simulate_world(4):
-        found = trace_stages(Training(build, draw_batch), Layout(pp=4), 4)
+        found = trace_stages(Training(build, build_fake_batch), Layout(pp=4), 4)
     assert found.stretch == pytest.approx(7 / 4)
     ((collective, sent),) = found.sent.items()
     assert collective.waits
@@ -66,10 +67,10 @@ def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
 def test_checkpointing_and_frozen_models():
     with simulate_world(2):
         plain, full = (
-            trace_stages(Training(build, draw_batch, train=TrainConfig(checkpointing=mode)), Layout(pp=2), 4)
+            trace_stages(Training(build, build_fake_batch, train=TrainConfig(checkpointing=mode)), Layout(pp=2), 4)
             for mode in ("none", "full")
         )
-        frozen = trace_stages(Query(build, draw_batch), Layout(pp=2), 4)
+        frozen = trace_stages(Query(build, build_fake_batch), Layout(pp=2), 4)
     assert full.memory["activations"] < plain.memory["activations"] / 2
     assert full.flops > 1.2 * plain.flops
     assert frozen.held == pytest.approx(plain.held / 3, rel=0.05)
@@ -79,9 +80,9 @@ def test_checkpointing_and_frozen_models():
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("checkpointing", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_stage_of_four_layers_is_that_of_its_own_trace(index, checkpointing):
-    training = Training(build, draw_batch, train=TrainConfig(checkpointing=checkpointing))
+    training = Training(build, build_fake_batch, train=TrainConfig(checkpointing=checkpointing))
     with simulate_world(2):
-        found = trace_deep_stage(training, divide(2), 4, index)
+        found = extrapolate_stage(training, divide(2), 4, index)
         own = trace_stage(training, divide(2), 4, index, 4)
     assert found.held == own.held
     assert found.flops == pytest.approx(own.flops, rel=1e-6)

@@ -8,9 +8,9 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from distill.parallel.layout import parse_layout
 from distill.train.config import TrainConfig
-from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.fake_process_group import simulate_world
+from pipelines.planner.operator_counter import WorkCounter
 from pipelines.planner.trace import Query, StepTrace, StepTracker, Training, trace_query, trace_step
-from pipelines.planner.work import WorkCounter
 
 CONFIG = BertConfig(
     vocab_size=1000, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256, num_labels=4
@@ -22,19 +22,21 @@ def build() -> BertForSequenceClassification:
     return BertForSequenceClassification(CONFIG)
 
 
-def draw_batch() -> dict[str, torch.Tensor]:
+def build_fake_batch() -> dict[str, torch.Tensor]:
     ids = torch.ones(ROWS, LENGTH, dtype=torch.long)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(ROWS, dtype=torch.long)}
 
 
 def trace(layout: str, processes: int, **train: object) -> StepTrace:
     with simulate_world(processes):
-        return trace_step(Training(build, draw_batch, train=TrainConfig(**train)), parse_layout(layout, processes))
+        return trace_step(
+            Training(build, build_fake_batch, train=TrainConfig(**train)), parse_layout(layout, processes)
+        )
 
 
 def ask(layout: str, processes: int) -> StepTrace:
     with simulate_world(processes):
-        return trace_query(Query(build, draw_batch), parse_layout(layout, processes))
+        return trace_query(Query(build, build_fake_batch), parse_layout(layout, processes))
 
 
 def sum_sent(trace: StepTrace, kind: str) -> int:
@@ -134,7 +136,7 @@ def test_a_frozen_model_has_weights_and_the_activations_of_a_layer(parameters):
 def test_half_precision_halves_what_is_gathered_and_kept():
     plain = trace("fsdp=4", 4)
     with simulate_world(4):
-        half = trace_step(Training(build, draw_batch, precision="bf16-mixed"), parse_layout("fsdp=4", 4))
+        half = trace_step(Training(build, build_fake_batch, precision="bf16-mixed"), parse_layout("fsdp=4", 4))
     assert sum_sent(half, "allgather_base") == pytest.approx(sum_sent(plain, "allgather_base") / 2, rel=0.02)
     assert half.held == pytest.approx(plain.held, rel=0.01)
     assert half.peak < plain.peak
@@ -145,7 +147,9 @@ def test_weights_of_any_size_are_traced_without_memory():
     wide = BertConfig(vocab_size=1000, hidden_size=8192, num_hidden_layers=2, num_attention_heads=64, num_labels=4,
                       intermediate_size=32768)  # fmt: skip
     with simulate_world(4):
-        found = trace_query(Query(lambda: BertForSequenceClassification(wide), draw_batch), parse_layout("fsdp=4", 4))
+        found = trace_query(
+            Query(lambda: BertForSequenceClassification(wide), build_fake_batch), parse_layout("fsdp=4", 4)
+        )
     assert found.held > 1.5e9
 
 
@@ -170,7 +174,7 @@ def test_a_step_takes_the_memory_that_was_measured_on_a_gpu(measured):
 def test_attention_with_dropout_keeps_all_pairs_of_tokens_on_a_cpu():
     with simulate_world(1):
         one, other = (
-            trace_step(Training(build, draw_batch, backend=backend), parse_layout("replicated", 1))
+            trace_step(Training(build, build_fake_batch, backend=backend), parse_layout("replicated", 1))
             for backend in ("gloo", "nccl")
         )
     pairs = CONFIG.num_hidden_layers * ROWS * CONFIG.num_attention_heads * LENGTH**2

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from distill.errors import InputError
+from pipelines.runs.failure_reports import explain_failures
 from pipelines.runs.processes import World, agree_on_name
-from pipelines.runs.watchdog import explain_failures
 from support.processes.ranks import run_ranks
 
 

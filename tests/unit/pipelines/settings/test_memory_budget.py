@@ -25,7 +25,7 @@ def settings_with(*words: str) -> DistillConfig:
 
 def check(settings: DistillConfig, layout: str, processes: int) -> None:
     placed = parse_layout(layout, processes) if processes > 1 else Layout()
-    check_rules(Facts(settings, processes, student_layout=placed, tuned_layout=placed, precision="32"))
+    check_rules(Facts(settings, processes, student_layout=placed, finetuning_layout=placed, precision="32"))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def facts_of(
         settings = replace(settings, general=replace(settings.general, train=train))
     else:
         settings = replace(settings, **{setting: train})
-    return Facts(settings, 1, student_layout=layout, tuned_layout=layout)
+    return Facts(settings, 1, student_layout=layout, finetuning_layout=layout)
 
 
 @pytest.mark.parametrize("setting", ["train", "general.train", "teacher_train"])

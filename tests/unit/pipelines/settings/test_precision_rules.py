@@ -33,7 +33,7 @@ def check(name: str, layout: Layout, tuned: Layout | None = None, **machine: str
     check_rules(
         Facts(
             fill_defaults(settings), layout.processes, "text-classification", teacher_layout=layout,
-            student_layout=layout, tuned_layout=tuned or layout, precision=name,
+            student_layout=layout, finetuning_layout=tuned or layout, precision=name,
         )
     )  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_bfloat16_weights_are_trained_by_optimizers_that_round_stochastically(se
     settings = replace(settings, machine=MachineConfig(precision="bf16-stochastic"), **{setting: training})
     facts = Facts(
         fill_defaults(settings), 1, "text-classification", teacher_layout=Layout(), student_layout=Layout(),
-        tuned_layout=Layout(), precision="bf16-stochastic",
+        finetuning_layout=Layout(), precision="bf16-stochastic",
     )  # fmt: skip
     if optimizer in ("adamw", "adamw-8bit", "adamw-4bit", "adamw-fp8"):
         check_rules(facts)

@@ -31,7 +31,7 @@ def facts_of(
     usual = {"teacher": TeacherConfig("unread"), "student": StudentConfig("layers=1"), "data": DataConfig("unread")}
     own = {name: parts.pop(name) for name in ("own_tokenizer",) if name in parts}
     settings = DistillConfig("runs/x", **(usual | {"loss": LossConfig(kl=1, temperature=1.0)} | parts))
-    layouts = {"teacher_layout": teacher_layout, "student_layout": student_layout, "tuned_layout": teacher_layout}
+    layouts = {"teacher_layout": teacher_layout, "student_layout": student_layout, "finetuning_layout": teacher_layout}
     return Facts(settings, 2, task, **layouts, **own)
 
 

@@ -9,7 +9,7 @@ from compress.measure.blocks import BlockTimes
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import SpeedTarget
-from pipelines.stages.deliver.evaluated import key_of
+from pipelines.stages.deliver.evaluated_model import key_of
 from pipelines.stages.deliver.latencies import group_by_runtime, reuse_measurements
 from pipelines.stages.deliver.speed import estimate_share, find_correction
 from pipelines.stages.deliver.timing import CallConditions, estimate_entry, remaining_seconds

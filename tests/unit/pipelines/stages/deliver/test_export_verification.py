@@ -17,9 +17,9 @@ from compress.quantize.calibration import calibrate
 from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import reduce_weight_range, resolve_scheme
 from distill.data.splits.examples import Examples
-from pipelines.stages.deliver import export_proof as proofs
+from pipelines.stages.deliver import export_verification as proofs
 from pipelines.stages.deliver.evaluate import compare_with_teacher
-from pipelines.stages.deliver.export_proof import ExportVerifier
+from pipelines.stages.deliver.export_verification import ExportVerifier
 from pipelines.stages.deliver.latencies import Measured, describe_speedup
 from pipelines.stages.prepare.compared_texts import hash_texts
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from distill.parallel.layout import Layout, parse_layout
-from distill.tasks.names import LANGUAGE
+from distill.tasks.names import LANGUAGE_TASKS
 from distill.train.config import AUTO
 from pipelines.planner.hardware import Hardware
 from pipelines.planner.layout_tracer import LayoutTracer
 from pipelines.planner.layouts import list_layouts
 from pipelines.planner.machines import describe_this_machine
 from pipelines.planner.pairs import list_pairs
-from pipelines.planner.plan import CPU_PRECISION, GPU_PRECISION, describe_lack, describe_workload, find_obstacle
+from pipelines.planner.plan import CPU_PRECISION, GPU_PRECISION, build_no_fit_error, describe_workload, find_obstacle
 from pipelines.planner.workload import Workload
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import SHARE, TRAINED_BYTES, leaves_layout_open
@@ -51,13 +51,13 @@ def choose_pair(settings: DistillConfig, workload: Workload, hardware: Hardware)
         InputError: No pair fits.
     """
     tracer, is_online = LayoutTracer(workload, hardware), settings.teacher.signals == "online"
-    teachers = tracer.list_teachers(list_teacher_layouts(settings, workload, hardware))
-    students = tracer.list_students(select_layouts(settings.student.layout, hardware), online=is_online)
+    teachers = tracer.trace_teachers(list_teacher_layouts(settings, workload, hardware))
+    students = tracer.trace_students(select_layouts(settings.student.layout, hardware), online=is_online)
     pairs = list_pairs(teachers, () if is_online else students, students if is_online else (), workload, hardware)
     if not pairs and any(choice.failed for choice in (*teachers, *students)):
         return settings
     if not pairs:
-        raise describe_lack(teachers, students, hardware)
+        raise build_no_fit_error(teachers, students, hardware)
     chosen = pairs[0]
     assert chosen.student.train is not None
     train = settings.train
@@ -79,7 +79,7 @@ def select_layouts(text: str, hardware: Hardware) -> list[Layout]:
 def list_teacher_layouts(settings: DistillConfig, workload: Workload, hardware: Hardware) -> list[Layout]:
     """Returns the layouts that a teacher may have, where it is trained first with room for its states."""
     named = select_layouts(settings.teacher.layout, hardware)
-    is_trained = settings.teacher.finetune != "never" and workload.task.name not in LANGUAGE
+    is_trained = settings.teacher.finetune != "never" and workload.task.name not in LANGUAGE_TASKS
     if named or not is_trained:
         return named
     layouts = list_layouts(hardware, workload.teacher, trained=False)

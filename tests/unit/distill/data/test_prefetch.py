@@ -11,7 +11,7 @@ import torch
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Encoded
-from distill.data.batches.read_ahead import Prefetcher, Waiting
+from distill.data.batches.prefetch import Prefetcher, WaitTimer
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import MaskedBlocks
@@ -67,14 +67,14 @@ def test_an_error_is_raised_at_its_own_turn(threads):
 
 
 def test_waiting_counts_only_the_time_that_the_step_waits_for_a_batch():
-    waiting = Waiting()
+    waiting = WaitTimer()
     consumer = iter(Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
     next(consumer)
     waiting.measure_share()
     for _ in consumer:
         time.sleep(0.1)  # the training step, long enough to prepare the next batch meanwhile
     assert waiting.measure_share() < 0.2
-    slow = Waiting()
+    slow = WaitTimer()
     for _ in Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
         pass
     assert slow.measure_share() > 0.8
@@ -146,7 +146,7 @@ def test_a_data_module_reports_the_share_of_the_waiting_after_a_fit():
 
 
 def test_the_share_of_all_waiting_includes_what_was_logged_before():
-    waiting = Waiting()
+    waiting = WaitTimer()
     waiting.start -= 10
     waiting.add(4)
     waiting.measure_share()

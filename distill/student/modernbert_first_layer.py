@@ -10,7 +10,7 @@ READER = "attn.Wqkv"
 EMBEDDINGS = "embeddings"
 
 
-def without_first_norm(weights: Weights, first: int, place: int | None, eps: float) -> Weights:
+def fold_first_attention_norm(weights: Weights, first: int, place: int | None, eps: float) -> Weights:
     """Returns the weights of a student with renumbered layers, whose first layer has no attention norm.
 
     The norm of the new first layer is folded into the projection after it: its scale and the subtraction of the mean
@@ -37,7 +37,7 @@ def without_first_norm(weights: Weights, first: int, place: int | None, eps: flo
         found[bias] = found[bias] + found[reader] @ shift
     read = F.layer_norm(weights[table], scale.shape, *norm_of(weights, before), eps=eps)
     scaled = found[reader] * scale
-    found[reader] = (scaled - scaled.mean(1, keepdim=True)) * nearest_scale(read.var(1, correction=0), eps)
+    found[reader] = (scaled - scaled.mean(1, keepdim=True)) * fit_norm_scale(read.var(1, correction=0), eps)
     if place is not None:
         parts = {"weight", "bias"} if shift is not None else {"weight"}
         found |= {f"{body}layers.{place}.{NORM}.{part}": weights[f"{before}.{part}"].clone() for part in parts}
@@ -49,6 +49,6 @@ def norm_of(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
     return weights[f"{name}.weight"], weights.get(f"{name}.bias")
 
 
-def nearest_scale(variances: Tensor, eps: float) -> Tensor:
+def fit_norm_scale(variances: Tensor, eps: float) -> Tensor:
     """Returns the c that minimises the sum of |c x - x / sqrt(v + eps)|² over vectors x with variances v [vectors]."""
     return (variances * (variances + eps).rsqrt()).sum() / variances.sum()

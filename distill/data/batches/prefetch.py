@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Waiting:
+class WaitTimer:
     """Measures the share of time that a consumer waits for its data."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Prefetcher(Generic[Item, Result]):
         *,
         threads: int = 1,
         depth: int | None = None,
-        waiting: Waiting | None = None,
+        waiting: WaitTimer | None = None,
     ):
         self.function, self.items, self.threads = function, items, threads
         self.depth = depth or 2 * threads
-        self.waiting = waiting or Waiting()
+        self.waiting = waiting or WaitTimer()
 
     def __iter__(self) -> Iterator[Result]:
         return self._map_on_threads() if self.threads else self._map_on_request()

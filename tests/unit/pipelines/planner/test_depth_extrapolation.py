@@ -6,8 +6,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from distill.parallel.layout import parse_layout
 from distill.train.config import TrainConfig
-from pipelines.planner.depth import trace_deep
-from pipelines.planner.fake_world import simulate_world
+from pipelines.planner.depth_extrapolation import extrapolate_depth
+from pipelines.planner.fake_process_group import simulate_world
 from pipelines.planner.trace import StepTrace, Training, trace_step
 
 
@@ -17,11 +17,13 @@ def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
         use_cache=False,
     )  # fmt: skip
 
-    def draw_batch() -> dict[str, torch.Tensor]:
+    def build_fake_batch() -> dict[str, torch.Tensor]:
         ids = torch.ones(2, 64, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
-    training = Training(lambda: LlamaForCausalLM(config), draw_batch, train=TrainConfig(checkpointing=checkpointing))
+    training = Training(
+        lambda: LlamaForCausalLM(config), build_fake_batch, train=TrainConfig(checkpointing=checkpointing)
+    )
     return trace_step(training, parse_layout(layout, 4))
 
 
@@ -33,7 +35,7 @@ def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
 def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
     with simulate_world(4):
         own = trace_decoder(12, layout, checkpointing)
-        found = trace_deep(lambda layers: trace_decoder(layers, layout, checkpointing), 12).whole
+        found = extrapolate_depth(lambda layers: trace_decoder(layers, layout, checkpointing), 12).whole
     assert found.held == pytest.approx(own.held, rel=0.01)
     assert found.peak == pytest.approx(own.peak, rel=0.03)
     assert found.flops == pytest.approx(own.flops, rel=0.01)

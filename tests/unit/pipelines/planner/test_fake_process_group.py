@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipelines.planner.fake_world import SelectShare
-from pipelines.planner.work import WorkCounter
+from pipelines.planner.fake_process_group import SelectShare
+from pipelines.planner.operator_counter import WorkCounter
 
 
 @pytest.mark.parametrize(("share", "rows"), [(1.0, 12), (0.25, 3), (0.01, 1)])

@@ -11,7 +11,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class DeepTrace:
+class ExtrapolatedTrace:
     """The trace of a model, and the one of a shallower model that it was extended from.
 
     Args:
@@ -25,7 +25,7 @@ class DeepTrace:
     layers: int
 
 
-def trace_deep(trace: Callable[[int], StepTrace], layers: int) -> DeepTrace:
+def extrapolate_depth(trace: Callable[[int], StepTrace], layers: int) -> ExtrapolatedTrace:
     """Returns the trace of a model with this number of layers.
 
     Args:
@@ -36,16 +36,16 @@ def trace_deep(trace: Callable[[int], StepTrace], layers: int) -> DeepTrace:
     if layers <= more:
         return trace_exactly(trace, layers)
     low, high = trace(few), trace(more)
-    return DeepTrace(add_change(low, low, high, (layers - few) / (more - few)), low, few)
+    return ExtrapolatedTrace(add_difference(low, low, high, (layers - few) / (more - few)), low, few)
 
 
-def trace_exactly(trace: Callable[[int], StepTrace], layers: int) -> DeepTrace:
+def trace_exactly(trace: Callable[[int], StepTrace], layers: int) -> ExtrapolatedTrace:
     """Returns the trace of a model that isn't extended from a shallower one."""
     whole = trace(layers)
-    return DeepTrace(whole, whole, layers)
+    return ExtrapolatedTrace(whole, whole, layers)
 
 
-def add_change(trace: StepTrace, before: StepTrace, after: StepTrace, times: float = 1.0) -> StepTrace:
+def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times: float = 1.0) -> StepTrace:
     """Returns a trace plus the difference of two others times a factor."""
 
     def add(own: Mapping[_Key, int], old: Mapping[_Key, int], new: Mapping[_Key, int]) -> dict[_Key, int]:
@@ -53,7 +53,7 @@ def add_change(trace: StepTrace, before: StepTrace, after: StepTrace, times: flo
         return {name: round(own.get(name, 0) + times * (new.get(name, 0) - old.get(name, 0))) for name in names}
 
     return StepTrace(
-        settle_debts(add(trace.memory, before.memory, after.memory)),
+        spread_negative_sizes(add(trace.memory, before.memory, after.memory)),
         round(trace.held + times * (after.held - before.held)),
         round(trace.flops + times * (after.flops - before.flops)),
         add(trace.sent, before.sent, after.sent),
@@ -62,7 +62,7 @@ def add_change(trace: StepTrace, before: StepTrace, after: StepTrace, times: flo
     )
 
 
-def settle_debts(memory: dict[str, int]) -> dict[str, int]:
+def spread_negative_sizes(memory: dict[str, int]) -> dict[str, int]:
     """Returns the memory with the same sum and no kind below 0.
 
     The two traced models may use the most memory at different moments, with other kinds of it.

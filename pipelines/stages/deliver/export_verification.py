@@ -171,7 +171,7 @@ class ExportVerifier:
         return tokenize_texts(self.source.tokenizer, texts[:_BATCH], pairs[:_BATCH] if pairs else None, self.max_length)
 
 
-def describe_proof(proof: JsonObject) -> str:
+def describe_verification(proof: JsonObject) -> str:
     """Returns what was compared for a target, and how much it differs."""
     line = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
     if "layers" in proof:

@@ -12,7 +12,7 @@ from distill.parallel.layout import parse_layout
 from distill.student.spec import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
-from pipelines.planner.auto import fill_layouts
+from pipelines.planner.auto_layouts import fill_layouts
 from pipelines.planner.hardware import Hardware
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 
