@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/ready
 	$(BIN)/python -m pipelines.distill --config configs/demo.yaml --output runs/demo --wandb offline
 
-# What changed since the last commit: lint, types, the unit tests of its rooms.
+# What changed since the last commit: lint, types, the unit tests of the packages in question.
 quick: .venv/ready-dev
 	$(BIN)/python tools/quick.py
 

@@ -68,13 +68,13 @@ PIECES: Mapping[str, Piece] = {
     ),
     "large-step": Piece(
         "The same with larger matrices",
-        "fp8 pays where the products are large.",
+        "fp8 with larger matrix products.",
         "benchmarks.distributed.paired_step --precision bf16 fp8 --teacher 12x2048 --student 6x2048 --batch 32 "
         "--length 512 --rounds 10",
     ),
     "losses": Piece(
         "Head and loss of a large vocabulary",
-        "Our loss on sampled ids without logits, beside the same with logits and beside Liger Kernel's fused "
+        "Our loss on sampled ids without logits, compared with the same with logits and with Liger Kernel's fused "
         "cross-entropy with labels.",
         "benchmarks.memory.fused_loss --device cuda --positions 8192 --width 1024 --rounds 20",
     ),
@@ -97,7 +97,7 @@ PIECES: Mapping[str, Piece] = {
     ),
     "memory": Piece(
         "Predicted and measured memory",
-        "What the planner predicts for one device without touching it, and the most that torch's allocator held.",
+        "What the planner predicts for one device without touching it, and the peak of torch's allocator.",
         "benchmarks.distributed.planned_memory --processes 1 --layouts replicated --checkpointing none full "
         "--sizes base large --rows 64 --length 256 --output {output}/memory",
     ),

@@ -1,11 +1,11 @@
-"""Draws the rooms of the code from their imports, and lists them in docs/architecture.md.
+"""Draws the packages of the code from their imports, and lists them in docs/architecture.md.
 
-python tools/architecture.py             writes docs/images/rooms.svg and the table of rooms
+python tools/architecture.py             writes docs/images/packages.svg and the table of packages
 python tools/architecture.py --check     exits with code 1 if either differs from the code
 
 Both report files and functions of the page's table of a sample's way that don't exist.
 
-The rooms are those of tests/unit/test_walls.py, which also checks that imports run one way.
+The packages are those of tests/unit/test_package_boundaries.py, which also checks that imports run one way.
 """
 
 import argparse
@@ -18,19 +18,19 @@ from pathlib import Path
 from layered_drawing import Box, draw
 
 ROOT = Path(__file__).parents[1]
-WALLS = ROOT / "tests" / "unit" / "test_walls.py"
-PICTURE = ROOT / "docs" / "images" / "rooms.svg"
+BOUNDARIES = ROOT / "tests" / "unit" / "test_package_boundaries.py"
+PICTURE = ROOT / "docs" / "images" / "packages.svg"
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- rooms:begin -->\n", "<!-- rooms:end -->"
+BEGIN, END = "<!-- packages:begin -->\n", "<!-- packages:end -->"
 COLOURS = {"distill": "#e3eefc", "compress": "#fdebd8", "pipelines": "#e4f4e4"}
 
 
-def rooms() -> tuple[str, ...]:
-    """Returns the names of the rooms, such as `distill.losses`; each imports from those before it only."""
-    for node in ast.parse(WALLS.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
+def list_packages() -> tuple[str, ...]:
+    """Returns the names of the packages, such as `distill.losses`; each imports from those before it only."""
+    for node in ast.parse(BOUNDARIES.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PACKAGES":
             return ast.literal_eval(node.value)
-    raise ValueError(f"{WALLS}: expected an assignment of ROOMS, found none: nothing says which rooms there are")
+    raise ValueError(f"{BOUNDARIES}: expected an assignment of PACKAGES, found none: the packages are unknown")
 
 
 def modules() -> dict[str, Path]:
@@ -58,42 +58,42 @@ def imported_modules(file: Path, known: dict[str, Path]) -> set[str]:
     return found & set(known)
 
 
-def imports_between_rooms() -> dict[str, list[str]]:
-    """Returns room -> rooms that it imports from, where a room includes the rooms inside it."""
-    known, every = modules(), rooms()
-    found: dict[str, set[str]] = {outer_room(room): set() for room in every}
+def imports_between_packages() -> dict[str, list[str]]:
+    """Returns package -> packages that it imports from, where a package includes the packages inside it."""
+    known, every = modules(), list_packages()
+    found: dict[str, set[str]] = {outer_package(package): set() for package in every}
     for name, file in known.items():
-        own = outer_room(room_of(name, every))
-        found[own] |= {outer_room(room_of(other, every)) for other in imported_modules(file, known)} - {own}
-    return {room: sorted(others) for room, others in found.items()}
+        own = outer_package(package_of(name, every))
+        found[own] |= {outer_package(package_of(other, every)) for other in imported_modules(file, known)} - {own}
+    return {package: sorted(others) for package, others in found.items()}
 
 
-def room_of(module: str, every: Sequence[str]) -> str:
+def package_of(module: str, every: Sequence[str]) -> str:
     """Returns the folder or module of `every` that a module belongs to."""
     return module if module in every else module.rpartition(".")[0]
 
 
-def outer_room(room: str) -> str:
-    """Returns the room that the picture shows for a room: `distill.data.rows` -> `distill.data`."""
-    return ".".join(room.split(".")[:2])
+def outer_package(package: str) -> str:
+    """Returns the package that the picture shows for a package: `distill.data.rows` -> `distill.data`."""
+    return ".".join(package.split(".")[:2])
 
 
-def purpose(room: str) -> str:
-    """Returns the first line of the docstring of the room's package."""
-    text = ast.get_docstring(ast.parse((ROOT / room.replace(".", "/") / "__init__.py").read_text()))
+def purpose(package: str) -> str:
+    """Returns the first line of a package's docstring."""
+    text = ast.get_docstring(ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text()))
     return (text or "").splitlines()[0]
 
 
 def picture() -> str:
-    """Returns the SVG of the rooms; the packages' own modules (their errors) are imported everywhere, and left out."""
-    arrows = imports_between_rooms()
-    shown = [room for room in arrows if room not in ("distill", "compress")]
-    boxes = [Box(room, purpose(room), COLOURS[room.split(".")[0]]) for room in shown]
-    return draw(boxes, {room: [other for other in arrows[room] if other in shown] for room in shown})
+    """Returns the SVG of the packages, without the errors of distill and compress, which are imported everywhere."""
+    arrows = imports_between_packages()
+    shown = [package for package in arrows if package not in ("distill", "compress")]
+    boxes = [Box(package, purpose(package), COLOURS[package.split(".")[0]]) for package in shown]
+    return draw(boxes, {package: [other for other in arrows[package] if other in shown] for package in shown})
 
 
 def page_with_table() -> str:
-    """Returns the text of the architecture page with the table of rooms between its marks.
+    """Returns the text of the architecture page with the table of packages between its marks.
 
     Raises:
         ValueError: The page lacks the marks.
@@ -101,9 +101,9 @@ def page_with_table() -> str:
     before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{PAGE}: expected {BEGIN.strip()} and {END}, found none: the table of rooms has no place")
-    rows = [f"| `{room.replace('.', '/')}/` | {purpose(room)} |" for room in rooms()]
-    table = "\n".join(["| room | what it holds |", "|---|---|", *rows])
+        raise ValueError(f"{PAGE}: expected {BEGIN.strip()} and {END}, found none: the table of packages has no place")
+    rows = [f"| `{package.replace('.', '/')}/` | {purpose(package)} |" for package in list_packages()]
+    table = "\n".join(["| package | what it holds |", "|---|---|", *rows])
     return f"{before}{BEGIN}\n{table}\n\n{END}{after}"
 
 

@@ -35,7 +35,7 @@ def list_changes(commit: str) -> list[str]:
 
 
 def select_tests(files: list[str]) -> list[str]:
-    """Returns changed unit tests, and those of the rooms of changed modules: `tests/unit` mirrors the rooms."""
+    """Returns changed unit tests, and those of the packages of changed modules: `tests/unit` mirrors the packages."""
     found: set[str] = set()
     for name in files:
         place = Path(name)
@@ -43,13 +43,13 @@ def select_tests(files: list[str]) -> list[str]:
             found.add(name)
         elif place.parts[0] in PACKAGES and place.suffix == ".py":
             found |= {str(test.relative_to(ROOT)) for test in find_tests(place.parent)}
-            found.add("tests/unit/test_walls.py")
+            found.add("tests/unit/test_package_boundaries.py")
     return sorted(found)
 
 
-def find_tests(room: Path) -> list[Path]:
-    """Returns the test files of the room, or of the nearest room above it that has any."""
-    for folder in (room, *room.parents[:-1]):
+def find_tests(package: Path) -> list[Path]:
+    """Returns the test files of the package, or of the nearest package above it that has any."""
+    for folder in (package, *package.parents[:-1]):
         tests = sorted((ROOT / "tests" / "unit" / folder).glob("test_*.py"))
         if tests:
             return tests

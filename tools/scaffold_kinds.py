@@ -203,7 +203,8 @@ def write_$name(source: Source, target: ExportTarget, folder: Path) -> None:
         "compress/export/$name.py: the file that is written, and its runtime",
         "compress/export/common/targets.py: the Format's tolerance; EXTRAS, if its library is an extra of its own",
         "compress/export/probe.py: PROBES, and rounded=True in its Format, once it holds quantized models",
-        "pyproject.toml: the extra, if there is one; tests/unit/test_walls.py: the file that may import its library",
+        "pyproject.toml: the extra, if there is one; tests/unit/test_package_boundaries.py: the file that may import "
+        "its library",
         "pipelines/settings/commands/distill.py and export.py: the description of `export`",
         "pipelines/reports/formatting.py: the runtime's name",
         "tests/unit/compress/export/test_$name.py: what the format refuses",

@@ -209,7 +209,15 @@ def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace)
              f"{equal[0]['sent_bytes'] / 1e6:,.0f}", f"{seconds:.1f}",
              *((f"{slowed[0]['seconds']:.1f}", f"{slowed[0]['seconds'] / seconds:.2f}") if slowed else ("", "")))
         )  # fmt: skip
-    header = ("method", "rate", "test score, %", "MB sent", "seconds", f"one {options.slow:g}x slower", "ratio")
+    header = (
+        "method",
+        "rate",
+        "test score, %",
+        "MB sent",
+        "seconds",
+        f"seconds, one process {options.slow:g}x slower",
+        "ratio",
+    )
     console.table(f"Two processes on {options.data}, {len(options.seeds)} seeds", header, rows)
 
 

@@ -71,7 +71,7 @@ def main() -> None:
         (order, f"{median_ratio(times['balanced'], times['alternate']):.3f}", f"{found['padding'][order]:.3f}")
         for order, times in found["even"].items()
     ]
-    header = ("batches", "time of balanced steps over alternate ones", "of padded tokens")
+    header = ("batches", "time of balanced steps over alternate ones", "predicted from padded tokens")
     console.table(f"{options.data}, batches of {options.rows}", header, rows)
     print_slow(found["uneven"], options, console)
 
@@ -83,7 +83,7 @@ def print_slow(times: dict[str, list[float]], options: argparse.Namespace, conso
     equal, measured = (1 / median_ratio(times[name], alone) for name in ("equal", "measured"))
     won = (measured - equal) / (best - equal)
     rows = [("equal", f"{equal:.3f}", ""), ("measured", f"{measured:.3f}", f"{won:.0%}"), ("best", f"{best:.3f}", "")]
-    header = ("rows divided", "throughput, of two that aren't slowed", "won back of what can be")
+    header = ("rows divided", "throughput relative to full speed", "recovered share")
     console.table(f"one process {options.slow:g} times as slow", header, rows)
 
 

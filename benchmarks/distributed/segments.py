@@ -85,7 +85,7 @@ def main() -> None:
     cases = [Case(length, logits, *sizes) for length, logits in product(options.lengths, (BLOCKS, ALL_LOGITS))]
     costs = {count: run_processes(cases, count) for count in options.processes}
     rows = [row for number, case in enumerate(cases) for row in compare_costs(case, number, costs)]
-    header = ("tokens", "logits", "processes", "MB above the start", "of one", "seconds", "time, of one")
+    header = ("tokens", "logits", "processes", "extra MB", "ratio to one", "seconds", "time, ratio to one")
     console.table(f"Decoder of {options.layers} x {options.width}, checkpointing {options.checkpointing}", header, rows)
 
 

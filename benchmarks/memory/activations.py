@@ -39,7 +39,7 @@ from pipelines.runs.memory.step_cost import measure_call
 from pipelines.settings.this_machine import describe_machine
 
 MODES = ("none", "selective", "every=2", "full")
-ALL_LOGITS = "none, all logits at a time"
+ALL_LOGITS = "none, all logits at once"
 OFFLOADED = ("none, offloaded", "full, offloaded")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LABELS_ONLY = LossConfig(kl=0, ce=1)
@@ -87,7 +87,7 @@ def main() -> None:
         for mode in steps
     ]  # fmt: skip
     held = () if on_gpu else ("RssAnon MB", "VmHWM MB")
-    header = ("checkpointing", "MB above the start", "of none", *held, "time, of none", "difference of gradients")
+    header = ("checkpointing", "extra MB", "ratio to none", *held, "time, ratio to none", "difference of gradients")
     sizes = f"{options.rows} x {options.length} tokens"
     console.table(f"Decoder of {parameters / 1e6:.0f}M parameters, {sizes}", header, rows)
     console.say(f"Inputs of all layers: {floor / 1e6:.0f} MB")

@@ -69,7 +69,7 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console.table(
         f"Decoder of {parameters / 1e6:.0f}M parameters, checkpointing {options.checkpointing}",
-        ("tokens", "window", "MB above the start", "of whole", "µs a token", "time, of whole"),
+        ("tokens", "window", "extra MB", "ratio to whole", "µs per token", "time, ratio to whole"),
         rows,
     )
 

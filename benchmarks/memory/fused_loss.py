@@ -80,7 +80,7 @@ def compare(options: argparse.Namespace, console: Console) -> None:
         )
         for name, seconds in times.items()
     ]
-    header = ("loss", "ms", "to sparse", "floor ms", "memory MB", "to dense", "to sparse")
+    header = ("loss", "ms", "time / sparse", "floor ms", "memory MB", "memory / dense", "memory / sparse")
     sizes = f"{positions} positions, {options.vocabulary} tokens, width {options.width}, {options.ids} sampled ids"
     console.table(f"{sizes}, {options.device}, {options.threads} threads, fp32", header, rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from benchmarks.pruning.results import MeasuredStudent, ModelSize, Results
 from pipelines.runs.console import Console
 
-HEADER = ("student", "size", "rate", "speedup", "median", "mean (range)", "kept", "MB", "M params", "minutes")
+HEADER = ("student", "size", "rate", "speedup", "median", "mean (range)", "score kept", "MB", "M params", "minutes")
 
 
 def print_table(console: Console, results: Results) -> None:

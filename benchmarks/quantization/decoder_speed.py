@@ -32,7 +32,7 @@ from pipelines.settings.this_machine import describe_machine, find_commit
 
 FLOAT = "float32"
 DEFAULT = ("int8-dynamic", "int8-groups", "int4-weights", "int4-groups")
-HEADER = ("weights", "MB", "ms a token", "of float32", "of 8 bits", "floor, ms")
+HEADER = ("weights", "MB", "ms per token", "speed-up over float32", "over 8 bits", "floor, ms")
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ def main() -> None:
     texts = encode_texts(options, next(iter(models.values())).names)
     found = time_texts(models, texts, options.rounds)
     console = Console()
-    header = ("runtime", "float32 ms", "quantized", "ms", "times as fast")
+    header = ("runtime", "float32 ms", "quantized", "ms", "speed-up")
     console.table(f"{options.student}, {len(texts)} single texts, one thread", header, build_rows(found))
     for place in sorted(options.student.glob("openvino*")):
         console.table(f"{place.name}, {options.length} tokens", ("operator", "number", "µs"), profile(place, options))

@@ -145,7 +145,7 @@ def compare(options: argparse.Namespace, dev: np.ndarray) -> None:
         sizes = f"{count_megabytes(target):.1f}", f"{abs(nats - own_nats):.1e}"
         rows.append((name, *format_perplexity(nats, float_nats), f"{kl:.5f}", *sizes))
         console.say(f"{name}: {nats:.4f} nats per token, {float_nats:.4f} in float")
-    header = ("way", "perplexity", "nats lost", "KL from float", "MB", "nats between processes")
+    header = ("method", "perplexity", "loss increase (nats)", "KL from float", "MB", "nats between processes")
     console.table(f"{len(dev)} unseen blocks of {dev.shape[1]} tokens", header, rows)
     (output / "table.json").write_text(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=1))
 

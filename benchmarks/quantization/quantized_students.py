@@ -30,7 +30,7 @@ METHODS = ("ptq", "qat")
 SHARED_STAGES = ("data", "precision", "teacher", "cache", "export-teacher")
 Reports: TypeAlias = Mapping[tuple[int, str, str], Report]  # (seed, scheme, method) -> report
 HEADER = (
-    "seed", "scheme", "method", "target", "difference", "same class", "accuracy", "in PyTorch", "MB", "load ms",
+    "seed", "scheme", "method", "target", "difference", "same predictions", "accuracy", "in PyTorch", "MB", "load ms",
     "peak MB", "ms", "speedup over fp32", "ms, batch 32",
 )  # fmt: skip
 

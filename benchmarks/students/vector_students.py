@@ -92,7 +92,7 @@ def main() -> None:
         first = results[0]
         chosen_value = f"{first['parameters']:,}", f"{first['rate']:g}"
         rows.append((way, *chosen_value, format_percent(scores), share, *rates[way]))
-    header = ("way", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "of the first")
+    header = ("way", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "ratio to the first")
     console.table(f"{options.data}, tables of {options.width}, {options.seeds} seeds", header, rows)
     console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.threads} threads")
 

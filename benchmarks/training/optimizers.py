@@ -70,7 +70,7 @@ def main() -> None:
         ratio = median_ratio(times[name], times["adamw"])
         figures = f"{each.first:.1f}", f"{1e3 * step:.1f}", f"{ratio:.2f}", f"{1e3 * floor:.1f}"
         rows.append((name, f"{each.bytes_per_parameter:.2f}", *figures))
-    columns = ("optimizer", "bytes a parameter", "first step, s", "step, ms", "of adamw", "floor, ms")
+    columns = ("optimizer", "bytes per parameter", "first step, s", "step, ms", "ratio to adamw", "floor, ms")
     console.table("Optimizers", columns, rows)
 
 

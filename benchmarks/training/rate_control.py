@@ -32,7 +32,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import LOGS
 
 USUAL = 3e-4
-POISONED = 20  # number of the batch
+CORRUPTED_BATCH = 20  # number of the batch
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class PoisonedBatch(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
         """Sets the share of the batch, which its loss is multiplied by."""
-        if trainer.current_epoch == 0 and batch_idx == POISONED:
+        if trainer.current_epoch == 0 and batch_idx == CORRUPTED_BATCH:
             batch["shares"] = dict.fromkeys(loss_counts(batch), self.factor)
 
 

@@ -24,7 +24,7 @@ from distill.models.short_attention import attend_to_short_texts
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine
 
-HEADER = ("tokens", "fused, ms", "products, ms", "fused over products", "floor, ms")
+HEADER = ("tokens", "fused, ms", "products, ms", "fused / products", "floor, ms")
 
 
 def main() -> None:

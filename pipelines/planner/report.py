@@ -53,11 +53,11 @@ def print_plan(plan: ClusterPlan, console: Console) -> None:
 def print_choices(title: str, choices: Sequence[LayoutCandidate], console: Console) -> None:
     """Prints the layouts that were traced, and why the others weren't."""
     traced = [choice for choice in choices if choice.trace is not None]
-    header = ("layout", "rows", *MEMORY_KINDS, "GB at most", "rows/s in all", "computing", "sending", "idle", "")
+    header = ("layout", "rows", *MEMORY_KINDS, "peak GB", "rows/s (total)", "computing", "sending", "idle", "")
     console.table(title, header, [describe_choice(choice) for choice in traced])
     for choice in choices:
         if choice.trace is None:
-            console.say(f"  not {describe_layout(choice)}: {choice.refusal}")
+            console.say(f"  skipped {describe_layout(choice)}: {choice.refusal}")
 
 
 def describe_choice(choice: LayoutCandidate) -> tuple[str, ...]:
@@ -101,7 +101,17 @@ def print_pairs(plan: ClusterPlan, console: Console) -> None:
     hidden = len(plan.pairs) - len(rows)
     console.table(
         f"Pairs that fit, the fastest first{f'; {hidden} more are in {PAIRS_FILE}' if hidden else ''}",
-        ("signals", "teacher", "student", "GB at most", "step", "hours: cache", "training", "all", "GPU-hours"),
+        (
+            "signals",
+            "teacher",
+            "student",
+            "peak GB",
+            "step",
+            "cache hours",
+            "training hours",
+            "total hours",
+            "GPU-hours",
+        ),
         rows,
     )
 

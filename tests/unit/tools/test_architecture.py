@@ -1,4 +1,4 @@
-"""The architecture page shows the rooms of the code, and names files and functions that exist."""
+"""The architecture page shows the packages of the code, and names files and functions that exist."""
 
 import importlib
 import re
@@ -38,15 +38,15 @@ def test_the_table_of_a_samples_way_is_found(architecture):
     ]
 
 
-def test_imports_between_rooms_are_found(architecture):
-    arrows = architecture.imports_between_rooms()
+def test_imports_between_packages_are_found(architecture):
+    arrows = architecture.imports_between_packages()
     assert "distill.losses" in arrows["distill.models"]
-    assert not {room for others in arrows.values() for room in others if room == "pipelines"}
-    assert all(room.count(".") <= 1 for room in arrows)
+    assert not {package for others in arrows.values() for package in others if package == "pipelines"}
+    assert all(package.count(".") <= 1 for package in arrows)
 
 
 def test_a_stale_picture_and_a_missing_function_fail_the_check(architecture, tmp_path, monkeypatch, capsys):
-    page, picture = tmp_path / "page.md", tmp_path / "rooms.svg"
+    page, picture = tmp_path / "page.md", tmp_path / "packages.svg"
     page.write_text(f"{architecture.BEGIN}{architecture.END}\n| `no.py` | `f` | |\n")
     monkeypatch.setattr(architecture, "PAGE", page)
     monkeypatch.setattr(architecture, "PICTURE", picture)
@@ -56,13 +56,13 @@ def test_a_stale_picture_and_a_missing_function_fail_the_check(architecture, tmp
     assert architecture.main(["--check"]) == 1
     message = capsys.readouterr().err
     assert "page.md: names no.py: f, which doesn't exist" in message
-    assert "rooms.svg: differs from the code" in message
+    assert "packages.svg: differs from the code" in message
 
 
 def test_a_page_without_marks_is_refused(architecture, tmp_path, monkeypatch):
     monkeypatch.setattr(architecture, "PAGE", tmp_path / "page.md")
     architecture.PAGE.write_text("no marks\n")
-    with pytest.raises(ValueError, match="the table of rooms has no place"):
+    with pytest.raises(ValueError, match="the table of packages has no place"):
         architecture.page_with_table()
 
 

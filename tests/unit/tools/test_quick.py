@@ -1,4 +1,4 @@
-"""`make quick` runs the unit tests of the rooms that changed, and ends with the code of what fails."""
+"""`make quick` runs the unit tests of the packages that changed, and ends with the code of what fails."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def quick():
 def test_a_changed_module_is_tested_by_the_tests_of_its_room(quick):
     tests = quick.select_tests(["distill/losses/logits.py"])
     assert "tests/unit/distill/losses/test_losses.py" in tests
-    assert "tests/unit/test_walls.py" in tests
+    assert "tests/unit/test_package_boundaries.py" in tests
     assert not [name for name in tests if "compress" in name]
 
 

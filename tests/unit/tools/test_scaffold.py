@@ -61,7 +61,7 @@ def test_a_new_component_works_and_passes_the_checks(kind, copy):
         run_to_success(copy, "-m", *check)
     for script in ("settings_reference.py", "architecture.py"):
         run_to_success(copy, f"tools/{script}", "--check")
-    tested = [*own, "tests/unit/test_walls.py", *(["tests/unit/distill/losses"] if kind == "loss" else [])]
+    tested = [*own, "tests/unit/test_package_boundaries.py", *(["tests/unit/distill/losses"] if kind == "loss" else [])]
     assert " passed" in run_to_success(copy, "-m", "pytest", "-q", "-n0", *tested)
 
 

@@ -1,4 +1,4 @@
-"""The walls between the packages, read from the imports."""
+"""The boundaries between the packages, read from the imports."""
 
 import ast
 import subprocess
@@ -40,7 +40,7 @@ def offenders(files: list[Path], *forbidden: str) -> list[str]:
     ]
 
 
-ROOMS = (  # each imports from those above it only
+PACKAGES = (  # each imports from those above it only
     "distill",
     "compress",
     "distill.checkpoint",
@@ -121,24 +121,24 @@ def own_imports(name: str) -> set[str]:
     return found - {name}
 
 
-def room_of(module: str) -> str:
-    """Returns the innermost room that a module is in."""
-    while module and module not in ROOMS:
+def package_of(module: str) -> str:
+    """Returns the innermost package that a module is in."""
+    while module and module not in PACKAGES:
         module = module.rpartition(".")[0]
     return module
 
 
-def test_every_module_stands_in_a_known_room():
-    assert {room_of(name) for name in MODULES} <= set(ROOMS)
+def test_every_module_is_in_a_known_package():
+    assert {package_of(name) for name in MODULES} <= set(PACKAGES)
 
 
-def test_imports_between_rooms_run_one_way():
-    floor = {room: number for number, room in enumerate(ROOMS)}
+def test_imports_between_packages_run_one_way():
+    floor = {package: number for number, package in enumerate(PACKAGES)}
     upward = [
         f"{name} imports {other}"
         for name in MODULES
         for other in own_imports(name)
-        if floor[room_of(other)] > floor[room_of(name)]
+        if floor[package_of(other)] > floor[package_of(name)]
     ]
     assert not upward
 
