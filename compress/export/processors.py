@@ -44,8 +44,7 @@ def resolve_reduced(
         else (f"{group}reduced false", f"--{group}reduced true")
     )
     raise CompressError(
-        f"{setting}: expected a processor here, where {', '.join(saturating)} is compared and scored, with VNNI or of "
-        "ARM, found one whose products of bytes saturate in 16 bits: a file with weights of 8 bits would answer "
-        f"otherwise than the model and be refused after the training; {instead} gives weights 7 bits, which are right "
-        "on every processor"
+        f"{setting}: expected a processor with VNNI, or an ARM one, to verify 8-bit weights of "
+        f"{', '.join(saturating)}, found one whose byte products saturate in 16 bits: the file would differ from the "
+        f"model and be rejected after the training; {instead} uses 7-bit weights, which are right on every processor"
     )

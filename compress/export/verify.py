@@ -137,13 +137,13 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
     most = target_of(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
         raise ExportError(
-            f"{parity.target}: {folder} gives other answers than the trained model: the same for "
-            f"{parity.same_class:.2%} of {parity.texts}, expected at least {SAME:.1%}"
+            f"{parity.target}: {folder} predicts other classes than the trained model: the same for "
+            f"{parity.same_class:.2%} of {parity.texts} texts, expected at least {SAME:.1%}"
         )
     if not rounds and not parity.max_difference <= most:  # also catches NaN
         raise ExportError(
-            f"{parity.target}: {folder} gives other logits than the trained model: largest difference "
-            f"{parity.max_difference:.2e}, expected at most {most:.0e}: it would answer differently"
+            f"{parity.target}: {folder} has other logits than the trained model: largest difference "
+            f"{parity.max_difference:.2e}, expected at most {most:.0e}: predictions would change"
         )
 
 

@@ -80,11 +80,11 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     if not difference <= LAYER:  # also catches NaN
         saturated = target.kind.saturates and not source.has_reduced_range and products_saturate()
         raise ExportError(
-            f"{target}: {name} gives other products than it was trained with: they differ by {difference:.1e} of the "
-            f"largest, expected at most {LAYER:.0e}"
+            f"{target}: {name} has other outputs than in training: they differ by {difference:.1e} of the largest, "
+            f"expected at most {LAYER:.0e}"
             + (
-                "; this processor has no VNNI, and its products of weights of 8 bits saturate: quantize the float "
-                "model with --quantize.reduced true, or export this one where VNNI is"
+                "; this processor has no VNNI, and its products of 8-bit weights saturate: quantize the float model "
+                "with --quantize.reduced true, or export this one on a processor with VNNI"
                 if saturated
                 else ""
             )

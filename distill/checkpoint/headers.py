@@ -44,7 +44,7 @@ def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{role} {str(folder)!r}: {index.name} is damaged: {error!r}") from error
     if not names:
-        raise InputError(f"{role} {str(folder)!r}: {index.name} lists no weight files")
+        raise InputError(f"{role} {str(folder)!r}: expected names of weight files in {index.name}, found none")
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise InputError(

@@ -208,7 +208,10 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     family, old = family_of(teacher), read_teacher_sizes(teacher)
     new = resolve_sizes(spec, old)
     if family.fills and new.heads != old.heads:
-        raise InputError(f"student heads={new.heads}: expected the teacher's {old.heads}: they fill a width that stays")
+        raise InputError(
+            f"student heads={new.heads}: expected the teacher's {old.heads}, found another number: the width of this "
+            "family's attention is fixed"
+        )
     config = resize_config(teacher, new.layers, new.hidden, heads=new.heads, key_value_heads=new.groups, ffn=new.ffn)
     if family.free:
         config.head_dim = new.head_width

@@ -398,7 +398,7 @@ def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
     if sizes.head and narrow != sizes.head and not fresh:
         raise InputError(
             f"student hidden={sizes.hidden}, heads={sizes.heads}: expected heads {sizes.head} wide as the teacher's, "
-            f"found {narrow}: positions turn their coordinates in pairs, and a narrower head would tell others apart"
+            f"found {narrow}: rotary position embeddings depend on the width of a head"
         )
     return replace(sizes, head=narrow) if sizes.head else sizes
 

@@ -84,7 +84,10 @@ def check_vector_sizes(given: StudentSpec, requested: dict[str, int]) -> None:
         if key in requested:
             raise InputError(f"student {given.text!r}: {key} has no meaning for a {encoder} student; leave it out")
     if "positions" in requested and "order" not in given.pooling:
-        raise InputError(f"student {given.text!r}: positions needs pooling=order, whose positions it counts")
+        raise InputError(
+            f"student {given.text!r}: expected pooling=order with positions, found another pooling: only order keeps "
+            "positions apart"
+        )
     if encoder == "gru" and requested.get("hidden", 2) % 2:
         raise InputError(f"student hidden={requested['hidden']}: expected an even number, half for each direction")
 

@@ -225,7 +225,8 @@ def output_layer(model: PreTrainedModel) -> nn.Linear:
     found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == model.config.num_labels]
     if not found:
         raise InputError(
-            f"{type(model).__name__}: no linear layer with {model.config.num_labels} outputs for its labels"
+            f"{type(model).__name__}: expected a linear layer with {model.config.num_labels} outputs, one for each "
+            "label, found none"
         )
     return found[-1]
 

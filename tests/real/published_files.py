@@ -105,7 +105,7 @@ def floor_of(score: float, count: int) -> float:
     """Returns a measured share minus three of its standard errors, sqrt(p (1 - p) / n).
 
     The bits of a run depend on the processor, and its precision and pruned shapes on timings: another machine trains
-    another student. Students of several seeds differ by much less than this margin (docs/benchmarks/pruning.md: at most 0.4
-    points on Banking77), and anything that breaks training costs more.
+    another student. Students of several seeds differ by much less than this margin (docs/benchmarks/pruning.md: at most
+    0.4 points on Banking77), and anything that breaks training costs more.
     """
     return score - 3 * sqrt(score * (1 - score) / count)

@@ -234,8 +234,8 @@ def check_float(formats: Iterable[str], what: str) -> None:
     for name in formats:
         if not FORMATS[name].floats:
             raise CompressError(
-                f"export {name}: expected a quantized model, found {what}, in float: it holds no other; "
-                "python -m pipelines.quantize, or --quantize of a run, makes one"
+                f"export {name}: expected a quantized model, found {what}, in float: this format holds quantized "
+                "weights only; python -m pipelines.quantize, or --quantize of a run, makes one"
             )
 
 

@@ -227,15 +227,15 @@ def verify_decoder(
         if found != own:
             place = next((i for i, pair in enumerate(zip(found, own, strict=False)) if len(set(pair)) > 1), "the end")
             raise ExportError(
-                f"onnx: {folder} writes other tokens than the model: after prompt {number} they differ from token "
+                f"onnx: {folder} generates other tokens than the model: after prompt {number} they differ from token "
                 f"{place} on, found {found[-3:]} at its end, expected {own[-3:]}"
             )
     most = max_difference(decoder, reference, blocks)
     tolerance = FORMATS["onnx"].tolerance
     if not most <= tolerance:  # also catches NaN
         raise ExportError(
-            f"onnx: {folder} gives other logits than the model: largest difference {most:.2e}, expected at most "
-            f"{tolerance:.0e}: it would write differently"
+            f"onnx: {folder} has other logits than the model: largest difference {most:.2e}, expected at most "
+            f"{tolerance:.0e}: generated text would change"
         )
     return DecoderParity(sum(map(len, expected)), most, perplexity(decoder, blocks), perplexity(reference, blocks))
 

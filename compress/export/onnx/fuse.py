@@ -45,7 +45,7 @@ def fuse_operators(source: Path, target: Path) -> dict[str, int]:
     remove_unused(model.graph)
     chosen = next((m for m in (with_raw_mask(model), model) if matches_source(source, m)), None)
     if chosen is None:
-        raise ExportError(f"onnx: {source} gives other logits once its operators are joined for ONNX Runtime")
+        raise ExportError(f"onnx: {source}: expected the same logits after fusing operators, found others")
     target.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(chosen, str(target))
     return {name: count_nodes(chosen.graph, name) for name in ("Attention", "MultiHeadAttention", "BiasGelu", "Sum")}

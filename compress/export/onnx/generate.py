@@ -114,7 +114,7 @@ class OnnxDecoder:
             )
         for number, prompt in enumerate(prompts):
             if not len(prompt):
-                raise CompressError(f"generate: prompt {number} has no token: there is nothing to go on from")
+                raise CompressError(f"generate: prompt {number} has no token: there is nothing to continue")
             if self.words and not 0 <= min(prompt) <= max(prompt) < self.words:
                 raise CompressError(
                     f"generate: prompt {number}: expected ids from 0 to {self.words - 1}, found {min(prompt)} to "
@@ -124,7 +124,7 @@ class OnnxDecoder:
         if self.longest and longest > self.longest:
             raise CompressError(
                 f"generate: the longest prompt and {new_tokens} new tokens are {longest}, and the model has "
-                f"{self.longest} positions: what comes after them would be noise"
+                f"{self.longest} positions: it wasn't trained on longer texts"
             )
 
 
@@ -181,5 +181,5 @@ def perplexity(model: _RunStep, blocks: Sequence[np.ndarray], batch: int = 8) ->
             nats += float((np.log(np.exp(each).sum(-1)) - each[np.arange(len(each)), row[1:]]).sum())
             count += len(each)
     if not count:
-        raise CompressError("perplexity: expected blocks of at least two tokens, found none: nothing is to be foreseen")
+        raise CompressError("perplexity: expected blocks of at least two tokens, found none: no token is predicted")
     return float(np.exp(nats / count))

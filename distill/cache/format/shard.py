@@ -137,7 +137,7 @@ class Shard:
         self.ranges: dict[str, tuple[int, int]] = {}
         self.metadata = _shard_metadata(identity, number)
         if header.pop("__metadata__", None) != self.metadata:
-            raise DamagedError(f"{self.path.name}: it belongs to another number or cache, or its header changed")
+            raise DamagedError(f"{self.path.name}: expected the header of this shard of this cache, found another")
         keys = self._map_tensor(header, "keys", np.uint8)
         if len(keys) != rows * KEY_BYTES:
             raise DamagedError(f"{self.path.name}: expected {rows} rows, found {len(keys) / KEY_BYTES:g}")

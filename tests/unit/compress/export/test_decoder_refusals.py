@@ -82,7 +82,7 @@ def copy_with_changed_bias(folder: Path, place: Path, value: float, at: int) -> 
 def test_the_proof_rejects_files_of_another_model_or_with_changed_weights(folder: Path, tmp_path: Path):
     model = build("gpt2")
     assert verify_decoder(model, folder, PROMPTS, BLOCKS, new_tokens=10).max_difference < 1e-4
-    with pytest.raises(ExportError, match="writes other tokens than the model: after prompt 0 .* from token 2 on"):
+    with pytest.raises(ExportError, match="generates other tokens than the model: after prompt 0 .* from token 2 on"):
         verify_decoder(build("gpt2", scale_attn_weights=False), folder, PROMPTS, BLOCKS, new_tokens=10)
     with pytest.raises(ExportError, match="largest difference .*e-02, expected at most 1e-03"):
         verify_decoder(model, copy_with_changed_bias(folder, tmp_path / "a", 0.3, 4), PROMPTS[:1], BLOCKS, new_tokens=1)

@@ -173,7 +173,7 @@ def test_a_file_with_other_scales_than_the_model_is_rejected(files: Files):
     other = quantized_source("int8-static")
     name = "bert.encoder.layer.1.output.dense"
     other.reference.get_submodule(name).grid.scale.mul_(1.02)
-    with pytest.raises(ExportError, match=rf"onnxruntime-int8: {name} gives other products"):
+    with pytest.raises(ExportError, match=rf"onnxruntime-int8: {name} has other outputs"):
         check_layers(other, target, folder, padded_batch())
 
 

@@ -51,7 +51,7 @@ def test_a_folder_is_verified_in_a_fresh_process(form, tokenizer, tmp_path):
     write_targets(Source(student, tokenizer), [target_of(form)], tmp_path)
     expected = compute_text_vectors(student, tokenizer, TEXTS)
     verify_export(form, tmp_path / form, TEXTS, None, 32, expected)
-    with pytest.raises(ExportError, match=f"{form}: .* gives other logits than the trained model"):
+    with pytest.raises(ExportError, match=f"{form}: .* has other logits than the trained model"):
         verify_export(form, tmp_path / form, TEXTS, None, 32, expected[::-1])
 
 

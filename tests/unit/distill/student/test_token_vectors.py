@@ -232,7 +232,7 @@ def test_the_seed_determines_the_random_weights(tokenizer):
     ("gru,kernel=3", "kernel has no meaning for a gru student"),
     ("gru,hidden=33", "hidden=33: expected an even number"),
     ("static,embeddings=0", "embeddings=0: expected at least 1"),
-    ("static,positions=4", "positions needs pooling=order"),
+    ("static,positions=4", "expected pooling=order with positions"),
     ("static,pooling=mean+mean", r"expected pooling=mean or weighted or max or order, or several as mean\+max"),
     ("static,pooling=", "expected pooling=mean or weighted"),
     ("static,norm=rmsnorm", "expected embeddings, hidden, layers, kernel, ngrams, positions, pooling, found 'norm'"),

@@ -76,7 +76,7 @@ def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(veri
         verifier.export(target)
     assert [each["target"] for each in verifier.proven] == ["onnx", "onnxruntime"]
     first, second = verifier.refused
-    assert "gives other products than it was trained with" in first["reason"]
+    assert "has other outputs than in training" in first["reason"]
     assert second["reason"] == "it is made from onnx-int8, which was refused"
     assert not (verifier.folder / "onnx-int8").exists()
     aside = verifier.folder / first["where"]
