@@ -89,7 +89,7 @@ def write_files(manifest: EngineFiles, folder: Path) -> None:
     for name, text in manifest.files.items():
         if (folder / name).exists() and (folder / name).read_text() != text:
             raise InputError(
-                f"{folder / name}: expected none, found one with other content: it may have been edited; remove it, or "
+                f"{folder / name}: a file with different content exists, which may have been edited: remove it, or "
                 "choose another --output"
             )
     for name, text in manifest.files.items():
@@ -108,7 +108,7 @@ def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -
         InputError: The engine has no such command, it isn't installed, or it refused the files.
     """
     if not manifest.submit:
-        raise InputError(f"submit: expected an engine with a command for it, found {engine}: start the files by hand")
+        raise InputError(f"submit: {engine} has no command that submits files: submit them yourself")
     program = shutil.which(manifest.submit[0])
     if program is None:
         raise InputError(

@@ -38,8 +38,8 @@ class ReportConfig:
         others += ["data"] * bool(self.data.path)
         if self.run is not None and others:
             raise InputError(
-                f"--run: expected no --{others[0]} beside it, found one: a finished run is drawn again from its own "
+                f"--run: expected no --{others[0]} with it, found one: a finished run is drawn again from its own "
                 "numbers, and nothing is measured"
             )
         if self.charts and self.run is None:
-            raise InputError("--charts: expected --run beside it, found none: only a finished run's charts are drawn")
+            raise InputError("--charts: expected --run with it, found none: only a finished run's charts are drawn")

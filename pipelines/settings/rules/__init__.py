@@ -1,1 +1,1 @@
-"""Combinations of settings that a run refuses: one table, and the checks of kinds of students and layouts."""
+"""Invalid combinations of settings: one table, and the checks of kinds of students and layouts."""

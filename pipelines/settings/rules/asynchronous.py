@@ -1,4 +1,4 @@
-"""What is refused of a student whose replicas don't train in step: hogwild, local-sgd and diloco."""
+"""Invalid combinations of settings with asynchronous replicas of a student: hogwild, local-sgd and diloco."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -66,12 +66,22 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
             ("machine.rank_speeds", s.machine.rank_speeds, "none", s.machine.rank_speeds),
             ("machine.memory", s.machine.memory, "none", s.machine.memory),
             ("train.batch_size", train.batch_size, "a number", train.batch_size == AUTO),
-            ("train.checkpointing", AUTO, "one that is named", train.checkpointing == AUTO),
+            ("train.checkpointing", AUTO, "none, selective, full or every=K", train.checkpointing == AUTO),
             ("train.batch_growth", train.batch_growth, "none", train.batch_growth != "none"),
             ("train.patience", train.patience, "0", train.patience),
             ("train.recoveries", train.recoveries, "0", train.recoveries),
-            ("train.schedule", train.schedule, "one by steps", train.schedule in ("plateau", "find")),
-            ("train.optimizer", train.optimizer, "one without averages", train.optimizer == "schedule-free"),
+            (
+                "train.schedule",
+                train.schedule,
+                "a schedule that depends on the step alone",
+                train.schedule in ("plateau", "find"),
+            ),
+            (
+                "train.optimizer",
+                train.optimizer,
+                "an optimizer that doesn't average weights itself",
+                train.optimizer == "schedule-free",
+            ),
             ("train.ema_decay", train.ema_decay, "0", train.ema_decay),
             ("sampling.by", s.sampling.by, "uniform", s.sampling.by != "uniform"),
             ("on_policy.share", s.on_policy.share, "0", s.on_policy.share),

@@ -1,4 +1,4 @@
-"""What a run refuses of cleaning, augmentation, selection and sampling."""
+"""Invalid combinations of settings of cleaning, augmentation, selection and sampling."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a run refuses of distillation on plain text."""
+"""Invalid combinations of settings of distillation on plain text."""
 
 from distill.losses.config import LAYER_MAPS, LAYER_TERMS
 from pipelines.settings.commands.distill import DistillConfig

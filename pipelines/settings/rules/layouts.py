@@ -1,4 +1,4 @@
-"""What a run refuses of layouts, precisions, optimizers and schedules."""
+"""Invalid combinations of layouts, precisions, optimizers and schedules."""
 
 from functools import partial
 
@@ -80,8 +80,8 @@ def check_training_layout(setting: str, facts: Facts) -> None:
     if train.batch_growth != "none" and (machine.deepspeed or (train.batch_growth == "noise" and layout.processes > 1)):
         found = "DeepSpeed" if machine.deepspeed else f"{layout.processes} processes"
         raise InputError(
-            f"{setting}.batch_growth {train.batch_growth}: expected one process, or schedule without DeepSpeed, found "
-            f"{found}"
+            f"{setting}.batch_growth {train.batch_growth}: expected one process, or batch_growth schedule without "
+            f"DeepSpeed, found {found}"
         )
     check_memory_layout(setting, facts)
     if train.offload != "none" and (layout.pp > 1 or machine.deepspeed):

@@ -1,4 +1,4 @@
-"""What is refused of a nested family of students."""
+"""Invalid combinations of settings with a nested family of students."""
 
 from collections.abc import Iterator
 

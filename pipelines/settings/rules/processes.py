@@ -1,4 +1,4 @@
-"""What a run refuses of processes, engines and the files that they read."""
+"""Invalid combinations of processes and engines, and files that they can't read."""
 
 from distill.errors import InputError
 from pipelines.settings.deepspeed_json import check_strategy

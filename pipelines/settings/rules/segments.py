@@ -1,4 +1,4 @@
-"""What is refused of models whose rows are divided into segments of positions: layouts with cp."""
+"""Invalid combinations of settings with context parallelism: layouts with cp."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a run refuses of a student, its pruning, quantization and formats."""
+"""Invalid combinations of settings of a student, its pruning, quantization and export formats."""
 
 from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
 from compress.prune.budget import Budget
@@ -57,7 +57,7 @@ def check_ignored_budget(f: Facts) -> None:
     for name in ("max_bytes", "uniform", "min_score"):
         if getattr(budget, name) != getattr(plain, name) and name not in kept:
             raise InputError(
-                f"budget.{name}: expected a speedup, latency_ms or texts_per_second beside it, found "
+                f"budget.{name}: expected a speedup, latency_ms or texts_per_second with it, found "
                 f"{getattr(budget, name)} alone: nothing is pruned without one"
             )
 

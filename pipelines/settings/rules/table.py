@@ -1,4 +1,4 @@
-"""Every combination that a run refuses, in one table, in the order in which the rules are applied.
+"""All invalid combinations of settings, in one table, in the order in which the rules are applied.
 
 The rules of each subject are in a file of their own. Ranges of single settings, and combinations inside the settings of
 one component (`LossConfig`, `Budget`, `QuantizeConfig`, …), are checked where that component's dataclass is defined,

@@ -1,4 +1,4 @@
-"""What a run refuses of its task, of several teachers, and of a student with its own tokenizer."""
+"""Invalid combinations of settings with a task, several teachers, or a student with its own tokenizer."""
 
 from collections.abc import Callable
 from dataclasses import asdict

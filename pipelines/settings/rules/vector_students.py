@@ -1,4 +1,4 @@
-"""What is refused of a student without attention: static, cnn and gru."""
+"""Invalid combinations of settings with a student without attention: static, cnn and gru."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -50,7 +50,7 @@ def check_vectors_beside(f: Facts) -> None:
         return
     setting = "budget.frontier" if s.budget.frontier else "student.attention_free"
     if not s.budget.speedup or s.student.given:
-        raise InputError(f"{setting}: expected --speedup such as 4,10,100 beside it, found none")
+        raise InputError(f"{setting}: expected --speedup such as 4,10,100 with it, found none")
     layout = f.student_layout
     for name, found, expected, is_refused in (
         ("quantize.scheme", s.quantize.scheme, "none (int8 is the budget's precision)", s.quantize.scheme),

@@ -1,4 +1,4 @@
-"""What a run refuses of training in a window of backward passes."""
+"""Invalid combinations of settings with backward passes in windows."""
 
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS

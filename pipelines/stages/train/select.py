@@ -85,7 +85,7 @@ def adapt_loss(run: Run, plan: Plan, selection: Artefact) -> Plan:
         return plan
     loss = follow_share(plan.settings.loss, float(selection.metrics["select_share"]))
     if loss != plan.settings.loss:
-        run.console.say(f"  select: the loss follows the share of rows: kl {loss.kl:.3g}, ce {loss.ce:.3g}")
+        run.console.say(f"  select: loss weights adjusted to the share of rows: kl {loss.kl:.3g}, ce {loss.ce:.3g}")
     return replace(plan, settings=replace(plan.settings, loss=loss))
 
 

@@ -79,7 +79,7 @@ def test_the_teacher_answers_for_augmentation_and_selection_on_a_gpu(inputs, tmp
 def test_the_students_loss_follows_the_share_and_the_cache_has_the_chosen_rows(inputs, tmp_path):
     more = ("--data.select", "balanced", "--select.rows", "27", "--loss.ce", "0.5", "--loss.kl", "0.5", "--epochs", "1")
     message = run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))
-    assert "select: the loss follows the share of rows: kl 0.8" in message
+    assert "select: loss weights adjusted to the share of rows: kl 0.8" in message
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     share = report["data"]["select_share"]
     assert report["data"]["select_kept"] == report["data"]["train"] == 27
