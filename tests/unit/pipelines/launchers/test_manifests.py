@@ -238,7 +238,7 @@ def test_files_are_written_once_and_edits_are_kept(tmp_path, capsys):
     subprocess.run(["bash", "-n", str(script)], check=True)
     main([*arguments, "--", *WORDS])
     script.write_text(script.read_text() + "# mine\n")
-    with pytest.raises(InputError, match="other content"):
+    with pytest.raises(InputError, match="different content"):
         main([*arguments, "--", *WORDS])
     assert script.read_text().endswith("# mine\n")
 
