@@ -30,7 +30,7 @@ transformers.utils.logging.disable_progress_bar()  # saving a fixture must not w
 # LossConfig raises its own errors, which its tests cover.
 CHECKED = [
     f"distill.losses.{name}"
-    for name in ("logits", "features", "sparse", "compose", "matching", "teachers", "across", "spans")
+    for name in ("logits", "features", "sparse", "compose", "matching", "teachers", "cross_tokenizer", "spans")
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 

@@ -7,8 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distill.losses.across import across_loss, sorted_distance
-    from distill.losses.across_config import AcrossConfig
     from distill.losses.compose import (
         compute_gradient_shares,
         compute_loss_terms,
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
         weighted_sum,
     )
     from distill.losses.config import LayerPairs, LayerSizes, LossConfig, match_layers
+    from distill.losses.cross_tokenizer import cross_tokenizer_loss, sorted_distance
+    from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
     from distill.losses.features import (
         attention_kl,
         attention_mse,
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from distill.losses.teachers import confidence_weights, constant_weights, mix_logits
 
 EXPORTS = {
-    "AcrossConfig": "across_config",
+    "CrossTokenizerConfig": "cross_tokenizer_config",
     "LayerPairs": "config",
     "LayerSizes": "config",
     "LossConfig": "config",
     "SignalSource": "teacher_signals",
     "TeacherSignals": "teacher_signals",
-    "across_loss": "across",
+    "cross_tokenizer_loss": "cross_tokenizer",
     "attention_kl": "features",
     "attention_mse": "features",
     "attention_scores": "features",
@@ -95,20 +95,20 @@ EXPORTS = {
     "skewed_kl": "logits",
     "skewed_reverse_kl": "logits",
     "soft_cross_entropy": "logits",
-    "sorted_distance": "across",
+    "sorted_distance": "cross_tokenizer",
     "squared_error": "logits",
     "topk_kl": "sparse",
     "total_variation": "logits",
     "weighted_sum": "compose",
 }
 __all__ = [
-    "AcrossConfig",
+    "CrossTokenizerConfig",
     "LayerPairs",
     "LayerSizes",
     "LossConfig",
     "SignalSource",
     "TeacherSignals",
-    "across_loss",
+    "cross_tokenizer_loss",
     "attention_kl",
     "attention_mse",
     "attention_scores",

@@ -51,9 +51,9 @@ from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule, set_schedule_step
 from distill.train.spikes import LossSpikeError, Spike, SpikeDetector
-from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.backward_window import yield_windows
 from distill.train.steps.batch_entries import find_signals
+from distill.train.steps.cross_tokenizer import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
 from distill.train.steps.micro_batches import MicroBatches
@@ -82,7 +82,7 @@ class DistillationModule(lightning.LightningModule):
         teacher_sizes: Sizes of the teacher as returned by `read_layer_sizes`, for the terms on layers and vectors.
         shard_optimizer: Each replica of the student stores only a part of the optimizer state (ZeRO-1).
         stages: Runs all pipeline stages where the student is one of them.
-        across: Computes `kl` in place of `signals` where the teacher has a different tokenizer.
+        cross_tokenizer: Computes `kl` in place of `signals` where the teacher has a different tokenizer.
         on_policy: In a share of the steps the student trains on sequences that it generates itself, for which `signals`
             is queried; logs the share of the time spent on generation (`train/generation_share`).
 
@@ -105,7 +105,7 @@ class DistillationModule(lightning.LightningModule):
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
         on_policy: OnPolicy | None = None,
-        across: CrossTokenizerKL | None = None,
+        cross_tokenizer: CrossTokenizerKL | None = None,
     ):
         super().__init__()
         if on_policy is not None:
@@ -116,7 +116,11 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.output_rows = output_rows or OutputRows()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
-        self.on_policy, self.across, self.fused_term = on_policy, across, FusedTerm(student, loss, self.output_rows)
+        self.on_policy, self.cross_tokenizer, self.fused_term = (
+            on_policy,
+            cross_tokenizer,
+            FusedTerm(student, loss, self.output_rows),
+        )
         self.stochastic_rounding = False  # of updates, where the weights are bfloat16
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.settings_in_training = ExitStack()  # of the student's memory and attention
@@ -179,8 +183,8 @@ class DistillationModule(lightning.LightningModule):
             InputError: The signals of a term are missing or not finite.
         """
         with self._offload_activations(batch):
-            if self.across is not None:
-                return self.across.compute_terms(self.student, self.loss, batch)
+            if self.cross_tokenizer is not None:
+                return self.cross_tokenizer.compute_terms(self.student, self.loss, batch)
             step = PlainStep(self.student, self.loss, self.layer_terms, self.output_rows, self.fused_term)
             return step.compute_terms(batch, self.read_signals(batch), self.current_loss, self._process_mean)
 
@@ -253,7 +257,7 @@ class DistillationModule(lightning.LightningModule):
         """Whether the loss of a batch is the sum of those of its parts."""
         compares_rows = self.loss.computes("similarity") or self.loss.layer_map == DYNAMIC or self.loss.balance
         compares_rows = compares_rows or BATCHNORM in getattr(self.student.config, "norms", {}).values()
-        return not compares_rows and self.across is None and self.on_policy is None and self.stages is None
+        return not compares_rows and self.cross_tokenizer is None and self.on_policy is None and self.stages is None
 
     def _train_micro_batches(self, batch: Batch, batch_idx: int, *, is_logged: bool) -> tuple[Tensor, TermValues]:
         """Runs the forward and backward passes of a batch in parts; returns its loss and the logged values.

@@ -18,7 +18,7 @@ from pipelines.settings.lengths import check_lengths, fitted_length
 from pipelines.settings.places import open_local
 from pipelines.settings.plan import Plan
 from pipelines.settings.rules.table import check_rules
-from pipelines.settings.tokenizers import is_across, load_checked_tokenizer, rows_across
+from pipelines.settings.tokenizers import build_cross_tokenizer_rows, is_cross_tokenizer, load_checked_tokenizer
 from pipelines.settings.vector_names import name_vector_students
 
 if TYPE_CHECKING:
@@ -112,12 +112,12 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     tokenizer = load_checked_tokenizer(teacher, task)
     check_fast(tokenizer, "teacher", "the student's could not be compared with it")
     models = {"teacher": (teacher.config, tokenizer)}
-    across = False
+    differs = False
     if student is not None:
         task.check(student.config, student.name)
         own = load_checked_tokenizer(student, task)
-        across = is_across(settings, tokenizer, own)
-        if across:
+        differs = is_cross_tokenizer(settings, tokenizer, own)
+        if differs:
             check_rules(replace(facts, own_tokenizer=True))
         else:
             check_same_tokenizer(tokenizer, own, student.name)
@@ -125,14 +125,16 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
         models["student"] = (student.config, own)
     length, note = fitted_length(settings.data.max_length, task, models)
     settings = replace(settings, data=replace(settings.data, max_length=length))
-    if across:
-        rows_across(settings, models["student"][1], tokenizer, [], length)  # raises what the student stage would
+    if differs:
+        build_cross_tokenizer_rows(
+            settings, models["student"][1], tokenizer, [], length
+        )  # raises what the student stage would
     new_head = settings.task not in LANGUAGE_TASKS
     task.check_weights(teacher.folder, "teacher", new_head=new_head, finite=reads_weights)
     if student is not None:
         new_head = new_head and not settings.student.given
         task.check_weights(student.folder, "student", new_head=new_head, finite=reads_weights)
-    return settings, across, note
+    return settings, differs, note
 
 
 def check_unquantized_checkpoint(checkpoint: Checkpoint) -> None:

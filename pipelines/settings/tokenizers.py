@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from distill.data.batches.batches import EncodedRows
     from distill.tasks.task import Task
 
-ACROSS = ("causal-lm", "masked-lm")  # tasks in which the student's tokenizer may differ from the teacher's
+CROSS_TOKENIZER_TASKS = (
+    "causal-lm",
+    "masked-lm",
+)  # tasks in which the student's tokenizer may differ from the teacher's
 
 
 def load_checked_tokenizer(checkpoint: "Checkpoint", task: "Task") -> "PreTrainedTokenizerBase":
@@ -31,14 +34,16 @@ def load_checked_tokenizer(checkpoint: "Checkpoint", task: "Task") -> "PreTraine
     return tokenizer
 
 
-def is_across(settings: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase") -> bool:
+def is_cross_tokenizer(
+    settings: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase"
+) -> bool:
     """Returns whether the student's tokenizer differs from its teacher's, in a task that supports it."""
     from distill.teacher.fingerprint import tokenizer_fingerprint
 
-    return settings.task in ACROSS and tokenizer_fingerprint(teacher) != tokenizer_fingerprint(student)
+    return settings.task in CROSS_TOKENIZER_TASKS and tokenizer_fingerprint(teacher) != tokenizer_fingerprint(student)
 
 
-def rows_across(
+def build_cross_tokenizer_rows(
     settings: DistillConfig,
     student: "PreTrainedTokenizerBase",
     teacher: "PreTrainedTokenizerBase",

@@ -1,4 +1,4 @@
-"""Kinds of training step: plain, across tokenizers, fused, on-policy, progressive, pipeline; and a step's signals.
+"""Kinds of training step: plain, cross-tokenizer, fused, on-policy, progressive, pipeline; and a step's signals.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """
@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distill.train.steps.across_tokenizers import CrossTokenizerKL
+    from distill.train.steps.cross_tokenizer import CrossTokenizerKL
     from distill.train.steps.fused import FusedTerm
     from distill.train.steps.on_policy import OnPolicy, check_on_policy
     from distill.train.steps.on_policy_config import OnPolicyConfig
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distill.train.steps.signals import check_signals
 
 EXPORTS = {
-    "CrossTokenizerKL": "across_tokenizers",
+    "CrossTokenizerKL": "cross_tokenizer",
     "FusedTerm": "fused",
     "LayerByLayer": "progressive",
     "OnPolicy": "on_policy",

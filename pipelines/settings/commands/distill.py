@@ -15,8 +15,8 @@ from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.data.select.config import SelectConfig
 from distill.errors import InputError
-from distill.losses.across_config import AcrossConfig
 from distill.losses.config import LossConfig
+from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
 from distill.student.spec import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
@@ -239,8 +239,8 @@ class DistillConfig:
         masking: Which tokens are masked; for masked-lm.
         chat: Which parts of conversations the student is trained on; for chat.
         sequences: Training conversations whose answers the teacher generates before training; none if share is 0.
-        across: How a causal-lm or masked-lm student with its own tokenizer is compared with the teacher; such a student
-            must be a checkpoint.
+        cross_tokenizer: How a causal-lm or masked-lm student with its own tokenizer is compared with the teacher; such
+            a student must be a checkpoint.
         on_policy: Training of a causal-lm or chat student on text that it generates itself; none if share is 0.
         keep: What is cached of a language model teacher's output; signals: sampled, topk or logits. For other tasks the
             loss determines everything except dtype and compression. The temperature is always that of the loss.
@@ -278,7 +278,7 @@ class DistillConfig:
     chat: ChatConfig = field(default_factory=ChatConfig)
     on_policy: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(share=0))
     sequences: SequencesConfig = field(default_factory=SequencesConfig)
-    across: AcrossConfig = field(default_factory=AcrossConfig)
+    cross_tokenizer: CrossTokenizerConfig = field(default_factory=CrossTokenizerConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -48,7 +48,7 @@ def check_stored_part(f: Facts) -> None:
         check_sparse_signals(s.loss, stored)
 
 
-def across_rule(setting: str, expected: str, refuses: Callable[[DistillConfig], object]) -> Rule:
+def own_tokenizer_rule(setting: str, expected: str, refuses: Callable[[DistillConfig], object]) -> Rule:
     """Returns a rule for a student with its own tokenizer."""
     return Rule(
         lambda s, f: f.own_tokenizer and refuses(s),
@@ -138,8 +138,8 @@ TEACHER_RULES: tuple[Rule | Check, ...] = (
 
 
 TOKENIZER_RULES: tuple[Rule | Check, ...] = (
-    across_rule("teacher.signals", "online", lambda s: s.teacher.signals != "online"),
-    across_rule(
+    own_tokenizer_rule("teacher.signals", "online", lambda s: s.teacher.signals != "online"),
+    own_tokenizer_rule(
         "loss",
         "kl and ce",
         lambda s: s.loss.computes(*LAYER_TERMS) or s.loss.divergence != LossConfig().divergence,
@@ -150,11 +150,11 @@ TOKENIZER_RULES: tuple[Rule | Check, ...] = (
         "positions of teacher and student differ (student {s.student.spec!r})",
         ("own_tokenizer",),
     ),
-    across_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
-    across_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
-    across_rule("train.backward_window", "0", lambda s: s.train.backward_window > 0),
-    across_rule("train.batch_tokens", "0", lambda s: s.train.batch_tokens > 0),
-    across_rule("data.packing", "auto", lambda s: s.data.packing not in ("auto", "stream")),
+    own_tokenizer_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
+    own_tokenizer_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
+    own_tokenizer_rule("train.backward_window", "0", lambda s: s.train.backward_window > 0),
+    own_tokenizer_rule("train.batch_tokens", "0", lambda s: s.train.batch_tokens > 0),
+    own_tokenizer_rule("data.packing", "auto", lambda s: s.data.packing not in ("auto", "stream")),
     Rule(
         lambda s, f: (
             f.own_tokenizer
@@ -163,14 +163,14 @@ TOKENIZER_RULES: tuple[Rule | Check, ...] = (
                 or "temperature" in s.loss.ramps
             )
         ),
-        "loss.temperature: expected none for a student with its own tokenizer, found one: there across.temperature "
-        "softens both distributions, and this one has no effect",
+        "loss.temperature: expected none for a student with its own tokenizer, found one: there "
+        "cross_tokenizer.temperature softens both distributions, and this one has no effect",
         ("own_tokenizer", "task"),
     ),
     Rule(
-        lambda s, f: f.own_tokenizer and s.across.kind == "sorted" and not s.loss.computes("ce"),
-        "across.kind sorted: expected loss.ce above 0, found 0: sorted distributions show how confident the teacher "
-        "is, and not in which token",
+        lambda s, f: f.own_tokenizer and s.cross_tokenizer.kind == "sorted" and not s.loss.computes("ce"),
+        "cross_tokenizer.kind sorted: expected loss.ce above 0, found 0: sorted distributions show how confident the "
+        "teacher is, and not in which token",
         ("own_tokenizer",),
     ),
 )

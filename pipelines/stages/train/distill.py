@@ -24,14 +24,14 @@ from distill.teacher.fingerprint import check_same_tokenizer
 from distill.teacher.remote import RemoteTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.steps.across_tokenizers import CrossTokenizerKL
+from distill.train.steps.cross_tokenizer import CrossTokenizerKL
 from distill.train.steps.on_policy import OnPolicy
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import Metrics, fit_module, validate_module
 from pipelines.settings.plan import Plan
-from pipelines.settings.tokenizers import ACROSS, is_across
+from pipelines.settings.tokenizers import CROSS_TOKENIZER_TASKS, is_cross_tokenizer
 from pipelines.stages.cache.online_teacher import call_teacher, load_configured_teacher
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task
@@ -110,7 +110,8 @@ class StudentTraining:
             "max_length": config.data.max_length,
             "signals": config.teacher.signals,
         }
-        settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
+        # The name in stage keys is an earlier one of the setting.
+        settings |= {"across": vars(config.cross_tokenizer)} if config.task in CROSS_TOKENIZER_TASKS else {}
         settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
         settings |= {"sampling": vars(config.sampling)} if config.sampling.by != "uniform" else {}
         settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
@@ -185,7 +186,7 @@ class StudentTraining:
         if self.pruned is None and self.plan.student is not None:
             student = self.plan.student.load_tokenizer()
         task.configure_tokenizer(student, source)
-        differ = is_across(self.plan.settings, teacher, student)
+        differ = is_cross_tokenizer(self.plan.settings, teacher, student)
         if not differ:  # the signals are of texts truncated at this length
             student.model_max_length = tokenizer_of(source).model_max_length
         return Tokenizers(student, teacher, differ)
@@ -233,9 +234,11 @@ class StudentTraining:
     ) -> DistillationModule:
         """Returns the Lightning module; a teacher with another tokenizer is queried by the cross-tokenizer term."""
         config, layout = self.plan.settings, self.plan.layouts.student
-        across = None
+        cross_tokenizer = None
         if online is not None and tokenizers.differ:
-            across = CrossTokenizerKL.from_tokenizers(online, config.across, tokenizers.student, tokenizers.teacher)
+            cross_tokenizer = CrossTokenizerKL.from_tokenizers(
+                online, config.cross_tokenizer, tokenizers.student, tokenizers.teacher
+            )
         on_policy = None
         if config.on_policy.share:
             on_policy = OnPolicy(config.on_policy, self.run.seed, self.teacher_config)
@@ -248,8 +251,8 @@ class StudentTraining:
             teacher_sizes=read_layer_sizes(self.teacher_config),
             shard_optimizer=layout.zero == 1,
             stages=build_pipeline_trainer(student, layout, mesh),
-            signals=online if across is None else None,
-            across=across,
+            signals=online if cross_tokenizer is None else None,
+            cross_tokenizer=cross_tokenizer,
             on_policy=on_policy,
         )
 

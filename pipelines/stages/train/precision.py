@@ -30,7 +30,7 @@ from pipelines.runs.strategies import choose_device
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe_machine
-from pipelines.settings.tokenizers import is_across, rows_across
+from pipelines.settings.tokenizers import build_cross_tokenizer_rows, is_cross_tokenizer
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.train.distill import make_student
 
@@ -122,7 +122,7 @@ def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTraine
     task, teacher_tokenizer = read_task(data), plan.teacher.load_tokenizer()
     own = teacher_tokenizer if plan.student is None else plan.student.load_tokenizer()
     task.configure_tokenizer(own, source)
-    other = is_across(config, teacher_tokenizer, own)
+    other = is_cross_tokenizer(config, teacher_tokenizer, own)
     if not other:  # as in the student stage
         own.model_max_length = teacher_tokenizer.model_max_length
     head = task.head_rows(plan.teacher.config)
@@ -156,7 +156,7 @@ def drawn_rows(
     def encoded(numbers: np.ndarray) -> EncodedRows:
         few = take_rows(part, numbers)
         if teacher_tokenizer is not None:
-            return rows_across(config, tokenizer, teacher_tokenizer, few.texts, length)
+            return build_cross_tokenizer_rows(config, tokenizer, teacher_tokenizer, few.texts, length)
         result: EncodedRows = task.encode_train(tokenizer, few, length)
         return result
 

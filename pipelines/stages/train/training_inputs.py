@@ -18,7 +18,7 @@ from distill.losses.teacher_signals import SignalSource
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.tokenizers import rows_across
+from pipelines.settings.tokenizers import build_cross_tokenizer_rows
 from pipelines.stages.cache.stage import CACHE
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, TranslatedSignals
@@ -44,7 +44,7 @@ def build_training_texts(
     def encode_twice(tokenizer: PreTrainedTokenizerBase, part: Examples, length: int) -> EncodedRows:
         assert teacher_tokenizer is not None
         texts = part.texts.load() if isinstance(part.texts, StoredTexts) else part.texts
-        return rows_across(config, tokenizer, teacher_tokenizer, texts, length)
+        return build_cross_tokenizer_rows(config, tokenizer, teacher_tokenizer, texts, length)
 
     encode_train = encode_twice if teacher_tokenizer is not None else task.encode_train if task else None
     texts = TextDataModule(

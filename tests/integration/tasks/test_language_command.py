@@ -306,10 +306,13 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
         ((), "teacher.signals: expected online"),
         (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
         (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
-        (("--teacher.signals", "online", "--temperature", "4"), "across.temperature softens both distributions"),
         (
-            ("--teacher.signals", "online", "--across.kind", "sorted"),
-            "across.kind sorted: expected loss.ce above 0, found 0",
+            ("--teacher.signals", "online", "--temperature", "4"),
+            "cross_tokenizer.temperature softens both distributions",
+        ),
+        (
+            ("--teacher.signals", "online", "--cross_tokenizer.kind", "sorted"),
+            "cross_tokenizer.kind sorted: expected loss.ce above 0, found 0",
         ),
     ):
         arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)

@@ -16,7 +16,7 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
-from distill.losses.across import find_labelled_spans
+from distill.losses.cross_tokenizer import find_labelled_spans
 from support.two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
 
 PAIRS = {

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.data.alignment.encoded import select_teacher_inputs
 from distill.data.alignment.tokens import shared_vocabulary
 from distill.data.batches.encode import Batch
-from distill.losses.across import across_loss
-from distill.losses.across_config import AcrossConfig
 from distill.losses.config import LossConfig
+from distill.losses.cross_tokenizer import cross_tokenizer_loss
+from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
 from distill.losses.logits import label_loss
 from distill.losses.teacher_signals import SignalSource
 from distill.models.inputs import select_inputs
@@ -31,14 +31,14 @@ class CrossTokenizerKL:
     """
 
     teacher: SignalSource
-    config: AcrossConfig
+    config: CrossTokenizerConfig
     shared: Tensor | None
 
     @classmethod
     def from_tokenizers(
         cls,
         teacher: SignalSource,
-        config: AcrossConfig,
+        config: CrossTokenizerConfig,
         tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
     ) -> "CrossTokenizerKL":
@@ -47,21 +47,21 @@ class CrossTokenizerKL:
         return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
 
     def __call__(self, student_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns `across_loss` for the student's logits.
+        """Returns `cross_tokenizer_loss` for the student's logits.
 
         Args:
             student_logits: Logits [batch, length, vocabulary].
             batch: From `AlignedRows` or `MaskedAlignedRows`.
 
         Raises:
-            InputError: As in `check_signals` and `across_loss`.
+            InputError: As in `check_signals` and `cross_tokenizer_loss`.
         """
         teacher_batch = select_teacher_inputs(dict(batch))
         signals = self.teacher(teacher_batch)
         check_signals(signals, teacher_batch)
         device = student_logits.device
         shared = None if self.shared is None else self.shared.to(device)
-        return across_loss(student_logits, signals["logits"].to(device), batch, self.config, shared)
+        return cross_tokenizer_loss(student_logits, signals["logits"].to(device), batch, self.config, shared)
 
     def compute_terms(self, student: PreTrainedModel, loss: LossConfig, batch: Batch) -> dict[str, Tensor]:
         """Returns the unweighted values of `kl` and `ce` on a batch, each if its weight isn't 0."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from distill.data.batches.encode import IGNORED
 from distill.errors import InputError
-from distill.losses.across import across_loss, sorted_distance
-from distill.losses.across_config import AcrossConfig
+from distill.losses.cross_tokenizer import cross_tokenizer_loss, sorted_distance
+from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
 from distill.losses.logits import forward_kl, jensen_shannon
 from distill.losses.spans import sort_ascending
 from support.distributions import draw, same_value_and_gradient, softmax
@@ -70,7 +70,9 @@ def textbook_outcomes(logits: Tensor, ids: list[int], names: list, others: dict)
     return found
 
 
-def textbook_spans(student: Tensor, teacher: Tensor, batch: dict, shared: Tensor, config: AcrossConfig) -> Tensor:
+def textbook_spans(
+    student: Tensor, teacher: Tensor, batch: dict, shared: Tensor, config: CrossTokenizerConfig
+) -> Tensor:
     names = [[f"own {i}" for i in range(student.shape[-1])], [f"teacher {i}" for i in range(teacher.shape[-1])]]
     for number, (i, j) in enumerate(shared.tolist()):
         names[0][i] = names[1][j] = number
@@ -131,14 +133,18 @@ def test_value_and_gradient_of_the_sorted_distance_match_the_textbook(shape, tem
 @pytest.mark.parametrize("shape", CASES)
 @pytest.mark.parametrize(
     "config",
-    [AcrossConfig(), AcrossConfig(beta=0.3, temperature=2.0, shared_weight=0.5), AcrossConfig(shared_weight=0)],
+    [
+        CrossTokenizerConfig(),
+        CrossTokenizerConfig(beta=0.3, temperature=2.0, shared_weight=0.5),
+        CrossTokenizerConfig(shared_weight=0),
+    ],
     ids=["kl", "jensen_shannon", "rest"],
 )
 def test_value_and_gradient_of_the_span_loss_match_the_textbook(shape, config):
     batch, shared = case(*shape)
     student, teacher = logits_for(batch, *shape[1:])
     same_value_and_gradient(
-        lambda s: across_loss(s, teacher, batch, config, shared),
+        lambda s: cross_tokenizer_loss(s, teacher, batch, config, shared),
         lambda s: textbook_spans(s, teacher, batch, shared, config),
         student,
     )
@@ -149,13 +155,14 @@ def test_the_sorted_distance_is_taken_at_the_first_tokens_of_spans():
     student, teacher = logits_for(batch, 11, 13)
     rows = labelled_spans(batch)
     picked = [torch.stack([each[row, span[side]] for row, span in rows]) for each, side in ((student, 0), (teacher, 2))]
-    config = AcrossConfig(kind="sorted", temperature=2.0)
+    config = CrossTokenizerConfig(kind="sorted", temperature=2.0)
     wanted = textbook_sorted(*picked, 2.0)
-    torch.testing.assert_close(across_loss(student, teacher, batch, config), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cross_tokenizer_loss(student, teacher, batch, config), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "config", [AcrossConfig(shared_weight=0.4), AcrossConfig(beta=0.3), AcrossConfig(kind="sorted")]
+    "config",
+    [CrossTokenizerConfig(shared_weight=0.4), CrossTokenizerConfig(beta=0.3), CrossTokenizerConfig(kind="sorted")],
 )
 def test_the_gradient_equals_the_numerical_derivative(config):
     batch, shared = case(1, 5, 4, seed=3)
@@ -163,7 +170,7 @@ def test_the_gradient_equals_the_numerical_derivative(config):
     assert sizes == [(True, False), (False, True)]
     student, teacher = (each.double() for each in logits_for(batch, 5, 4))
     student.requires_grad_()
-    assert torch.autograd.gradcheck(lambda s: 0.3 * across_loss(s, teacher, batch, config, shared), student)
+    assert torch.autograd.gradcheck(lambda s: 0.3 * cross_tokenizer_loss(s, teacher, batch, config, shared), student)
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
@@ -173,7 +180,9 @@ def test_chunks_and_a_second_backward_pass_do_not_change_the_gradient(kind):
     student.requires_grad_()
     found = []
     for chunk_bytes in (1, 300, 1 << 20):
-        value = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared, chunk_bytes=chunk_bytes)
+        value = cross_tokenizer_loss(
+            student, teacher, batch, CrossTokenizerConfig(kind=kind), shared, chunk_bytes=chunk_bytes
+        )
         found += [(value, torch.autograd.grad(value, student, retain_graph=True)[0]) for _ in range(2)]
     for value, gradient in found[1:]:
         torch.testing.assert_close(value, found[0][0])
@@ -184,8 +193,8 @@ def test_chunks_and_a_second_backward_pass_do_not_change_the_gradient(kind):
 def test_bf16_loses_only_the_rounding_of_its_logits_and_the_teacher_is_not_trained(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = (each.bfloat16().requires_grad_() for each in logits_for(batch, 11, 13))
-    value = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
-    wide = across_loss(student.float(), teacher.float(), batch, AcrossConfig(kind=kind), shared)
+    value = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
+    wide = cross_tokenizer_loss(student.float(), teacher.float(), batch, CrossTokenizerConfig(kind=kind), shared)
     assert value.dtype == torch.float32
     assert torch.equal(value, wide)
     value.backward()
@@ -193,29 +202,29 @@ def test_bf16_loses_only_the_rounding_of_its_logits_and_the_teacher_is_not_train
     assert student.grad.dtype == torch.bfloat16
     assert teacher.grad is None
     exact = student.detach().float().requires_grad_()
-    across_loss(exact, teacher.float(), batch, AcrossConfig(kind=kind), shared).backward()
+    cross_tokenizer_loss(exact, teacher.float(), batch, CrossTokenizerConfig(kind=kind), shared).backward()
     torch.testing.assert_close(student.grad.float(), exact.grad, rtol=2**-7, atol=1e-6)
     with torch.inference_mode():
         answers = teacher.detach().clone()  # as a frozen teacher outputs them
-    assert torch.equal(across_loss(student, answers, batch, AcrossConfig(kind=kind), shared), value)
+    assert torch.equal(cross_tokenizer_loss(student, answers, batch, CrossTokenizerConfig(kind=kind), shared), value)
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
 def test_padding_and_unlabelled_spans_have_no_effect(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
-    value = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
+    value = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
     seen = [torch.zeros(each.shape[:2], dtype=torch.bool) for each in (student, teacher)]
     for row, (first, end, begun, done) in labelled_spans(batch):
         seen[0][row, first:end] = seen[1][row, begun:done] = True
     student[~seen[0]], teacher[~seen[1]] = torch.nan, torch.nan
     student.requires_grad_()
-    again = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
+    again = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
     assert torch.equal(value, again)
     again.backward()
     assert not student.grad[~seen[0]].any()
     batch["labels"][:] = IGNORED
-    none = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
+    none = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
     assert none.item() == 0
     assert not torch.autograd.grad(none, student)[0].any()
 
@@ -232,10 +241,12 @@ def test_a_fully_shared_vocabulary_gives_the_plain_divergence():
     shared = torch.stack([torch.arange(9)] * 2, 1)
     rows = student.flatten(0, 1), teacher.flatten(0, 1)
     for temperature in (1.0, 3.0):
-        plain = across_loss(student, teacher, batch, AcrossConfig(temperature=temperature, shared_weight=1), shared)
+        plain = cross_tokenizer_loss(
+            student, teacher, batch, CrossTokenizerConfig(temperature=temperature, shared_weight=1), shared
+        )
         torch.testing.assert_close(plain, forward_kl(*rows, temperature=temperature))
-        config = AcrossConfig(temperature=temperature, beta=0.3, shared_weight=0.5)
-        half = across_loss(student, teacher, batch, config, shared)
+        config = CrossTokenizerConfig(temperature=temperature, beta=0.3, shared_weight=0.5)
+        half = cross_tokenizer_loss(student, teacher, batch, config, shared)
         torch.testing.assert_close(half, 0.5 * jensen_shannon(*rows, temperature=temperature, beta=0.3))
 
 
@@ -258,7 +269,7 @@ def test_a_student_equal_to_its_teacher_has_zero_loss_and_gradient(beta):
     batch["labels"] = order.argsort()[batch["teacher_labels"].clamp(min=0)]
     batch["spans"] = batch["spans"][..., [2, 3, 2, 3]]
     student = teacher[..., order].requires_grad_()
-    value = across_loss(student, teacher, batch, AcrossConfig(beta=beta, shared_weight=1), shared)
+    value = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(beta=beta, shared_weight=1), shared)
     assert value.abs() < 1e-6
     value.backward()
     assert student.grad.abs().max() < 1e-6
@@ -273,9 +284,9 @@ def test_a_word_in_one_token_is_the_same_outcome_as_in_two():
     shared = torch.tensor([[1, 1], [0, 2]])  # the first token of the word, and another word
     student = torch.tensor([[[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]]]).log()  # word: 0.4 · 0.6; begun otherwise: 0.4 · 0.4
     teacher = torch.tensor([[[0.24, 0.16, 0.5, 0.1]]]).log()
-    for config in (AcrossConfig(), AcrossConfig(beta=0.5)):
-        assert across_loss(student, teacher, batch, config, shared).abs() < 1e-6
-    assert across_loss(student.flip(1), teacher, batch, AcrossConfig(), shared) > 0.01
+    for config in (CrossTokenizerConfig(), CrossTokenizerConfig(beta=0.5)):
+        assert cross_tokenizer_loss(student, teacher, batch, config, shared).abs() < 1e-6
+    assert cross_tokenizer_loss(student.flip(1), teacher, batch, CrossTokenizerConfig(), shared) > 0.01
 
 
 def test_the_loss_of_an_overconfident_student_is_finite():
@@ -283,13 +294,15 @@ def test_the_loss_of_an_overconfident_student_is_finite():
     student, teacher = logits_for(batch, 11, 13)
     student.scatter_(-1, batch["labels"][..., None], 200.0)
     student.requires_grad_()
-    for config in (AcrossConfig(), AcrossConfig(beta=0.5)):
-        value = across_loss(student, teacher, batch, config, shared)
+    for config in (CrossTokenizerConfig(), CrossTokenizerConfig(beta=0.5)):
+        value = cross_tokenizer_loss(student, teacher, batch, config, shared)
         assert value.isfinite()
         assert torch.autograd.grad(value, student)[0].isfinite().all()
     # All of the student's tokens are shared, and all but two of the teacher's.
     whole = torch.stack([torch.arange(11), torch.arange(11)], 1)
-    assert across_loss(logits_for(batch, 11, 13)[0], teacher, batch, AcrossConfig(shared_weight=1), whole).isfinite()
+    assert cross_tokenizer_loss(
+        logits_for(batch, 11, 13)[0], teacher, batch, CrossTokenizerConfig(shared_weight=1), whole
+    ).isfinite()
 
 
 # --- bad input
@@ -299,8 +312,8 @@ def test_the_loss_of_an_overconfident_student_is_finite():
     "settings", [{"kind": "gold"}, {"beta": 1.0}, {"beta": -0.1}, {"shared_weight": 1.1}, {"temperature": 0}]
 )
 def test_invalid_settings_are_refused(settings):
-    with pytest.raises(InputError, match=f"across.{next(iter(settings))}: expected"):
-        AcrossConfig(**settings)
+    with pytest.raises(InputError, match=f"cross_tokenizer.{next(iter(settings))}: expected"):
+        CrossTokenizerConfig(**settings)
 
 
 def test_inconsistent_inputs_are_refused():
@@ -314,7 +327,7 @@ def test_inconsistent_inputs_are_refused():
     ):
         given = {"student_logits": student, "teacher_logits": teacher, "batch": batch, "shared": shared} | change
         with pytest.raises(InputError, match=match):
-            across_loss(config=AcrossConfig(), **given)
+            cross_tokenizer_loss(config=CrossTokenizerConfig(), **given)
     with pytest.raises(jaxtyping.TypeCheckError):
         sorted_distance(student[0], teacher[0])
 

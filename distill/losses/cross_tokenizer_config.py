@@ -5,11 +5,11 @@ from typing import Literal, get_args
 
 from distill.errors import InputError
 
-AcrossKind = Literal["spans", "sorted"]
+CrossTokenizerKind = Literal["spans", "sorted"]
 
 
 @dataclass(frozen=True)
-class AcrossConfig:
+class CrossTokenizerConfig:
     """Loss between a student and a teacher with different tokenizers.
 
     Args:
@@ -21,25 +21,27 @@ class AcrossConfig:
         temperature: Softens both distributions; the loss is scaled by its square.
     """
 
-    kind: AcrossKind = "spans"
+    kind: CrossTokenizerKind = "spans"
     beta: float = 0.0
     shared_weight: float = 0.8
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(AcrossKind):
-            raise InputError(f"across.kind: expected {' or '.join(get_args(AcrossKind))}, found {self.kind!r}")
+        if self.kind not in get_args(CrossTokenizerKind):
+            raise InputError(
+                f"cross_tokenizer.kind: expected {' or '.join(get_args(CrossTokenizerKind))}, found {self.kind!r}"
+            )
         if not 0 <= self.beta < 1:
             raise InputError(
-                f"across.beta: expected a share from 0 (forward KL) to below 1, found {self.beta}: at 1 nothing of the "
-                "student would be compared with the teacher"
+                f"cross_tokenizer.beta: expected a share from 0 (forward KL) to below 1, found {self.beta}: at 1 "
+                "nothing of the student would be compared with the teacher"
             )
         if not 0 <= self.shared_weight <= 1:
             raise InputError(
-                f"across.shared_weight: expected a share from 0 to 1, found {self.shared_weight}: "
+                f"cross_tokenizer.shared_weight: expected a share from 0 to 1, found {self.shared_weight}: "
                 "one of the two parts would be driven away from the teacher"
             )
         if not self.temperature > 0:
             raise InputError(
-                f"across.temperature: expected more than 0, found {self.temperature}: logits are divided by it"
+                f"cross_tokenizer.temperature: expected more than 0, found {self.temperature}: logits are divided by it"
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from distill.errors import InputError
-from distill.losses.across_config import AcrossConfig
+from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
 from distill.losses.fused import CHUNK_BYTES
 from distill.losses.logits import IGNORE_INDEX, upcast
 from distill.losses.spans import (
@@ -54,11 +54,11 @@ def sorted_distance(
     return _mean_over_spans(*models, _sorted_distances, temperature, chunk_bytes)
 
 
-def across_loss(
+def cross_tokenizer_loss(
     student_logits: Float[Tensor, "batch length vocabulary"],
     teacher_logits: Float[Tensor, "batch teacher_length teacher_vocabulary"],
     batch: Mapping[str, Tensor],
-    config: AcrossConfig,
+    config: CrossTokenizerConfig,
     shared: Int[Tensor, "shared 2"] | None = None,
     *,
     chunk_bytes: int = CHUNK_BYTES,
@@ -254,7 +254,7 @@ def _split_spans(model: _SpanLogits, counts: list[int]) -> list[_SpanLogits]:
 
 
 def _check_inputs(
-    student: Tensor, teacher: Tensor, batch: Mapping[str, Tensor], config: AcrossConfig, shared: Tensor | None
+    student: Tensor, teacher: Tensor, batch: Mapping[str, Tensor], config: CrossTokenizerConfig, shared: Tensor | None
 ) -> None:
     missing = [name for name in _REQUIRED if name not in batch]
     if missing:
@@ -272,8 +272,8 @@ def _check_inputs(
         return
     if shared is None:
         raise InputError(
-            "across.kind spans: expected the pairs of shared_vocabulary, found none: tokens can't be matched; pass "
-            "them, or use across.kind sorted"
+            "cross_tokenizer.kind spans: expected the pairs of shared_vocabulary, found none: tokens can't be "
+            "matched; pass them, or use cross_tokenizer.kind sorted"
         )
     sizes = (student.shape[-1], teacher.shape[-1])
     largest = tuple(shared.max(0).values.tolist()) if len(shared) else (-1, -1)

@@ -11,11 +11,11 @@ from distill.data.alignment.tokens import shared_vocabulary
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
-from distill.losses.across import across_loss, find_labelled_spans, sorted_distance
-from distill.losses.across_config import AcrossConfig
+from distill.losses.cross_tokenizer import cross_tokenizer_loss, find_labelled_spans, sorted_distance
+from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
 from distill.losses.logits import cross_entropy
 from distill.models.inputs import select_inputs
-from distill.train.steps.across_tokenizers import CrossTokenizerKL
+from distill.train.steps.cross_tokenizer import CrossTokenizerKL
 from support.distributions import draw
 from support.two_tokenizers import SENTENCES, byte_level, wordpiece
 
@@ -33,7 +33,7 @@ def test_the_loss_of_causal_models_compares_logits_one_position_before_each_alig
     batch = rows.collate([0, 3], 0)
     student_logits = draw(*batch["input_ids"].shape, len(student), seed=1)
     teacher_logits = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
-    value = across_loss(student_logits, teacher_logits, batch, AcrossConfig(kind="sorted"))
+    value = cross_tokenizer_loss(student_logits, teacher_logits, batch, CrossTokenizerConfig(kind="sorted"))
     before = [[], []]
     for k, i in enumerate((0, 3)):
         for first, _, begun, _ in rows.spans[i].tolist():
@@ -56,7 +56,7 @@ def test_the_loss_of_masked_models_has_gradients_at_the_masked_positions_only():
     student_logits = draw(*batch["input_ids"].shape, len(student), seed=1).requires_grad_()
     teacher_logits = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
     shared = torch.from_numpy(shared_vocabulary(student, teacher))
-    across_loss(student_logits, teacher_logits, batch, AcrossConfig(), shared).backward()
+    cross_tokenizer_loss(student_logits, teacher_logits, batch, CrossTokenizerConfig(), shared).backward()
     assert torch.equal(student_logits.grad.abs().sum(-1) > 0, batch["positions"])
 
 
@@ -91,7 +91,9 @@ def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
             return cross_entropy(logits().flatten(0, 1), batch["labels"].flatten()).item()
 
     before = next_token_loss()
-    train_model(student, 60, 5e-3, lambda: across_loss(logits(), answers, batch, AcrossConfig(), shared))
+    train_model(
+        student, 60, 5e-3, lambda: cross_tokenizer_loss(logits(), answers, batch, CrossTokenizerConfig(), shared)
+    )
     assert next_token_loss() < before / 4
 
 
@@ -116,7 +118,9 @@ def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
         student,
         loss=LossConfig(kl=1),
         train=TrainConfig(),
-        across=CrossTokenizerKL.from_tokenizers(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words),
+        cross_tokenizer=CrossTokenizerKL.from_tokenizers(
+            OnlineTeacher(teacher), CrossTokenizerConfig(), student_words, teacher_words
+        ),
     )
 
     def guessed() -> float:
@@ -133,7 +137,9 @@ def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)
-    learnt = CrossTokenizerKL.from_tokenizers(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
+    learnt = CrossTokenizerKL.from_tokenizers(
+        OnlineTeacher(teacher), CrossTokenizerConfig(), student_words, teacher_words
+    )
     own = draw(*batch["input_ids"].shape, len(student_words), seed=1)
     assert learnt(own, batch).isfinite()
     teacher.transformer.ln_f.bias.data[0] = torch.nan
