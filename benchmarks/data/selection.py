@@ -107,7 +107,7 @@ def list_variants(options: argparse.Namespace) -> dict[str, list[str]]:
     for name in names:
         method, _, vectors = name.partition(", ")
         words = [*pool, f"--data.select={method}", share]
-        words += ["--select.of=unlabelled"] if pool else []
+        words += ["--select.source=unlabelled"] if pool else []
         words += [f"--select.vectors={vectors}"] if vectors else []
         words += [f"--select.target={options.output / 'target.jsonl'}"] if method == "similarity" else []
         chosen[name] = words

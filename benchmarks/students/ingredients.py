@@ -43,7 +43,7 @@ VARIANTS = {
     "longer": "--epochs {longer}",
     "augmented": "--data.augment contractions,numbers,order,noise --augment.times 4",
     "unlabelled": "--data.unlabelled {unlabelled}",
-    "two teachers": "--teacher.also {also}",
+    "two teachers": "--teacher.additional {also}",
     "two steps": "",
     "assistant": "",
 }

@@ -83,7 +83,7 @@ def train_student(options: argparse.Namespace, way: str, teachers: Sequence[Path
     first = teachers[way == "second"]
     words = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *options.more]
     if way == "both":
-        words += ["--teacher.also", json.dumps([str(teachers[1])]), "--teacher.mix", options.mix]
+        words += ["--teacher.additional", json.dumps([str(teachers[1])]), "--teacher.mix", options.mix]
     run_distill(options, output, *words)
     return find_only_checkpoint(output, "distill")
 

@@ -12,7 +12,7 @@ class TeacherConfig:
 
     Args:
         model: A hub id or a local folder with config.json, safetensors and a tokenizer.
-        also: Further teachers, checkpoints of the same kind, whose predictions are averaged with the first one's;
+        additional: Further teachers, checkpoints of the same kind, whose predictions are averaged with the first one's;
             layer-wise loss terms aren't available with them.
         weights: Weight of each teacher, starting with `model`; equal if omitted.
         mix: `weighted`, by `weights` alone, or `confidence`, which for each text gives more weight to the more
@@ -32,7 +32,7 @@ class TeacherConfig:
     """
 
     model: str = ""
-    also: tuple[str, ...] = ()
+    additional: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     mix: Literal["weighted", "confidence"] = "weighted"
     sharpness: float = 1.0
@@ -44,16 +44,16 @@ class TeacherConfig:
     ranks: int = 0
 
     def __post_init__(self) -> None:
-        count = 1 + len(self.also)
+        count = 1 + len(self.additional)
         if self.weights and (len(self.weights) != count or min(self.weights) <= 0):
             raise InputError(
                 f"teacher.weights: expected {count} numbers above 0, one for each teacher, found {list(self.weights)}"
             )
         if self.sharpness < 0:
             raise InputError(f"teacher.sharpness: expected at least 0, found {self.sharpness}")
-        if self.also and (self.ranks or self.signals == "online"):
+        if self.additional and (self.ranks or self.signals == "online"):
             raise InputError(
-                f"teacher.also: expected cached signals and no ranks with {count} teachers, found signals "
+                f"teacher.additional: expected cached signals and no ranks with {count} teachers, found signals "
                 f"{self.signals} and ranks {self.ranks}: several teachers are only queried to write a cache"
             )
         if self.ranks < 0:

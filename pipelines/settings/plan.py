@@ -175,7 +175,7 @@ def signal_stages(settings: DistillConfig) -> list[str]:
     answers = ["answers"] if settings.sequences.share else []
     if not settings.loss.needs_teacher or settings.teacher.signals != "cached":
         return answers
-    others = [f"teacher-{number}" for number in range(2, 2 + len(settings.teacher.also))]
+    others = [f"teacher-{number}" for number in range(2, 2 + len(settings.teacher.additional))]
     selected = ["select"] if selects_from_cache(settings) else []
     return [*answers, *others, *(["ensemble"] if others else []), "cache", *selected]
 

@@ -35,7 +35,7 @@ def examine_settings(settings: DistillConfig, processes: int) -> Facts:
     settings = fill_defaults(settings)
     check_rules(Facts(settings, processes))
     teacher = open_local(settings.teacher.model, "teacher")
-    for name in settings.teacher.also:
+    for name in settings.teacher.additional:
         open_local(name, "teacher")
     student = None if is_relative(settings.student.spec) else open_local(settings.student.spec, "student")
     task = settings.task if settings.task != "auto" else (teacher.task if teacher is not None else "")
@@ -192,12 +192,12 @@ def open_teachers(settings: DistillConfig, first: Checkpoint) -> tuple[Checkpoin
     Raises:
         InputError: A teacher was trained for another task, is incomplete, or uses another tokenizer.
     """
-    if not settings.teacher.also:
+    if not settings.teacher.additional:
         return ()
     from distill.tasks.text_classification import TextClassification, check_classifier
     from distill.teacher.fingerprint import check_same_tokenizer
 
-    found = tuple(open_checkpoint(name, "teacher") for name in settings.teacher.also)
+    found = tuple(open_checkpoint(name, "teacher") for name in settings.teacher.additional)
     for each in found:
         check_classifier(each.config, each.name)
         TextClassification(()).check_weights(each.folder, "teacher", new_head=True)

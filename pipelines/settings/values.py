@@ -12,9 +12,9 @@ from pipelines.settings.this_machine import count_cores
 # Settings that contain a path: `~` is expanded, because shells don't expand it in arguments such as --output=~/runs.
 _PATHS = frozenset(
     (
-        "output", "run", "cache", "model", "teacher", "student", "data", "include", "teacher.model", "teacher.also",
-        "student.spec", "data.path", "data.unlabelled", "general.data", "chat.template", "machine.strategy",
-        "select.target",
+        "output", "run", "cache", "model", "teacher", "student", "data", "include", "teacher.model",
+        "teacher.additional", "student.spec", "data.path", "data.unlabelled", "general.data", "chat.template",
+        "machine.strategy", "select.target",
     )
 )  # fmt: skip
 # Numbers that YAML reads in an unexpected way: 010 as 8, and 1:30 as 90.

@@ -80,7 +80,7 @@ def show_plan(run: Run, plan: Plan) -> None:
     run.console.table("Settings", ("what", "decided"), plan.rows())
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
     run.console.table("Sizes", ("what", "size"), planned_sizes(plan))
-    if settings.probe and plan.processes == 1:
+    if settings.predict and plan.processes == 1:
         print_predictions(run, plan)
     run.console.say("dry run: nothing was written")
 

@@ -65,7 +65,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
         made["data"] = made["answers"]
     if settings.loss.needs_teacher and settings.teacher.signals == "cached":
         source = made["teacher"]
-        if settings.teacher.also:
+        if settings.teacher.additional:
             made["ensemble"] = source = ensemble_stage(run, plan, made["data"], made["teacher"], precision)
         made["cache"] = cache_stage(run, plan, made["data"], source)
     if reads_cache:

@@ -133,12 +133,12 @@ def test_every_module_is_in_a_known_package():
 
 
 def test_imports_between_packages_run_one_way():
-    floor = {package: number for number, package in enumerate(PACKAGES)}
+    place = {package: number for number, package in enumerate(PACKAGES)}
     upward = [
         f"{name} imports {other}"
         for name in MODULES
         for other in own_imports(name)
-        if floor[package_of(other)] > floor[package_of(name)]
+        if place[package_of(other)] > place[package_of(name)]
     ]
     assert not upward
 
@@ -233,10 +233,10 @@ def test_no_file_is_called_utils():
         assert file.stem not in ("utils", "helpers", "common"), file
 
 
-PACKAGES = [module for module, file in MODULES.items() if file.name == "__init__.py"]
+INITIALIZED = [module for module, file in MODULES.items() if file.name == "__init__.py"]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", INITIALIZED)
 def test_every_public_name_of_a_package_can_be_imported(package: str):
     module = import_module(package)
     assert [name for name in getattr(module, "__all__", []) if not hasattr(module, name)] == []

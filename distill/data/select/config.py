@@ -26,8 +26,8 @@ class SelectConfig:
             (facility location), mixture (typical and diverse rows) or similarity (to select.target). Empty: all rows.
         share: Share of the rows to keep, above 0 and below 1; or set rows.
         rows: Number of rows that are kept.
-        of: The rows to choose from: train, unlabelled, or all. Rows of other parts are all kept.
-        take: For a difficulty score: keep hard or easy rows.
+        source: The rows to choose from: train, unlabelled, or all. Rows of other parts are all kept.
+        prefer: For a difficulty score: keep hard or easy rows.
         score: For ccs: the difficulty score.
         cutoff: For ccs: share of the rows that is left out as too hard.
         vectors: teacher, the mean of the teacher's last hidden states, or embeddings, the mean of its token embeddings,
@@ -40,8 +40,8 @@ class SelectConfig:
     method: Method = ""
     share: float = 0.0
     rows: int = 0
-    of: Literal["train", "unlabelled", "all"] = "train"
-    take: Literal["hard", "easy"] = "hard"
+    source: Literal["train", "unlabelled", "all"] = "train"
+    prefer: Literal["hard", "easy"] = "hard"
     score: Literal["entropy", "margin", "loss", "el2n", "forgetting", "aum"] = "margin"
     cutoff: float = 0.1
     vectors: Literal["teacher", "embeddings"] = "teacher"
@@ -62,9 +62,9 @@ class SelectConfig:
         for name in ("cutoff", "weight"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"select.{name}: expected at least 0 and less than 1, found {getattr(self, name):g}")
-        if self.needed_score in LABELLED and self.of != "train":
+        if self.needed_score in LABELLED and self.source != "train":
             raise InputError(
-                f"data.select {self.method}: expected select.of train, found {self.of}: it needs the rows' labels"
+                f"data.select {self.method}: expected select.source train, found {self.source}: it needs labels"
             )
         if (self.method == "similarity") != bool(self.target):
             raise InputError(
@@ -90,7 +90,7 @@ class SelectConfig:
     @property
     def needs_outputs(self) -> bool:
         """Whether the teacher's answers to all rows are needed."""
-        return self.needed_score in OUTPUT_SCORES or (self.method == "balanced" and self.of != "train")
+        return self.needed_score in OUTPUT_SCORES or (self.method == "balanced" and self.source != "train")
 
     def count_kept(self, rows: int) -> int:
         """Returns how many of `rows` are kept.
@@ -101,7 +101,7 @@ class SelectConfig:
         kept = self.rows or round(self.share * rows)
         if not 0 < kept < rows:
             raise InputError(
-                f"data.select {self.method}: expected to keep at least 1 and fewer than {rows:,} rows of {self.of}, "
-                f"found {kept:,}"
+                f"data.select {self.method}: expected to keep at least 1 and fewer than {rows:,} rows of "
+                f"{self.source}, found {kept:,}"
             )
         return kept

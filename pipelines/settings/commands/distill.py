@@ -255,8 +255,8 @@ class DistillConfig:
         until: Last stage to run: general, teacher, cache, distill, or report for all stages. The same command without
             it continues from there.
         dry_run: Print the plan and change nothing.
-        probe: With `dry_run`, also predict the memory and time of the stages by running them on a sample of the data in
-            a temporary folder (one process only).
+        predict: With `dry_run`, also predict the memory and time of the stages by running them on a sample of the data
+            in a temporary folder (one process only).
     """
 
     output: str = ""
@@ -292,7 +292,7 @@ class DistillConfig:
     seed: int = 0
     until: Literal["general", "teacher", "cache", "distill", "report"] = "report"
     dry_run: bool = False
-    probe: bool = True
+    predict: bool = True
 
     def __post_init__(self) -> None:
         for name, value in (("output", self.output), ("teacher", self.teacher.model), ("data", self.data.path)):

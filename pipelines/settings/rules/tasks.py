@@ -96,9 +96,9 @@ TASK_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
-        lambda s, f: s.teacher.also and f.task != "text-classification",
-        "teacher.also: expected text-classification with one class per text, found {f.task}: predictions of several "
-        "teachers can only be mixed there",
+        lambda s, f: s.teacher.additional and f.task != "text-classification",
+        "teacher.additional: expected text-classification with one class per text, found {f.task}: predictions of "
+        "several teachers can only be mixed there",
         ("task",),
     ),
     Rule(
@@ -119,17 +119,17 @@ TASK_RULES: tuple[Rule | Check, ...] = (
 TEACHER_RULES: tuple[Rule | Check, ...] = (
     *(
         Rule(
-            lambda s, f, name=name: s.teacher.also and s.loss.computes(name),  # type: ignore[misc]
+            lambda s, f, name=name: s.teacher.additional and s.loss.computes(name),  # type: ignore[misc]
             f"loss.{name}: expected 0 with several teachers, found {{s.loss.{name}}}: they have no layers in common",
         )
         for name in LAYER_TERMS
     ),
     Rule(
-        lambda s, f: s.teacher.also and "temperature" in s.loss.ramps,
+        lambda s, f: s.teacher.additional and "temperature" in s.loss.ramps,
         "loss.ramps temperature: expected none with several teachers: they are mixed at one temperature",
     ),
     Rule(
-        lambda s, f: s.teacher.also and f.teacher_layout is not None and f.teacher_layout.sharded,
+        lambda s, f: s.teacher.additional and f.teacher_layout is not None and f.teacher_layout.sharded,
         "teacher.layout {f.teacher_layout}: expected replicated with several teachers: each process queries all of "
         "them",
         ("teacher_layout",),

@@ -49,7 +49,7 @@ def check_selection(config: SelectConfig, splits: Splits) -> None:
     """
     kept = config.count_kept(count_rows(config, splits))
     labels = splits.train.labels
-    if config.of != "train" or not labels or not isinstance(labels[0], int):
+    if config.source != "train" or not labels or not isinstance(labels[0], int):
         return
     counts = np.bincount(labels, minlength=len(splits.labels))
     if kept < np.count_nonzero(counts):
@@ -73,7 +73,7 @@ def count_rows(config: SelectConfig, splits: Splits) -> int:
 
 def parts_of(config: SelectConfig) -> tuple[str, ...]:
     """Returns the names of the splits to choose from."""
-    return ("train", "unlabelled") if config.of == "all" else (config.of,)
+    return ("train", "unlabelled") if config.source == "all" else (config.source,)
 
 
 def adapt_loss(run: Run, plan: Plan, selection: Artefact) -> Plan:
@@ -117,7 +117,7 @@ def select_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact, cache:
         (folder / CHOSEN).write_text(json.dumps(rows))
         share = len(chosen) / first
         notes: dict[str, int | str] = {"select_kept": len(chosen), "select_of": first}
-        remarks = [f"select: {len(chosen):,} of {first:,} rows of {config.of} by {config.method} ({share:.1%})"]
+        remarks = [f"select: {len(chosen):,} of {first:,} rows of {config.source} by {config.method} ({share:.1%})"]
         remarks += describe_classes(splits, changed.get("train"))
         left = replace(splits, notes=splits.notes | notes, remarks=[*splits.remarks, *remarks], **changed)
         write_splits(left, folder, read_task_settings(data))
@@ -177,7 +177,7 @@ class Selection:
         count = self.config.count_kept(self.size)
         chosen = self._choose(count)
         labels = self.splits.train.labels
-        if self.config.of == "train" and labels and isinstance(labels[0], int):
+        if self.config.source == "train" and labels and isinstance(labels[0], int):
             return coverage.keep_classes(chosen, np.array(labels), self.run.seed)
         return chosen
 
@@ -190,7 +190,7 @@ class Selection:
         if config.method == "ccs":
             return coverage.choose_strata(self.score(config.score), count, config.cutoff, seed)
         if config.method not in VECTOR_METHODS:
-            return coverage.choose_by_difficulty(self.score(config.method), count, hard=config.take == "hard")
+            return coverage.choose_by_difficulty(self.score(config.method), count, hard=config.prefer == "hard")
         vectors = torch.cat([self.embed(JoinedTexts(part)) for part in self.parts if len(part)])
         if config.method == "similarity":
             targets = self.embed(read_texts(config.target, self.plan.settings.data.text))
@@ -204,7 +204,7 @@ class Selection:
 
     def read_classes(self) -> np.ndarray:
         """Returns the label of each row, or the class that the teacher finds most probable where there is none."""
-        labels = [] if self.config.of == "unlabelled" else list(self.splits.train.labels)
+        labels = [] if self.config.source == "unlabelled" else list(self.splits.train.labels)
         if len(labels) < self.size:
             labels += [int(logits.argmax()) for logits in self.read_answers()[len(labels) :]]
         return np.array(labels)
@@ -227,12 +227,12 @@ class Selection:
         self.task.configure_tokenizer(tokenizer, self.teacher.folder / MODEL)
         pad_id = find_padding_id(tokenizer)
         labelled = self.splits.train
-        if self.config.of == "unlabelled":
+        if self.config.source == "unlabelled":
             labelled = take_rows(labelled, np.arange(1))  # only to show the shape of its labels
         rows = self.task.encode(tokenizer, labelled, length)
-        if self.config.of != "train":
+        if self.config.source != "train":
             rows = rows.join(self.task.encode(tokenizer, self.splits.unlabelled, length))
-        first = len(labelled) if self.config.of == "unlabelled" else 0
+        first = len(labelled) if self.config.source == "unlabelled" else 0
         if self.cache is None:
             samples = compute_outputs(self.model, rows, pad_id, self.task).samples
             return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]

@@ -148,7 +148,7 @@ def test_sparse_students_of_another_teacher_or_data_set_are_refused(
 def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path, monkeypatch):
     def run(given: argparse.Namespace, output: Path, *arguments: str) -> None:
         stage, key = arguments[arguments.index("--until") + 1], "-".join(given.more) or "key"
-        for name in (stage, *(["ensemble"] if "--teacher.also" in arguments else [])):
+        for name in (stage, *(["ensemble"] if "--teacher.additional" in arguments else [])):
             (output / name / key / "model").mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(two_teachers, "run_distill", run)

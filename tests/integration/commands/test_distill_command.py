@@ -144,7 +144,7 @@ def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path)
 
 @pytest.mark.parametrize("more", [("--loss.kl", "0", "--loss.ce", "1"), ("--teacher.signals", "online")])
 def test_a_dry_run_without_a_cache_reports_no_cache_size(more, tmp_path, capsys):
-    distill.main([*small_run(*make_inputs(tmp_path), tmp_path / "run", *more), "--dry-run", "--probe", "false"])
+    distill.main([*small_run(*make_inputs(tmp_path), tmp_path / "run", *more), "--dry-run", "--predict", "false"])
     message = capsys.readouterr().out
     assert "nothing was written" in message
     assert "at most" not in message
@@ -175,7 +175,7 @@ def test_requested_cache_formats_are_used_for_a_classifier():
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     output, _, arguments = finished
-    message = run_to_success("distill", [*arguments, "--dry-run", "--probe", "false"])
+    message = run_to_success("distill", [*arguments, "--dry-run", "--predict", "false"])
     assert message.count("complete, will be skipped") >= 7
     fresh = [str(tmp_path / "none") if word == str(output) else word for word in arguments]
     message = run_to_success("distill", [*fresh, "--dry-run"])

@@ -161,9 +161,9 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     assert "processor" not in kept, "it says nothing more than reduced, and would make the stage again"
     assert {each.scheme.bits for each in load_quantization(made / "model").values() if each.scheme is not None} == {7}
     # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
-    plan = run_to_success("quantize", [*arguments, "--quantize.reduced", "--dry-run", "--probe", "false"])
+    plan = run_to_success("quantize", [*arguments, "--quantize.reduced", "--dry-run", "--predict", "false"])
     assert "complete, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
-    plan = run_to_success("quantize", [*arguments, "--dry-run", "--probe", "false"])
+    plan = run_to_success("quantize", [*arguments, "--dry-run", "--predict", "false"])
     expected = "complete, will be skipped" if products_saturate() else "will run"
     assert expected in next(line for line in plan.splitlines() if " quantize " in line)
 

@@ -150,7 +150,7 @@ def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained
     teacher, data = make_inputs(tmp_path)
     message = run_to_success(
         "quantize",
-        [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run", "--probe", "false"],
+        [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run", "--predict", "false"],
     )
     assert not (tmp_path / "run").exists()
     for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):

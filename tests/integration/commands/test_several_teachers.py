@@ -62,7 +62,7 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_
     second = saved(other(), word_tokenizer, tmp_path / "second")
     run = tmp_path / "run"
     requested = (
-        "--teacher.also",
+        "--teacher.additional",
         f'["{second}"]',
         "--teacher.weights",
         "[1, 3]",
@@ -105,7 +105,7 @@ def test_ensemble_settings_that_cannot_be_combined_are_refused(
 ):
     first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
     second = saved(other(), word_tokenizer, tmp_path / "second")
-    requested = ("--teacher.also", f'["{second}"]', *more)
+    requested = ("--teacher.additional", f'["{second}"]', *more)
     assert expected in refusal_of(
         distill, small_run(first, data_folder, tmp_path / "run", *requested), monkeypatch, capsys
     )
@@ -117,7 +117,7 @@ def test_teachers_with_different_tokenizers_are_refused(
     first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
     turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
     second = saved(other(), turned, tmp_path / "second")
-    requested = small_run(first, data_folder, tmp_path / "run", "--teacher.also", f'["{second}"]')
+    requested = small_run(first, data_folder, tmp_path / "run", "--teacher.additional", f'["{second}"]')
     message = refusal_of(distill, requested, monkeypatch, capsys)
     assert f"teacher {str(second)!r}: expected the teacher's tokenizer" in message
 

@@ -74,7 +74,7 @@ def test_students_of_other_tasks_score_in_their_files_what_they_score_in_torch(s
 
 @pytest.mark.parametrize("more", [(), ("--quantize", "int8", "--export", "numpy")])
 def test_a_dry_run_tells_the_size_of_a_student(more, inputs, tmp_path, capsys):
-    distill.main(small_run(*inputs, tmp_path / "run", "--student", "cnn", "--dry-run", "--probe", "false", *more))
+    distill.main(small_run(*inputs, tmp_path / "run", "--student", "cnn", "--dry-run", "--predict", "false", *more))
     assert "nothing was written" in capsys.readouterr().out
 
 

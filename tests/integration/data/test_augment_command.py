@@ -67,7 +67,7 @@ def test_a_dry_run_lists_the_stage_and_predicts_it(inputs, tmp_path):
     arguments = small_run(*inputs, tmp_path / "run", "--data.augment", "swap", "--augment.times", "2", "--dry-run")
     message = run_to_success("distill", [*arguments, "--until", "cache"])
     assert "augment" in message
-    message = run_to_success("distill", [*arguments, "--until", "cache", "--probe", "false"])
+    message = run_to_success("distill", [*arguments, "--until", "cache", "--predict", "false"])
     assert "augment" in message
 
 

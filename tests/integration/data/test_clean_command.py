@@ -96,7 +96,7 @@ def test_a_finished_stage_is_skipped_and_other_steps_make_a_new_one(cleaned):
 
 
 def test_a_dry_run_lists_the_stage(inputs, tmp_path):
-    arguments = small_run(*inputs, tmp_path / "run", "--data.clean", STEPS, "--dry-run", "--probe", "false")
+    arguments = small_run(*inputs, tmp_path / "run", "--data.clean", STEPS, "--dry-run", "--predict", "false")
     assert " clean " in run_to_success("distill", [*arguments, "--until", "teacher"])
 
 

@@ -50,12 +50,12 @@ def test_pairs_of_sentence_vectors_get_synthetic_sentences(body_folder, tmp_path
     [
         (multi_label_data, ("entropy",)),
         (regression_data, ("k-centre",)),
-        (tagged_data, ("margin", "--select.take", "easy")),
+        (tagged_data, ("margin", "--select.prefer", "easy")),
         (tagged_data, ("mixture", "--select.vectors", "embeddings")),
     ],
 )
 def test_rows_of_every_task_can_be_selected(make_data, selection, body_folder, tmp_path):
-    more = ("--data.augment", "swap", "--data.select", *selection, "--select.share", "0.5", "--select.of", "all")
+    more = ("--data.augment", "swap", "--data.select", *selection, "--select.share", "0.5", "--select.source", "all")
     data = make_data(tmp_path / "data")
     run_to_success("distill", small_run(body_folder, data, tmp_path / "run", *UNTIL, *more))
     counts = {

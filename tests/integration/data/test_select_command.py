@@ -40,7 +40,7 @@ def newest_selection(output: Path) -> Path:
     "more",
     [
         ("balanced",),
-        pytest.param(("margin", "--select.take", "easy"), marks=pytest.mark.slow),
+        pytest.param(("margin", "--select.prefer", "easy"), marks=pytest.mark.slow),
         pytest.param(("random",), marks=pytest.mark.slow),
         pytest.param(("entropy",), marks=pytest.mark.slow),
         pytest.param(("loss",), marks=pytest.mark.slow),
@@ -97,7 +97,7 @@ def test_texts_of_a_pool_are_chosen_by_their_similarity_to_a_target(inputs, tmp_
     wanted = make_rows(60, 5)[7][0]
     (tmp_path / "target.txt").write_text(wanted + "\n")
     more = ("--data.unlabelled", str(pool), "--data.select", "similarity", "--select.rows", "5", "--until", "cache")
-    more = (*more, "--select.of", "unlabelled", "--select.target", str(tmp_path / "target.txt"))
+    more = (*more, "--select.source", "unlabelled", "--select.target", str(tmp_path / "target.txt"))
     run_to_success("distill", small_run(teacher, data, tmp_path / "run", *more))
     folder = newest_selection(tmp_path / "run")
     chosen = json.loads((folder / "selected.json").read_text())["unlabelled"]
@@ -110,7 +110,7 @@ def test_texts_of_a_pool_are_chosen_by_their_similarity_to_a_target(inputs, tmp_
 def test_texts_of_a_pool_are_balanced_by_the_teachers_answers(inputs, tmp_path):
     more = ("--data.unlabelled", str(inputs[1].parent / "pool.csv"), "--data.select", "balanced", "--select.rows", "5")
     run_to_success(
-        "distill", small_run(*inputs, tmp_path / "run", *more, "--select.of", "unlabelled", "--until", "cache")
+        "distill", small_run(*inputs, tmp_path / "run", *more, "--select.source", "unlabelled", "--until", "cache")
     )
     folder = newest_selection(tmp_path / "run")
     texts = [row["text"] for row in read_train(folder, "unlabelled")]

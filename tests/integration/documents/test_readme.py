@@ -100,7 +100,7 @@ def test_every_example_of_the_help_is_understood(module, monkeypatch):
 def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
     message = run_to_success(
         "distill",
-        ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run", "--probe", "false"],
+        ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run", "--predict", "false"],
     )
     assert "22.7M parameters" in message
     assert "3080 texts" in message

@@ -169,7 +169,7 @@ def test_a_broken_further_teacher_is_refused_before_any_stage(checkpoints, chang
         checkpoints / "headed",
         checkpoints / "data",
         tmp_path / "run",
-        "--teacher.also",
+        "--teacher.additional",
         f"[{changed_copy('headed', change)}]",
     )
     assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))

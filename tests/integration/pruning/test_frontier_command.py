@@ -84,7 +84,7 @@ def test_an_unreachable_speed_is_refused_by_a_later_run_without_a_frontier(
 
 def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
     inputs = make_inputs(tmp_path)
-    dry = small_run(*inputs, tmp_path / "run", "--frontier", "true", "--dry-run", "--probe", "false")
+    dry = small_run(*inputs, tmp_path / "run", "--frontier", "true", "--dry-run", "--predict", "false")
     printed = run_to_success("distill", dry)
     for stage in ("shape-128x", "distill-2x", "distill-static", "distill-gru-hidden128", "export-cnn", "speed-64x"):
         assert stage in printed

@@ -122,7 +122,7 @@ def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, 
     output = tmp_path / "dry"
     shutil.copytree(too_slow, output)
     shutil.rmtree(output / missing)
-    words = arguments(place, output, *REQUEST, "--budget.recuts", "1", "--dry-run", "--probe", "false")
+    words = arguments(place, output, *REQUEST, "--budget.recuts", "1", "--dry-run", "--predict", "false")
     message = run_to_success("prune", words)
     planned = dict(re.findall(r"│ (\S+) +│ (complete|will run)", message))
     assert planned[f"distill-{NAME}"] == "complete"

@@ -134,7 +134,7 @@ def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path,
     table = expected[expected.index("Stages") :]
     assert str(output / "distill") in table.replace("\n", "")
     gc.collect()
-    distill.main([*arguments, "--teacher_train.epochs", "1", "--dry-run", "--probe", "false"])
+    distill.main([*arguments, "--teacher_train.epochs", "1", "--dry-run", "--predict", "false"])
     assert str(output / "distill") in capsys.readouterr().out.replace("\n", "")
 
 

@@ -136,7 +136,7 @@ def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
     folder = stage_folder(output, "data")
     (folder / "manifest.json").write_text("")
     before = contents(output)
-    distill.main([*arguments, "--dry-run", "--probe", "false"])
+    distill.main([*arguments, "--dry-run", "--predict", "false"])
     assert "will be rebuilt: it has a manifest.json that is empty" in capsys.readouterr().out
     assert contents(output) == before
 

@@ -223,7 +223,12 @@ def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), str(tmp_path / "chatml.jinja")
     for data in (chats, pairs):
         distill.main(
-            [*small_run(teacher, data, tmp_path / "run", "--chat.template", template), "--dry-run", "--probe", "false"]
+            [
+                *small_run(teacher, data, tmp_path / "run", "--chat.template", template),
+                "--dry-run",
+                "--predict",
+                "false",
+            ]
         )
         message = capsys.readouterr().out
         assert "nothing was written" in message
@@ -360,7 +365,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     longer = deepcopy(tokenizer)
     longer.add_tokens([f"added{i}" for i in range(20)])
     teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
-    arguments = small_run(teacher, books, tmp_path / "run", "--dry-run", "--probe", "false", "--masking.random", random)
+    arguments = small_run(
+        teacher, books, tmp_path / "run", "--dry-run", "--predict", "false", "--masking.random", random
+    )
     expected = refusal_of(distill, arguments, monkeypatch, capsys)
     assert f"found 20 beyond ('added0' is {len(tokenizer)})" in expected
 
@@ -376,7 +383,7 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
         "--on_policy.new_tokens",
         "60",
         "--dry-run",
-        "--probe",
+        "--predict",
         "false",
     )
     arguments = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
@@ -409,7 +416,7 @@ def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books
         "--loss.ramps",
         '{"temperature": [4, 1]}',
         "--dry-run",
-        "--probe",
+        "--predict",
         "false",
     )
     distill.main([*arguments, "--loss.divergence", "reverse_kl", *more])

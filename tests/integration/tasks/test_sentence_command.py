@@ -67,7 +67,7 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
     [
         (("--loss.ce", "1"), "expected loss.embedding or loss.similarity"),
         (("--teacher.finetune", "always"), "which has no labels"),
-        (("--teacher.also", '["other"]'), "expected text-classification with one class per text"),
+        (("--teacher.additional", '["other"]'), "expected text-classification with one class per text"),
     ],
 )
 def test_invalid_settings_for_sentence_embedding_are_refused(
@@ -87,6 +87,8 @@ def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(token
 
 
 def test_a_length_beyond_the_positions_is_accepted_if_the_encoder_truncates_earlier(encoder, pairs, tmp_path, capsys):
-    arguments = small_run(encoder, pairs, tmp_path / "run", "--data.max_length", "300", "--dry-run", "--probe", "false")
+    arguments = small_run(
+        encoder, pairs, tmp_path / "run", "--data.max_length", "300", "--dry-run", "--predict", "false"
+    )
     distill.main(arguments)  # the model has 64 positions, and its folder limits texts to 6 tokens
     assert "nothing was written" in capsys.readouterr().out

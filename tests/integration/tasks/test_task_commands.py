@@ -95,7 +95,10 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--teacher.also", '["other"]'], "teacher.also: expected text-classification with one class per text"),
+        (
+            ["--teacher.additional", '["other"]'],
+            "teacher.additional: expected text-classification with one class",
+        ),
         (["--task", "text-classification"], "no text column: expected one of text, sentence"),
     ],
 )

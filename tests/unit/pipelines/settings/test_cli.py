@@ -133,12 +133,12 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
         ((*NEEDED, "--general.train.epochs", "0"), "general.train.epochs: expected at least 1, found 0"),
         (
             (*NEEDED, "--max-bytes", "1MB"),
-            "budget.max_bytes: expected a speedup, latency_ms or texts_per_second beside it",
+            "budget.max_bytes: expected a speedup, latency_ms or texts_per_second with it",
         ),
-        ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup, latency_ms or texts_per_second beside it"),
+        ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup, latency_ms or texts_per_second with it"),
         (
             (*NEEDED, "--min-score", "0.9"),
-            "budget.min_score: expected a speedup, latency_ms or texts_per_second beside it",
+            "budget.min_score: expected a speedup, latency_ms or texts_per_second with it",
         ),
         (
             (*NEEDED, "--student", "teacher", "--student.given", "--quantize", "int8", "--speedup", "4"),

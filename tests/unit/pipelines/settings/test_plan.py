@@ -50,7 +50,7 @@ def plan_for(inputs: Path, output: Path, *words: str) -> Plan:
         ("--student", "layers=1", "--teacher.signals", "online"),
         ("--student", "layers=1", "--precision", "auto"),
         ("--student", "layers=1", "--until", "cache"),
-        ("--student", "layers=1", "--teacher.also", '["{inputs}/teacher"]'),
+        ("--student", "layers=1", "--teacher.additional", '["{inputs}/teacher"]'),
         ("--student", "layers=1", "--quantize", "int8", "--export", "onnx,onnxruntime"),
         (
             "--teacher",

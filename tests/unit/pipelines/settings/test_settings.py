@@ -130,11 +130,11 @@ def test_values_of_text_settings_keep_their_yaml_spelling(tmp_path: Path):
     config = parse_file(
         tmp_path,
         "wandb: off\nprecision: 32\nspeedup: 4\nloss: {hidden: 1, layer_map: 1:2}\n"
-        "data: {text: no, label: 007}\nsparsity: {pattern: 2:4}\nteacher: {also: [1, on]}\nlatency_ms: 0\n",
+        "data: {text: no, label: 007}\nsparsity: {pattern: 2:4}\nteacher: {additional: [1, on]}\nlatency_ms: 0\n",
     )
     assert (config.machine.wandb, config.machine.precision, config.budget.speedup) == ("off", "32", "4")
     assert (config.loss.layer_map, config.data.text, config.data.label) == ("1:2", "no", "007")
-    assert (config.sparsity.pattern, config.teacher.also) == ("2:4", ("1", "on"))
+    assert (config.sparsity.pattern, config.teacher.additional) == ("2:4", ("1", "on"))
 
 
 def test_keys_of_a_group_override_merged_ones(tmp_path: Path):
@@ -164,7 +164,7 @@ def test_optional_settings_may_be_null(tmp_path: Path):
         (("--learning-rate", "1e400"), "train.learning_rate: expected a number, found inf"),
         (("--loss.ramps", '{"kl": [1, 2], "kl": [2, 1]}'), "--loss.ramps: key 'kl' is given twice"),
         (("--loss.ramps", "[" * 3000), "--loss.ramps, line 1: expected settings, at most 32 levels deep"),
-        (("--teacher.also", "&a [*a]"), "alias *a occurs inside its own anchor"),
+        (("--teacher.additional", "&a [*a]"), "alias *a occurs inside its own anchor"),
         (("--threads", "100000"), "machine.threads: expected at most"),
         (("--measure.threads", "100000"), "measure.threads: expected at most"),
         (("--budget.threads", "100000"), "budget.threads: expected at most"),
@@ -239,9 +239,9 @@ def test_a_tilde_is_expanded_in_every_path_setting(flag, setting, tmp_path: Path
 
 def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "c.yaml").write_text('teacher: {also: ["~/a", b]}\noutput: ~/out\n')
+    (tmp_path / "c.yaml").write_text('teacher: {additional: ["~/a", b]}\noutput: ~/out\n')
     config = parse("--config=~/c.yaml", "--teacher", "T", "--data", "D")
-    assert (config.output, config.teacher.also) == (f"{tmp_path}/out", (f"{tmp_path}/a", "b"))
+    assert (config.output, config.teacher.additional) == (f"{tmp_path}/out", (f"{tmp_path}/a", "b"))
 
 
 def test_an_unknown_home_folder_and_a_null_character_are_rejected(refuse: Refuse):
@@ -355,8 +355,8 @@ REFUSALS_BY_COMMAND = {
     "report": [
         (("--model", "{root}/none", "--data", "D", "--output", "O"), "model '{root}/none': no such folder here"),
         (("--run", "{root}/none"), "no finished report there"),
-        (("--run", "{root}/none", "--model", "M"), "--run: expected no --model beside it"),
-        (("--charts", "true", "--model", "M"), "--charts: expected --run beside it"),
+        (("--run", "{root}/none", "--model", "M"), "--run: expected no --model with it"),
+        (("--charts", "true", "--model", "M"), "--charts: expected --run with it"),
     ],
 }
 CODE = """
