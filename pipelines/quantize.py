@@ -39,17 +39,17 @@ def with_defaults(argv: Sequence[str]) -> list[str]:
     """Returns the arguments with this command's defaults: the model is already trained, and the scheme is int8.
 
     Raises:
-        InputError: `--student.given` is set explicitly.
+        InputError: `--student.trained` is set explicitly.
     """
     arguments = with_teacher(argv, QUANTIZE_SHORT)
     found = flag_names(arguments)
-    if "--student.given" in found:
+    if "--student.trained" in found:
         raise InputError(
-            "--student.given: pipelines.quantize sets it itself, because its model is trained; leave the flag out"
+            "--student.trained: pipelines.quantize sets it itself, because its model is trained; leave the flag out"
         )
     scheme = [] if found & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
     model = [] if found & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
-    return [*arguments, *scheme, *model, "--student.given", "true"]
+    return [*arguments, *scheme, *model, "--student.trained", "true"]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ _BLOCKS = {
 }
 
 
-def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBertConfig:
+def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileBertConfig:
     """Returns the stock config of the student for a preset with bottlenecks and the sizes after it.
 
     Raises:
@@ -62,13 +62,13 @@ def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBe
     """
     if teacher.model_type not in ENCODERS:
         raise InputError(
-            f"student {given.text}: expected an encoder as teacher, among {', '.join(ENCODERS)}, found "
+            f"student {parsed.text}: expected an encoder as teacher, among {', '.join(ENCODERS)}, found "
             f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
         )
-    old, blocks = family_of(teacher).sizes(teacher), _BLOCKS[given.preset]
-    plain = [f"layers={','.join(map(str, given.requested['layers']))}"] if "layers" in given.requested else []
+    old, blocks = family_of(teacher).sizes(teacher), _BLOCKS[parsed.preset]
+    plain = [f"layers={','.join(map(str, parsed.requested['layers']))}"] if "layers" in parsed.requested else []
     layers = resolve_sizes(",".join(["fresh", *plain]), old).layers if plain else old.layers
-    requested = {key: numbers[0] for key, numbers in given.requested.items() if key != "layers"}
+    requested = {key: numbers[0] for key, numbers in parsed.requested.items() if key != "layers"}
     hidden = requested.get("hidden", int(old.hidden * blocks.hidden))
     heads = requested.get("heads", old.heads)
     inner = requested.get("inner", max(1, round(hidden * blocks.inner / heads)) * heads)
@@ -87,10 +87,10 @@ def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBe
         vocab_size=teacher.vocab_size,
         max_position_embeddings=teacher.max_position_embeddings,
         type_vocab_size=max(1, getattr(teacher, "type_vocab_size", 1) or 1),
-        hidden_act=read_activation(teacher) if given.preset == "inverted-bottleneck" else "relu",
+        hidden_act=read_activation(teacher) if parsed.preset == "inverted-bottleneck" else "relu",
         use_bottleneck_attention=blocks.narrow_attention,
         key_query_shared_bottleneck=not blocks.narrow_attention,
-        normalization_type=choose_norm(given, blocks),
+        normalization_type=choose_norm(parsed, blocks),
         trigram_input=True,
         pad_token_id=teacher.pad_token_id,
         id2label=teacher.id2label,
@@ -99,9 +99,9 @@ def bottleneck_config(teacher: PretrainedConfig, given: StudentSpec) -> MobileBe
     )
 
 
-def choose_norm(given: StudentSpec, blocks: Blocks) -> str:
+def choose_norm(parsed: StudentSpec, blocks: Blocks) -> str:
     """Returns the stock class's normalization_type; norms of another kind are made from layer_norm afterwards."""
-    return blocks.norm if given.norm in ("", MOBILEBERT[blocks.norm]) else "layer_norm"
+    return blocks.norm if parsed.norm in ("", MOBILEBERT[blocks.norm]) else "layer_norm"
 
 
 def read_activation(teacher: PretrainedConfig) -> str:
@@ -134,7 +134,7 @@ def check_bottleneck_sizes(sizes: dict[str, int]) -> None:
         )
 
 
-def build_bottlenecks(teacher: PreTrainedModel, given: StudentSpec, seed: int = 0) -> PreTrainedModel:
+def build_bottlenecks(teacher: PreTrainedModel, parsed: StudentSpec, seed: int = 0) -> PreTrainedModel:
     """Builds a stock MobileBert for the teacher's task, with blocks initialised at random from `seed`.
 
     The student takes from the teacher the token embeddings, approximated at the student's width, and, if its stream is
@@ -152,18 +152,18 @@ def build_bottlenecks(teacher: PreTrainedModel, given: StudentSpec, seed: int = 
     task = next((each for each in _HEADS if type(teacher).__name__.endswith(each)), None)
     if task is None:
         raise InputError(
-            f"student {given.text}: expected a teacher with one of {', '.join(_HEADS)}, found {type(teacher).__name__}"
+            f"student {parsed.text}: expected a teacher with one of {', '.join(_HEADS)}, found {type(teacher).__name__}"
         )
-    config = bottleneck_config(teacher.config, given)
+    config = bottleneck_config(teacher.config, parsed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student: PreTrainedModel = getattr(transformers, STOCK + task)(config)
-        copy_teacher_weights(student, teacher, given)
+        copy_teacher_weights(student, teacher, parsed)
     return student
 
 
 @torch.no_grad()
-def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, given: StudentSpec) -> None:
+def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, parsed: StudentSpec) -> None:
     """Copies the teacher's weights that the student can use; see `build_bottlenecks`."""
     own, width = student.config, teacher.config.hidden_size
     body: Any = student.base_model
@@ -175,7 +175,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, giv
     if own.pad_token_id is not None:
         embeddings.word_embeddings.weight[own.pad_token_id] = 0  # as the zeros that pad trigrams at the end of a text
     middle = embeddings.embedding_transformation.weight[:, own.embedding_size : own.embedding_size + rank]
-    if given.preset == "inverted-bottleneck":
+    if parsed.preset == "inverted-bottleneck":
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
         _, stream = factorise_table(table, own.hidden_size)

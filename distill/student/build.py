@@ -58,15 +58,15 @@ def build_student(
     Source: layers as in Sanh et al. 2019 (arXiv 1910.01108, section 3); widths as in Xu et al. 2024, Weight Selection
     (arXiv 2311.18823), but by the norm of all weights that a coordinate runs through instead of evenly.
     """
-    given = parse_spec(spec)
-    if given.is_bottleneck:
-        student = build_bottlenecks(teacher, given, seed)
-    elif given.is_vectors:
-        student = build_token_vectors(teacher, given, tokenizer, seed, pair=pair)
+    parsed = parse_spec(spec)
+    if parsed.is_bottleneck:
+        student = build_bottlenecks(teacher, parsed, seed)
+    elif parsed.is_vectors:
+        student = build_token_vectors(teacher, parsed, tokenizer, seed, pair=pair)
     else:
-        student = build_sliced(teacher, spec, seed, fresh=given.fresh)
-    if given.norm:
-        student = fit_student_norms(student, given.norm, seed)
+        student = build_sliced(teacher, spec, seed, fresh=parsed.fresh)
+    if parsed.norm:
+        student = fit_student_norms(student, parsed.norm, seed)
     if getattr(teacher, "generation_config", None) is not None:
         student.generation_config = copy.deepcopy(teacher.generation_config)  # contains the end tokens
     result: PreTrainedModel = student.eval()
@@ -198,13 +198,13 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     """
     if spec == "teacher":  # works for any family, since nothing is removed
         return copy.deepcopy(teacher)
-    given = parse_spec(spec)
-    if given.is_bottleneck:
-        return bottleneck_config(teacher, given)
-    if given.is_vectors:
-        return token_vectors_config(teacher, given)
-    if given.norm:
-        check_family_kind(given.norm, teacher.model_type)
+    parsed = parse_spec(spec)
+    if parsed.is_bottleneck:
+        return bottleneck_config(teacher, parsed)
+    if parsed.is_vectors:
+        return token_vectors_config(teacher, parsed)
+    if parsed.norm:
+        check_family_kind(parsed.norm, teacher.model_type)
     family, old = family_of(teacher), read_teacher_sizes(teacher)
     new = resolve_sizes(spec, old)
     if family.fills and new.heads != old.heads:

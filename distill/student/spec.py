@@ -73,7 +73,7 @@ class StudentConfig:
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N,
             pp=N,dp=M; for long texts cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated where training either model takes
             at most half of a process's memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.
-        given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
+        trained: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
         attention_free: Students without attention to train as well, as specs separated by semicolons, such as
             `static;cnn,hidden=128`; if omitted with `budget.frontier`, several of each kind that can do the task.
@@ -83,7 +83,7 @@ class StudentConfig:
 
     spec: str = ""
     layout: str = "auto"
-    given: bool = False
+    trained: bool = False
     offload: bool = False
     attention_free: str = ""
     stages: Literal["size", "time"] = "size"
@@ -319,29 +319,31 @@ def resolve_sizes(spec: str, teacher: Sizes) -> Sizes:
         InputError: A key is unknown, or a size isn't a number, is larger than the teacher's or isn't divisible as
             required.
     """
-    given = parse_spec(spec)
-    sizes = with_layers(given, SHARE_PRESETS.get(given.preset, Shares()).of(teacher), teacher)
-    requested = {key: numbers[0] for key, numbers in given.requested.items() if key in ("hidden", "ffn", "embeddings")}
+    parsed = parse_spec(spec)
+    sizes = with_layers(parsed, SHARE_PRESETS.get(parsed.preset, Shares()).of(teacher), teacher)
+    requested = {key: numbers[0] for key, numbers in parsed.requested.items() if key in ("hidden", "ffn", "embeddings")}
     sizes = replace(sizes, **requested)  # type: ignore[arg-type]
     heads = sizes.heads
-    if "heads" in given.requested:
-        heads = given.requested["heads"][0]
-    elif "hidden" in given.requested and not teacher.free:
+    if "heads" in parsed.requested:
+        heads = parsed.requested["heads"][0]
+    elif "hidden" in parsed.requested and not teacher.free:
         heads = max(1, sizes.hidden * teacher.heads // teacher.hidden)
     if heads != sizes.heads:
         sizes = with_heads(sizes, heads, teacher)
-    return check_sizes(sizes, teacher, fresh=given.fresh)
+    return check_sizes(sizes, teacher, fresh=parsed.fresh)
 
 
-def with_layers(given: StudentSpec, sizes: Sizes, teacher: Sizes) -> Sizes:
+def with_layers(parsed: StudentSpec, sizes: Sizes, teacher: Sizes) -> Sizes:
     """Returns the sizes with the requested layers, or else unchanged."""
-    numbers = given.requested.get("layers")
+    numbers = parsed.requested.get("layers")
     if not numbers:
         return sizes
     if len(numbers) > 1:
         return replace(sizes, layers=numbers)
     # Randomly initialised layers don't come from the teacher, so their number may exceed the teacher's.
-    return replace(sizes, layers=tuple(range(numbers[0])) if given.fresh else select_layers_evenly(numbers[0], teacher))
+    return replace(
+        sizes, layers=tuple(range(numbers[0])) if parsed.fresh else select_layers_evenly(numbers[0], teacher)
+    )
 
 
 def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:

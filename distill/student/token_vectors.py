@@ -28,21 +28,21 @@ LEFT_OUT = -1e4  # logarithm of a weight that is exactly 0, and has no gradient
 VERSION = 2  # of how these students are built; bump it when the same teacher gives another student (docs/stages.md)
 
 
-def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair: bool = False) -> TokenVectorsConfig:
+def token_vectors_config(teacher: PretrainedConfig, parsed: StudentSpec, *, pair: bool = False) -> TokenVectorsConfig:
     """Returns the config of a student without attention.
 
     Args:
         teacher: The teacher's config.
-        given: The student's spec.
+        parsed: The student's spec.
         pair: The rows have two texts, which are pooled apart.
 
     Raises:
         InputError: A size is not possible.
     """
     register_vector_heads()
-    encoder = given.preset
-    requested = {key: numbers[0] for key, numbers in given.requested.items()}
-    check_vector_sizes(given, requested)
+    encoder = parsed.preset
+    requested = {key: numbers[0] for key, numbers in parsed.requested.items()}
+    check_vector_sizes(parsed, requested)
     width = requested.get("embeddings", min(256, teacher.hidden_size))
     return TokenVectorsConfig(
         vocab_size=teacher.vocab_size,
@@ -50,7 +50,7 @@ def token_vectors_config(teacher: PretrainedConfig, given: StudentSpec, *, pair:
         embedding_size=width,
         hidden_size=requested.get("hidden", 256),
         encoder_layers=requested.get("layers", ENCODER_LAYERS[encoder]),
-        pooling=given.pooling or DEFAULT_POOLING[encoder],
+        pooling=parsed.pooling or DEFAULT_POOLING[encoder],
         kernel_size=requested.get("kernel", 3),
         ngram_buckets=requested.get("ngrams", 0),
         order_positions=requested.get("positions", 32),
@@ -69,23 +69,23 @@ def register_vector_heads() -> None:
         getattr(transformers, f"AutoModel{head}").register(TokenVectorsConfig, model, exist_ok=True)
 
 
-def check_vector_sizes(given: StudentSpec, requested: dict[str, int]) -> None:
+def check_vector_sizes(parsed: StudentSpec, requested: dict[str, int]) -> None:
     """Checks the sizes of a student without attention.
 
     Raises:
         InputError: A size is below 1, or has no meaning for this kind of student.
     """
-    encoder = given.preset
+    encoder = parsed.preset
     for key, size in requested.items():
         if size < 1:
             raise InputError(f"student {key}={size}: expected at least 1")
     meaningless = {"static": ("layers", "kernel"), "cnn": ("ngrams",), "gru": ("ngrams", "kernel")}[encoder]
     for key in meaningless:
         if key in requested:
-            raise InputError(f"student {given.text!r}: {key} has no meaning for a {encoder} student; leave it out")
-    if "positions" in requested and "order" not in given.pooling:
+            raise InputError(f"student {parsed.text!r}: {key} has no meaning for a {encoder} student; leave it out")
+    if "positions" in requested and "order" not in parsed.pooling:
         raise InputError(
-            f"student {given.text!r}: expected pooling=order with positions, found another pooling: only order keeps "
+            f"student {parsed.text!r}: expected pooling=order with positions, found another pooling: only order keeps "
             "positions apart"
         )
     if encoder == "gru" and requested.get("hidden", 2) % 2:
@@ -94,7 +94,7 @@ def check_vector_sizes(given: StudentSpec, requested: dict[str, int]) -> None:
 
 def build_token_vectors(
     teacher: PreTrainedModel,
-    given: StudentSpec,
+    parsed: StudentSpec,
     tokenizer: PreTrainedTokenizerBase | None,
     seed: int = 0,
     *,
@@ -110,7 +110,7 @@ def build_token_vectors(
 
     Args:
         teacher: A classifier, a tagger or a sentence encoder.
-        given: The student's spec.
+        parsed: The student's spec.
         tokenizer: The teacher's.
         seed: Of the random weights.
         pair: See `token_vectors_config`.
@@ -122,20 +122,20 @@ def build_token_vectors(
     Source: van Dongen & Tulkens 2024, Model2Vec; the weights are those of Arora et al. 2017 (A Simple but Tough-to-Beat
     Baseline for Sentence Embeddings, section 3). There the table is used as it is; here it is trained.
     """
-    head = choose_vector_head(teacher, given.preset)
+    head = choose_vector_head(teacher, parsed.preset)
     if pair and tokenizer is not None and "token_type_ids" not in tokenizer.model_input_names:
         raise InputError(
-            f"student {given.preset}: expected a tokenizer with token_type_ids for pairs of texts, found "
+            f"student {parsed.preset}: expected a tokenizer with token_type_ids for pairs of texts, found "
             f"{type(tokenizer).__name__} without: the two texts couldn't be told apart; take a student with attention, "
             "such as layers=2"
         )
-    config = token_vectors_config(teacher.config, given, pair=pair)
+    config = token_vectors_config(teacher.config, parsed, pair=pair)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student: PreTrainedModel = head(config)
-    if not given.fresh:
+    if not parsed.fresh:
         if tokenizer is None:
-            raise InputError(f"student {given.preset}: expected the teacher's tokenizer, found none")
+            raise InputError(f"student {parsed.preset}: expected the teacher's tokenizer, found none")
         fill_table(student.base_model, compute_token_vectors(teacher, tokenizer))
     if tokenizer is not None:
         leave_out_special_tokens(student.base_model, tokenizer)

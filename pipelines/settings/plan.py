@@ -182,7 +182,7 @@ def signal_stages(settings: DistillConfig) -> list[str]:
 
 def student_stages(settings: DistillConfig) -> list[str]:
     """Returns the stages that train and quantize the students."""
-    if settings.student.given:
+    if settings.student.trained:
         trained = [] if settings.student.spec == "teacher" else ["student-by-label"]
     elif not settings.budget.requested:
         trained = ["distill"]

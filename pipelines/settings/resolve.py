@@ -132,7 +132,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     new_head = settings.task not in LANGUAGE_TASKS
     task.check_weights(teacher.folder, "teacher", new_head=new_head, finite=reads_weights)
     if student is not None:
-        new_head = new_head and not settings.student.given
+        new_head = new_head and not settings.student.trained
         task.check_weights(student.folder, "student", new_head=new_head, finite=reads_weights)
     return settings, differs, note
 

@@ -80,9 +80,9 @@ def train_students(
     `earlier` are the stages before them: data, teacher, and if requested cache and general.
     """
     config, data, teacher = plan.settings, earlier["data"], earlier["teacher"]
-    if config.budget.requested and not config.student.given:
+    if config.budget.requested and not config.student.trained:
         students, stages = prune_students(run, plan, earlier, precision)
-    elif config.student.given:
+    elif config.student.trained:
         stage = trained_student_stage(run, plan, data, teacher)
         students, stages = [TrainedStudent("student", "", stage)], {"student": stage}
     else:

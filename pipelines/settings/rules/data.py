@@ -93,7 +93,7 @@ AUGMENTATION_RULES: tuple[Rule | Check, ...] = (
         "learn nothing from synthetic rows; set augment.labels to row",
     ),
     Rule(
-        lambda s, f: s.augment.requested and s.student.given,
+        lambda s, f: s.augment.requested and s.student.trained,
         "data.augment {s.augment.kinds}: expected a student that is trained, found one that is used as it is: "
         "synthetic rows would be made for nothing",
     ),
@@ -137,7 +137,7 @@ SELECTION_RULES: tuple[Rule | Check, ...] = (
         "on one; set machine.devices to 1",
     ),
     Rule(
-        lambda s, f: s.select.requested and s.student.given,
+        lambda s, f: s.select.requested and s.student.trained,
         "data.select {s.select.method}: expected a student that is trained, found one that is used as it is",
     ),
     Rule(

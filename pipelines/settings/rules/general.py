@@ -19,7 +19,7 @@ GENERAL_RULES: tuple[Rule | Check, ...] = (
         "the teacher; leave one of the two out, or prune the result of this run in a second run",
     ),
     Rule(
-        lambda s, f: s.general.data and (s.student.given or s.student.spec == "teacher"),
+        lambda s, f: s.general.data and (s.student.trained or s.student.spec == "teacher"),
         "general.data: expected a student that is built and trained, found one that is already trained; leave "
         "general.data out",
     ),

@@ -65,8 +65,8 @@ def check_ignored_budget(f: Facts) -> None:
 STUDENT_RULES: tuple[Rule | Check, ...] = (
     Check(lambda f: check_spec(f.settings.student.spec)),
     Rule(
-        lambda s, f: s.budget.requested and s.student.given,
-        "budget: expected none with student.given, found a target speed: a trained student is quantized as it is; "
+        lambda s, f: s.budget.requested and s.student.trained,
+        "budget: expected none with student.trained, found a target speed: a trained student is quantized as it is; "
         "pipelines.prune and pipelines.distill prune and quantize",
     ),
     Check(check_ignored_budget),
@@ -100,9 +100,9 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
     Check(check_norms, ("teacher",)),
     Rule(
         lambda s, f: (
-            s.student.given and ((f.is_student_built and s.student.spec != "teacher") or not s.quantize.scheme)
+            s.student.trained and ((f.is_student_built and s.student.spec != "teacher") or not s.quantize.scheme)
         ),
-        "student.given: expected a checkpoint or teacher, and a quantize.scheme, found {s.student.spec!r} and scheme "
+        "student.trained: expected a checkpoint or teacher, and a quantize.scheme, found {s.student.spec!r} and scheme "
         "{s.quantize.scheme!r}: there is nothing to do",
     ),
     Rule(

@@ -49,7 +49,7 @@ def check_vectors_beside(f: Facts) -> None:
     if not (s.student.attention_free or s.budget.frontier):
         return
     setting = "budget.frontier" if s.budget.frontier else "student.attention_free"
-    if not s.budget.speedup or s.student.given:
+    if not s.budget.speedup or s.student.trained:
         raise InputError(f"{setting}: expected --speedup such as 4,10,100 with it, found none")
     layout = f.student_layout
     for name, found, expected, is_refused in (

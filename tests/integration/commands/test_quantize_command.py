@@ -170,8 +170,8 @@ def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     [
         (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
         (["--export", "tflite"], "export: expected one or several of"),
-        (["--speedup", "4"], "budget: expected none with student.given"),
-        (["--student.spec", "layers=2"], "student.given: expected a checkpoint or teacher"),
+        (["--speedup", "4"], "budget: expected none with student.trained"),
+        (["--student.spec", "layers=2"], "student.trained: expected a checkpoint or teacher"),
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )

@@ -141,8 +141,8 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
             "budget.min_score: expected a speedup, latency_ms or texts_per_second with it",
         ),
         (
-            (*NEEDED, "--student", "teacher", "--student.given", "--quantize", "int8", "--speedup", "4"),
-            "budget: expected none with student.given",
+            (*NEEDED, "--student", "teacher", "--student.trained", "--quantize", "int8", "--speedup", "4"),
+            "budget: expected none with student.trained",
         ),
         ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
     ],

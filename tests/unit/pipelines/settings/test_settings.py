@@ -203,9 +203,9 @@ def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refus
 
 
 def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, capsys):
-    words = ("--model", "m", "--data", "D", "--output", "O", "--student.given", "false")
+    words = ("--model", "m", "--data", "D", "--output", "O", "--student.trained", "false")
     expected = refused_as_written(quantize, words, monkeypatch, capsys)
-    assert "--student.given: pipelines.quantize sets it itself" in expected
+    assert "--student.trained: pipelines.quantize sets it itself" in expected
 
 
 def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
