@@ -1,4 +1,4 @@
-"""`python -m pipelines.distill`: distils a teacher into a small model, exports it and reports on it."""
+"""`python -m pipelines.distill`: distills a teacher into a small model, exports it and reports on it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
         DistillConfig,
         argv,
         prog="pipelines.distill",
-        about="Distil a model of any task: fine-tune the teacher if needed, cache its signals, train a student, "
+        about="Distill a model of any task: fine-tune the teacher if needed, cache its signals, train a student, "
         "export, measure and report. Run the same command again to resume after a kill.",
         examples=EXAMPLES,
         short=SHORT_OPTIONS,
@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> None:
 
 def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> None:
     """Runs all stages of a command with these arguments, on the number of processes that it requests."""
-    from pipelines.runs.storage.localise import localise
+    from pipelines.runs.storage.localize import localize
 
-    with localise(settings) as local:
+    with localize(settings) as local:
         run_locally(command, argv, local)
 
 

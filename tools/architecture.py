@@ -22,7 +22,7 @@ BOUNDARIES = ROOT / "tests" / "unit" / "test_package_boundaries.py"
 PICTURE = ROOT / "docs" / "images" / "packages.svg"
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- packages:begin -->\n", "<!-- packages:end -->"
-COLOURS = {"distill": "#e3eefc", "compress": "#fdebd8", "pipelines": "#e4f4e4"}
+COLORS = {"distill": "#e3eefc", "compress": "#fdebd8", "pipelines": "#e4f4e4"}
 
 
 def list_packages() -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def list_packages() -> tuple[str, ...]:
 
 def modules() -> dict[str, Path]:
     """Returns dotted name -> file of every module of the three packages."""
-    files = sorted(file for package in COLOURS for file in (ROOT / package).rglob("*.py"))
+    files = sorted(file for package in COLORS for file in (ROOT / package).rglob("*.py"))
     return {".".join(parts_of(file)): file for file in files}
 
 
@@ -88,7 +88,7 @@ def picture() -> str:
     """Returns the SVG of the packages, without the errors of distill and compress, which are imported everywhere."""
     arrows = imports_between_packages()
     shown = [package for package in arrows if package not in ("distill", "compress")]
-    boxes = [Box(package, purpose(package), COLOURS[package.split(".")[0]]) for package in shown]
+    boxes = [Box(package, purpose(package), COLORS[package.split(".")[0]]) for package in shown]
     return draw(boxes, {package: [other for other in arrows[package] if other in shown] for package in shown})
 
 

@@ -21,12 +21,12 @@ class Box:
     Args:
         name: Its name, which arrows refer to; the title of the box.
         text: A sentence below the title.
-        colour: Fill of the box.
+        color: Fill of the box.
     """
 
     name: str
     text: str
-    colour: str
+    color: str
 
 
 Graph = Mapping[str, Sequence[str]]  # name -> names that its arrows lead to
@@ -158,7 +158,7 @@ def box_text(box: Box, x: float, y: int) -> str:
     lines = textwrap.wrap(box.text, COLUMNS, max_lines=LINES, placeholder=" …")
     words = "".join(f'<tspan x="{middle}" dy="13">{escape(line)}</tspan>' for line in lines)
     return (
-        f'<g><rect x="{x:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{box.colour}" stroke="#607080"/>'
+        f'<g><rect x="{x:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{box.color}" stroke="#607080"/>'
         f'<text x="{middle}" y="{y + 17}" text-anchor="middle" font-size="13" font-weight="bold" '
         f'fill="#102030">{escape(box.name)}</text>'
         f'<text y="{y + 20}" text-anchor="middle" font-size="10" fill="#304050">{words}</text></g>'

@@ -138,7 +138,7 @@ class TrainingSetup:
     def distill(
         self, student: PreTrainedModel, rate: float, folder: Path, label: str, loss: LossConfig | None = None
     ) -> None:
-        """Trains a student in place as the distil stage does; a killed training resumes from `folder`.
+        """Trains a student in place as the distill stage does; a killed training resumes from `folder`.
 
         `loss` replaces the loss of the settings.
         """

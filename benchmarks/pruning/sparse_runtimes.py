@@ -113,7 +113,7 @@ def replace_layers(model: PreTrainedModel, convert: Callable[[Tensor], Tensor]) 
 
 
 def open_onnx(students: StudentFiles, name: str) -> LogitsRunner:
-    """Opens a student on ONNX Runtime in fp32 with all graph optimisations."""
+    """Opens a student on ONNX Runtime in fp32 with all graph optimizations."""
     return OnnxModel(export_student(students, name), students.threads)
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.tasks.tagger_sentences --data wikipedia_en/ --output runs/words.parquet
     python -m benchmarks.tasks.gain --task token-classification --unlabelled runs/words.parquet ...
 
-Each article gives at most one sentence, of 6 to 30 words, with a capitalised word after the first: one that may contain
+Each article gives at most one sentence, of 6 to 30 words, with a capitalized word after the first: one that may contain
 a name. Punctuation marks are words of their own, as in the data that taggers are trained on. Printed are the numbers of
 sentences and words.
 """
@@ -57,7 +57,7 @@ def pick_sentences(texts: list[str], rng: random.Random) -> Iterator[list[str]]:
 
 
 def may_contain_name(words: list[str]) -> bool:
-    """Returns whether a sentence has a suitable length and a capitalised word after the first."""
+    """Returns whether a sentence has a suitable length and a capitalized word after the first."""
     least, most = SENTENCE_WORDS
     return least <= len(words) <= most and any(word[0].isupper() for word in words[1:])
 

@@ -190,7 +190,7 @@ def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, judging: float) -> 
 
 
 def list_thresholds(margins: np.ndarray) -> np.ndarray:
-    """Returns up to 50 thresholds halfway between neighbouring margins of rows [rows], evenly chosen from all."""
+    """Returns up to 50 thresholds halfway between neighboring margins of rows [rows], evenly chosen from all."""
     ordered = np.unique(margins)
     between: np.ndarray = (ordered[1:] + ordered[:-1]) / 2
     if len(between) > _CUTS:

@@ -122,7 +122,7 @@ def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
 
 
 def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> None:
-    """Writes an ONNX graph that is optimised for ONNX Runtime."""
+    """Writes an ONNX graph that is optimized for ONNX Runtime."""
     place = folder / str(target) / ONNX_FILE
     if not target.rounded:
         fuse_operators(folder / "onnx" / ONNX_FILE, place)

@@ -126,5 +126,5 @@ def _compute_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Schem
 
 
 def _normalize_scales(scales: Tensor) -> Tensor:
-    """Returns scales normalised around 1; the grid's own scales absorb their overall size."""
+    """Returns scales normalized around 1; the grid's own scales absorb their overall size."""
     return (scales / (scales.amax() * scales.amin()).sqrt()).clamp(min=SMALLEST_MAGNITUDE)

@@ -160,7 +160,7 @@ class _FakeQuantizeWeight(torch.autograd.Function):
 class _FakeQuantizeTensorFixed(torch.autograd.Function):
     """Rounding of activations with a fixed scale given as a Python number: a third of the time on a CPU.
 
-    On other devices, reading the scale would force a synchronisation.
+    On other devices, reading the scale would force a synchronization.
     """
 
     @staticmethod

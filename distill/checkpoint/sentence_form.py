@@ -49,7 +49,7 @@ class SentenceForm:
     def __str__(self) -> str:
         maps = [f"projected to {each.width}" for each in self.projections]
         names = {"mean": "mean of the tokens", "cls": "first token", "max": "maximum of the tokens"}
-        return ", ".join([names.get(self.pooling, "last token"), *maps, *["normalised"] * self.normalize])
+        return ", ".join([names.get(self.pooling, "last token"), *maps, *["normalized"] * self.normalize])
 
 
 def get_form(config: PretrainedConfig) -> SentenceForm | None:

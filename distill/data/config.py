@@ -21,7 +21,7 @@ class DataConfig:
         text: Column with the text; found by its name if not set.
         text_pair: Column with the second text of a pair; found by its name if not set.
         label: Column with the label; found by its name if not set, for numbers also as `score`.
-        unlabelled: File with more text of the same kind, without labels, to distil on.
+        unlabelled: File with more text of the same kind, without labels, to distill on.
         subset: Name of the hub data set's configuration.
         validation_fraction: Share of train held out, stratified by label, if there is no validation split.
         test_fraction: Share of the rows held out for the final report if there is no test split.

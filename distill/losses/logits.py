@@ -49,7 +49,7 @@ def jensen_shannon(
     Divided by β it approaches the forward KL as β goes to 0; divided by 1 - β it approaches the reverse KL as β goes to
     1.
 
-    Source: Agarwal et al. 2024, generalised knowledge distillation (arXiv 2306.13649), equation 1.
+    Source: Agarwal et al. 2024, generalized knowledge distillation (arXiv 2306.13649), equation 1.
     """
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:

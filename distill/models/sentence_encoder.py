@@ -47,7 +47,7 @@ def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 
 class PooledModel(PreTrainedModel):
-    """Mixin for a stock body that adds the pooling, projections and normalisation of a `SentenceForm`.
+    """Mixin for a stock body that adds the pooling, projections and normalization of a `SentenceForm`.
 
     The body's weights keep their names. Models are loaded and built by `PooledModel.from_pretrained` and
     `PooledModel.from_config`, as by an auto class; their class is derived from the body's class, and the config stores

@@ -185,7 +185,7 @@ def find_exchange_obstacle(config: "PretrainedConfig") -> str:
         return f"with layers of {', '.join(sorted(kinds))}"
     if getattr(own, "position_embedding_type", None) in ("relative_key", "relative_key_query"):
         return "with relative positions"
-    return "whose embeddings join neighbouring tokens" if getattr(own, "trigram_input", False) else ""
+    return "whose embeddings join neighboring tokens" if getattr(own, "trigram_input", False) else ""
 
 
 def _list_divisors(number: int) -> str:

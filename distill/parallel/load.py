@@ -115,7 +115,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def allocate_parameters(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
-    """Allocates uninitialised memory for parameters on the meta device and moves buffers; tied weights stay tied."""
+    """Allocates uninitialized memory for parameters on the meta device and moves buffers; tied weights stay tied."""
     allocated: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

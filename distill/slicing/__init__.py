@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.slicing.build import prune
-    from distill.slicing.factorise import factorise_embeddings
+    from distill.slicing.factorize import factorize_embeddings
     from distill.slicing.masked import mask_model
     from distill.slicing.shape import Shape
     from distill.slicing.tracing.axes import Axis, AxisKind, Kept, Role, Slot
@@ -22,7 +22,7 @@ EXPORTS = {
     "Shape": "shape",
     "Slot": "tracing.axes",
     "Traced": "tracing.trace",
-    "factorise_embeddings": "factorise",
+    "factorize_embeddings": "factorize",
     "find_axes": "tracing.trace",
     "mask_model": "masked",
     "prune": "build",
@@ -36,7 +36,7 @@ __all__ = [
     "Shape",
     "Slot",
     "Traced",
-    "factorise_embeddings",
+    "factorize_embeddings",
     "find_axes",
     "mask_model",
     "prune",

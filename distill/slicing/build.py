@@ -30,7 +30,7 @@ class ModelDefinition:
         stock: The stock class that it is or derives from.
         config: Config of the model.
         reason: Why `kind` isn't the stock class; None if it is.
-        rank: Rank of a factorised token embedding, 0 if it isn't factorised.
+        rank: Rank of a factorized token embedding, 0 if it isn't factorized.
     """
 
     kind: type[PreTrainedModel]
@@ -45,7 +45,7 @@ def prune(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape, *, uniform
 
     The new model is of the stock class if that can express the shape, otherwise of the class in modeling_pruned.py,
     which save_pretrained writes beside the weights. With a pruned vocabulary, the padding id becomes the new index of
-    its row; other ids in the config are unchanged. A factorised token embedding is merged into one table if, at the
+    its row; other ids in the config are unchanged. A factorized token embedding is merged into one table if, at the
     pruned hidden size, the factors would save nothing.
 
     Args:

@@ -31,7 +31,7 @@ class PrunedSizes:
         vocabulary, pad: Number of tokens and padding id; None if all tokens are kept.
         heads, ffn: Units in each kept layer; empty if the model has no such axis.
         width: Width of a head; None if there is no axis of heads.
-        rank: Rank of a factorised token embedding; 0 if it isn't factorised.
+        rank: Rank of a factorized token embedding; 0 if it isn't factorized.
     """
 
     stack: str
@@ -187,7 +187,7 @@ def build_pruned_config(
     if sizes.vocabulary is not None:
         visible.vocab_size, visible.pad_token_id = sizes.vocabulary, sizes.pad
     whole = empty_model(kind, visible)
-    modeling_pruned.factorise(whole, sizes.rank)
+    modeling_pruned.factorize(whole, sizes.rank)
     weights = whole.state_dict()
     full = {rename_layer(name, sizes.stack, sizes.layers): tensor.shape for name, tensor in weights.items()}
     cuts = {

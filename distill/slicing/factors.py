@@ -17,7 +17,7 @@ def find_factor_names(model: PreTrainedModel) -> tuple[str, str]:
 
 
 def find_kept_rank(model: PreTrainedModel, shapes: Shapes) -> int:
-    """Returns the rank of the token embedding in these shapes, 0 if it isn't factorised."""
+    """Returns the rank of the token embedding in these shapes, 0 if it isn't factorized."""
     table, projection = find_factor_names(model)
     return shapes[table][1] if projection in shapes else 0
 

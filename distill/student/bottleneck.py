@@ -11,7 +11,7 @@ from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
 
 from distill.checkpoint.norm_kinds import MOBILEBERT
 from distill.errors import InputError
-from distill.slicing.factorise import factorise_table
+from distill.slicing.factorize import factorize_table
 from distill.student.family import ENCODERS, family_of
 from distill.student.spec import StudentSpec, resolve_sizes
 
@@ -135,7 +135,7 @@ def check_bottleneck_sizes(sizes: dict[str, int]) -> None:
 
 
 def build_bottlenecks(teacher: PreTrainedModel, parsed: StudentSpec, seed: int = 0) -> PreTrainedModel:
-    """Builds a stock MobileBert for the teacher's task, with blocks initialised at random from `seed`.
+    """Builds a stock MobileBert for the teacher's task, with blocks initialized at random from `seed`.
 
     The student takes from the teacher the token embeddings, approximated at the student's width, and, if its stream is
     as wide as the teacher's, the projection to it, the position embeddings, the norm after them (as the scale and shift
@@ -169,7 +169,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, par
     body: Any = student.base_model
     embeddings = body.embeddings
     table = project_token_embeddings(teacher)
-    narrow, directions = factorise_table(table, min(own.embedding_size, table.shape[1]))
+    narrow, directions = factorize_table(table, min(own.embedding_size, table.shape[1]))
     rank = len(directions)
     embeddings.word_embeddings.weight[:, :rank] = narrow
     if own.pad_token_id is not None:
@@ -178,7 +178,7 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, par
     if parsed.preset == "inverted-bottleneck":
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
-        _, stream = factorise_table(table, own.hidden_size)
+        _, stream = factorize_table(table, own.hidden_size)
         middle.copy_(stream @ directions.T)
         initialize_inverted_blocks(student, teacher, stream)
     elif own.hidden_size == width:

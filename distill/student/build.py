@@ -18,7 +18,7 @@ from distill.slicing.tracing.classify import OUTER, layer_of
 from distill.slicing.tracing.trace import Traced, trace
 from distill.slicing.weights import Weights, cut_weights, select_layers
 from distill.student.bottleneck import bottleneck_config, build_bottlenecks
-from distill.student.embeddings import factorise_all_tables
+from distill.student.embeddings import factorize_all_tables
 from distill.student.family import FAMILIES, Family, family_of
 from distill.student.fitted_norms import fit_student_norms
 from distill.student.modernbert_first_layer import fold_first_attention_norm
@@ -110,7 +110,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
         cuts = select_coordinates(weights, traced, stack, old, new)
         weights = cut_weights(rescale_queries(weights, traced, stack, factors), cuts)
     if new.embeddings:
-        weights = factorise_all_tables(weights, family.projects, new.embeddings)
+        weights = factorize_all_tables(weights, family.projects, new.embeddings)
     check_shapes(list_weight_shapes(weights), list_weight_shapes(student.state_dict()), left_out, spec)
     return weights
 

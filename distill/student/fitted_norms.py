@@ -1,4 +1,4 @@
-"""Exchange of a model's normalisations: another kind, with weights that start close to what the old ones compute."""
+"""Exchange of a model's normalizations: another kind, with weights that start close to what the old ones compute."""
 
 import copy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ HEAD_NORMS = ("q_norm", "k_norm")  # inside the attention of Qwen 3: they aren't
 
 
 def fit_student_norms(student: PreTrainedModel, kind: str, seed: int = 0) -> PreTrainedModel:
-    """Returns a stock student with normalisations of another kind in its layers and embeddings.
+    """Returns a stock student with normalizations of another kind in its layers and embeddings.
 
     Norms in the head, and those of queries and keys, stay. If the stock class is of this kind already, the student is
     returned unchanged. Between `layernorm` and `rmsnorm` the scale is kept; a shift, which `rmsnorm` lacks, moves into
@@ -88,7 +88,7 @@ class NormFit:
     def __call__(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Fits the norm, and returns what the new one computes of the inputs, [rows, length, width]."""
         x = inputs[0].flatten(0, -2)
-        standard = standardise(self.kind, x)
+        standard = standardize(self.kind, x)
         scale, shift = fit_scale_and_shift(standard, output.flatten(0, -2))
         if self.kind == RMSNORM:
             shift = torch.zeros_like(shift)
@@ -98,7 +98,7 @@ class NormFit:
         return (standard * scale + shift).view_as(output)
 
 
-def standardise(kind: str, x: Tensor) -> Tensor:
+def standardize(kind: str, x: Tensor) -> Tensor:
     """Returns what a norm of a kind computes of x [tokens, width] with a scale of 1 and no shift."""
     if kind == NONORM:
         return x

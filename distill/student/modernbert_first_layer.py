@@ -15,10 +15,10 @@ def fold_first_attention_norm(weights: Weights, first: int, place: int | None, e
 
     The norm of the new first layer is folded into the projection after it: its scale and the subtraction of the mean
     exactly, the division by a token's standard deviation as a constant factor with the least error over the
-    vocabulary, and its shift, if any, only if the projection has a bias. The layer's inputs are already normalised by
+    vocabulary, and its shift, if any, only if the projection has a bias. The layer's inputs are already normalized by
     the embeddings, so the deviations differ only through the scale of that norm; if the scale is the same for every
     coordinate, the student computes the same as with the norm. The teacher's first layer, if moved to a later place,
-    gets a copy of the embeddings' norm, which normalised its inputs before.
+    gets a copy of the embeddings' norm, which normalized its inputs before.
 
     Args:
         weights: Weights by their names in the student.

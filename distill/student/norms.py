@@ -1,4 +1,4 @@
-"""Which families of students support which kinds of normalisation; torch isn't imported here."""
+"""Which families of students support which kinds of normalization; torch isn't imported here."""
 
 import difflib
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ DECODERS = tuple(name for name, kind in STOCK_KINDS.items() if kind == RMSNORM)
 
 
 def check_kind(kind: str, spec: str) -> None:
-    """Checks that a kind of normalisation exists.
+    """Checks that a kind of normalization exists.
 
     Raises:
         InputError: It doesn't; the message names the nearest one.
@@ -29,7 +29,7 @@ def check_kind(kind: str, spec: str) -> None:
 
 
 def check_family_kind(kind: str, model_type: str) -> None:
-    """Checks that students of a family can have a kind of normalisation.
+    """Checks that students of a family can have a kind of normalization.
 
     Raises:
         InputError: They can't.
@@ -37,7 +37,7 @@ def check_family_kind(kind: str, model_type: str) -> None:
     if model_type not in (*STOCK_KINDS, "mobilebert"):
         raise InputError(
             f"student norm={kind}: expected a teacher among {', '.join(STOCK_KINDS)} and mobilebert, found "
-            f"{model_type!r}: the normalisations of its layers can't be exchanged; leave norm out"
+            f"{model_type!r}: the normalizations of its layers can't be exchanged; leave norm out"
         )
     if kind in ELEMENTWISE and model_type in DECODERS:
         reason = (
@@ -49,7 +49,7 @@ def check_family_kind(kind: str, model_type: str) -> None:
 
 
 def stock_kind(config: "PretrainedConfig") -> str:
-    """Returns the kind of normalisation of a stock model."""
+    """Returns the kind of normalization of a stock model."""
     return (
         MOBILEBERT[config.normalization_type] if config.model_type == "mobilebert" else STOCK_KINDS[config.model_type]
     )

@@ -68,7 +68,7 @@ class StudentConfig:
             mobilebert-tiny: bottleneck blocks; inverted-bottleneck: a teacher for these; static, cnn, gru: token
             embeddings without attention; teacher: the entire teacher); sizes such as `layers=2`, `layers=0,2,5` or
             `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh` before them for random weights; `norm=`
-            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalisation. If omitted, distilbert,
+            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalization. If omitted, distilbert,
             or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N,
             pp=N,dp=M; for long texts cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated where training either model takes
@@ -141,7 +141,7 @@ class StudentSpec:
         preset: Its preset; empty without one.
         fresh: The weights are random.
         requested: Its explicit sizes.
-        norm: Kind of normalisation; empty for that of the stock class.
+        norm: Kind of normalization; empty for that of the stock class.
         pooling: How a student without attention combines the vectors of a text; empty for the default.
     """
 
@@ -190,13 +190,13 @@ def check_spec(spec: str) -> None:
 
     Raises:
         InputError: The spec can't be parsed, the name of a preset is misspelt, or a checkpoint is to have another kind
-            of normalisation.
+            of normalization.
     """
     checkpoint = re.split(rf",\s*{NORM_KEY}\s*=", spec)[0]
     if checkpoint != spec and not is_relative(checkpoint) and not is_folder(spec):
         raise InputError(
             f"student {spec!r}: expected norm= after sizes or a preset only, found it after {checkpoint!r}: a trained "
-            "checkpoint keeps its normalisation"
+            "checkpoint keeps its normalization"
         )
     if is_relative(spec):
         parse_spec(spec)
@@ -211,7 +211,7 @@ def check_spec(spec: str) -> None:
 
 
 def read_norm(spec: str) -> str:
-    """Returns the kind of normalisation that a spec requests; empty for a checkpoint, and if it requests none."""
+    """Returns the kind of normalization that a spec requests; empty for a checkpoint, and if it requests none."""
     return parse_spec(spec).norm if is_relative(spec) else ""
 
 
@@ -236,7 +236,7 @@ def parse_spec(spec: str) -> StudentSpec:
     """Parses a relative spec.
 
     Raises:
-        InputError: The preset, a key or a kind of normalisation is unknown, a key is given twice, or a size isn't a
+        InputError: The preset, a key or a kind of normalization is unknown, a key is given twice, or a size isn't a
             number.
     """
     words = re.split(r",(?=[^,=]+=)", spec)
@@ -340,7 +340,7 @@ def with_layers(parsed: StudentSpec, sizes: Sizes, teacher: Sizes) -> Sizes:
         return sizes
     if len(numbers) > 1:
         return replace(sizes, layers=numbers)
-    # Randomly initialised layers don't come from the teacher, so their number may exceed the teacher's.
+    # Randomly initialized layers don't come from the teacher, so their number may exceed the teacher's.
     return replace(
         sizes, layers=tuple(range(numbers[0])) if parsed.fresh else select_layers_evenly(numbers[0], teacher)
     )

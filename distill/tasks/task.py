@@ -117,7 +117,7 @@ class Task(ABC):
     def load_checkpoint(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
         """Loads the checkpoint unchanged, with its head for this task.
 
-        With `new_head` a missing head is initialised.
+        With `new_head` a missing head is initialized.
         """
         model: PreTrainedModel = load_model(self.auto, folder, new_head=new_head)
         self.complete_config(model.config, folder)
@@ -170,7 +170,7 @@ class Task(ABC):
         return config
 
     def load(self, path: str, seed: int) -> PreTrainedModel:
-        """Loads a body with a new head for these labels, initialised from `seed`."""
+        """Loads a body with a new head for these labels, initialized from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = self.config(path)

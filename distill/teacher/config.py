@@ -8,7 +8,7 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """The model to distil from.
+    """The model to distill from.
 
     Args:
         model: A hub id or a local folder with config.json, safetensors and a tokenizer.

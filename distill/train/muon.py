@@ -13,7 +13,7 @@ _COEFFICIENTS, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 
 
 class Muon(MatrixOptimizer):
-    """Updates matrices by their orthogonalised momentum, scaled to the size of an update of AdamW.
+    """Updates matrices by their orthogonalized momentum, scaled to the size of an update of AdamW.
 
     torch.optim.Muon takes matrices only and computes in bfloat16, which takes tens of times as long on a CPU without
     bfloat16 units: here CPUs compute in float32, and the other parameters are trained by AdamW.
@@ -56,7 +56,7 @@ class Muon(MatrixOptimizer):
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].lerp_(gradient, 1 - group["momentum"])
-        update = orthogonalise(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov's
+        update = orthogonalize(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov's
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * 0.2 * max(parameter.shape) ** 0.5)
 
@@ -83,7 +83,7 @@ class Muon(MatrixOptimizer):
         )
 
 
-def orthogonalise(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Returns a matrix of the same singular vectors whose singular values are about 1, by Newton-Schulz iterations."""
     x = matrix.to(torch.float32 if matrix.device.type == "cpu" else torch.bfloat16)
     is_tall = x.shape[0] > x.shape[1]

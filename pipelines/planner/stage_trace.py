@@ -1,6 +1,6 @@
 """Memory, work and traffic of a model in pipeline stages: those of its largest stage, without the others.
 
-A stage runs the micro-batches of a batch in the schedule's order, with tensors without data for what its neighbours
+A stage runs the micro-batches of a batch in the schedule's order, with tensors without data for what its neighbors
 send. A batch of m micro-batches through p stages takes as long as m + p - 1 of them on the busiest one (Huang et al.
 2019, GPipe, arXiv 1811.06965, section 2.3).
 """
@@ -115,7 +115,7 @@ def trace_stage(
 
 
 class LoneStage:
-    """A stage without its neighbours.
+    """A stage without its neighbors.
 
     With at least as many micro-batches as stages the order is that of 1F1B, which keeps the activations of as many
     micro-batches as there are stages from this one on; otherwise GPipe's, which keeps all.
@@ -169,7 +169,7 @@ def run_backward(output: Tensor) -> None:
 
 
 def add_messages(counter: WorkCounter, stage: PreTrainedModel, batch: Batch, messages: int) -> None:
-    """Adds the hidden states that are sent to a neighbour, or their gradients."""
-    neighbours = Collective("send", (0, 1), waits=True)
-    counter.sent[neighbours] += messages * batch["input_ids"].numel() * stage.config.hidden_size * 4
-    counter.calls[neighbours] += messages
+    """Adds the hidden states that are sent to a neighbor, or their gradients."""
+    neighbors = Collective("send", (0, 1), waits=True)
+    counter.sent[neighbors] += messages * batch["input_ids"].numel() * stage.config.hidden_size * 4
+    counter.calls[neighbors] += messages

@@ -1,4 +1,4 @@
-"""Charts of a report as inline SVG, in the page's colours."""
+"""Charts of a report as inline SVG, in the page's colors."""
 
 import html
 import io
@@ -45,10 +45,10 @@ class Marks(NamedTuple):
 
 MARKERS = "osD^vPX*"
 _COSTS = {"cost": "remaining", "cost_wanted": "scheduled"}  # logged while units are masked
-# Placeholders for the page's colours, which depend on the light or dark scheme and which matplotlib can't write.
+# Placeholders for the page's colors, which depend on the light or dark scheme and which matplotlib can't write.
 INK, MUTED, LINE = "#010101", "#020202", "#030303"
 SERIES = ("#0a0a00", "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05")
-PAGE_COLOURS = {INK: "ink", MUTED: "muted", LINE: "line"} | {value: f"series-{i}" for i, value in enumerate(SERIES)}
+PAGE_COLORS = {INK: "ink", MUTED: "muted", LINE: "line"} | {value: f"series-{i}" for i, value in enumerate(SERIES)}
 CHART_STYLE: "dict[RcKeyType, object]" = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -80,15 +80,15 @@ def draw_speed_charts(report: Report) -> list[Chart]:
 
 def draw_speed(axes: "Axes", entries: Sequence[ModelEntry], key: LatencyKey, metric: str) -> None:
     """Draws each entry's score against its latencies, from the fastest call to the 90 % quantile."""
-    colours = assign_colours(entry["name"] for entry in entries)
+    colors = assign_colors(entry["name"] for entry in entries)
     runtimes = list(dict.fromkeys(map(format_runtime, entries)))
     latencies = [latency_of(entry, key) for entry in entries]
     curves = [[latency["best_ms"], latency["median_ms"], latency["p90_ms"]] for latency in latencies]
     for entry, times in zip(entries, curves, strict=True):
-        colour = SERIES[colours[entry["name"]]]
+        color = SERIES[colors[entry["name"]]]
         marker = MARKERS[runtimes.index(format_runtime(entry)) % len(MARKERS)]
-        axes.plot(times, [entry["score"]] * 3, color=colour, marker=marker, markersize=9, markevery=[0])
-        axes.plot([], [], color=colour, linewidth=6, label=entry["name"])
+        axes.plot(times, [entry["score"]] * 3, color=color, marker=marker, markersize=9, markevery=[0])
+        axes.plot([], [], color=color, linewidth=6, label=entry["name"])
     for name, marker in zip(runtimes, MARKERS * len(runtimes), strict=False):
         axes.plot([], [], color=MUTED, marker=marker, linestyle="", label=name)
     axes.set_xlabel("ms per call, fastest to 90 % quantile (log scale)")
@@ -101,8 +101,8 @@ def latency_of(entry: ModelEntry, key: LatencyKey) -> LatencyEntry:
     return cast(LatencyEntry, entry[key])
 
 
-def assign_colours(names: Iterable[str]) -> dict[str, int]:
-    """Returns each model's colour index; the teacher's is reserved, and a single student's is always the same."""
+def assign_colors(names: Iterable[str]) -> dict[str, int]:
+    """Returns each model's color index; the teacher's is reserved, and a single student's is always the same."""
     own = dict.fromkeys(["student", *(name for name in names if name != "teacher")])
     if sum(name.startswith("student") for name in own) > 2:  # with several students, none is just called student
         own.pop("student")
@@ -135,11 +135,11 @@ def draw_stage_charts(rows: Sequence[LogRow], metric: str, training: TrainingEnt
         ("Teacher layer matched by each student layer", layers, draw_layers),
         ("Cost of the unmasked units, as a share of the unpruned model's", costs, draw_shares),
     ]
-    colours = {"loss": INK} | {term: SERIES[(i + 2) % len(SERIES)] for i, term in enumerate(terms)}
-    colours |= {name: SERIES[i % len(SERIES)] for i, name in enumerate([*layers, *costs])}
+    colors = {"loss": INK} | {term: SERIES[(i + 2) % len(SERIES)] for i, term in enumerate(terms)}
+    colors |= {name: SERIES[i % len(SERIES)] for i, name in enumerate([*layers, *costs])}
     first = [] if test is None else [render_chart("Range test of the learning rate", draw_range_test, test)]
     return first + [
-        render_chart(caption, draw, lines, colours) for caption, lines, draw in charts if any(lines.values())
+        render_chart(caption, draw, lines, colors) for caption, lines, draw in charts if any(lines.values())
     ]
 
 
@@ -159,17 +159,17 @@ def collect_points(rows: Sequence[LogRow], key: str) -> list[tuple[float, float]
     return sorted(point for point in found if math.isfinite(point[1]))
 
 
-def draw_lines(axes: "Axes", lines: Lines, colours: Mapping[str, str], marker: str = "") -> None:
+def draw_lines(axes: "Axes", lines: Lines, colors: Mapping[str, str], marker: str = "") -> None:
     """Draws values over steps."""
     for name, line in lines.items():
         steps, values = [step for step, _ in line], [value for _, value in line]
-        axes.plot(steps, values, color=colours.get(name, SERIES[1]), marker=marker, label=name)
+        axes.plot(steps, values, color=colors.get(name, SERIES[1]), marker=marker, label=name)
     axes.set_xlabel("step")
 
 
-def draw_marked(axes: "Axes", lines: Lines, colours: Mapping[str, str], marks: Sequence[Marks]) -> None:
+def draw_marked(axes: "Axes", lines: Lines, colors: Mapping[str, str], marks: Sequence[Marks]) -> None:
     """Draws values over steps, with a vertical line in each marked step."""
-    draw_lines(axes, lines, colours)
+    draw_lines(axes, lines, colors)
     for mark in marks:
         for number, step in enumerate(mark.steps):
             label = "_" if number else mark.name  # one entry in the legend
@@ -184,25 +184,25 @@ def draw_range_test(axes: "Axes", test: RangeTestEntry) -> None:
     set_log_axis(axes, [*test["rates"], test["chosen"]])
 
 
-def draw_scores(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:
+def draw_scores(axes: "Axes", lines: Lines, colors: Mapping[str, str]) -> None:
     """Draws scores over steps, with a marker for each validation."""
-    draw_lines(axes, lines, colours, marker="o")
+    draw_lines(axes, lines, colors, marker="o")
     for metric, line in lines.items():
         set_score_axis(axes, metric, [value for _, value in line])
 
 
-def draw_shares(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:
+def draw_shares(axes: "Axes", lines: Lines, colors: Mapping[str, str]) -> None:
     """Draws shares over steps, in percent from 0 to 100."""
-    draw_lines(axes, lines, colours)
+    draw_lines(axes, lines, colors)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: format_percent(value, 0))
 
 
-def draw_layers(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:
+def draw_layers(axes: "Axes", lines: Lines, colors: Mapping[str, str]) -> None:
     """Draws step functions, because a layer is either matched or not."""
     for name, line in lines.items():
         steps, layers = [step for step, _ in line], [layer for _, layer in line]
-        axes.plot(steps, layers, color=colours[name], drawstyle="steps-post", label=name)
+        axes.plot(steps, layers, color=colors[name], drawstyle="steps-post", label=name)
     highest = max(layer for line in lines.values() for _, layer in line)
     axes.set_yticks(range(1, int(highest) + 1))
     axes.set_xlabel("step")
@@ -234,21 +234,21 @@ def set_log_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def render_chart(caption: str, draw: "Draw[Content]", *content: Content.args, **more_content: Content.kwargs) -> Chart:
-    """Returns an inline SVG of `draw(axes, *content)` in the page's colours, as wide as its container."""
+    """Returns an inline SVG of `draw(axes, *content)` in the page's colors, as wide as its container."""
     file = io.StringIO()
     with draw_figure(caption, draw, *content, **more_content) as figure:
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)
     svg = file.getvalue()
-    for colour, name in PAGE_COLOURS.items():
-        svg = svg.replace(colour, f"var(--{name})")
+    for color, name in PAGE_COLORS.items():
+        svg = svg.replace(color, f"var(--{name})")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would repeat in every chart
     label = f'role="img" aria-label="{html.escape(caption)}"'
     return Chart(caption, re.sub(r'width="[^"]*" height="[^"]*"', label, svg, count=1))
 
 
 def make_standalone(svg: str) -> str:
-    """Returns the chart as a standalone SVG file that includes its colours for light and dark schemes."""
+    """Returns the chart as a standalone SVG file that includes its colors for light and dark schemes."""
     palette = (Path(__file__).parent / "palette.css").read_text("utf-8")
     style = f"<style>\n{palette}text {{ font-family: system-ui, sans-serif !important; }}\n</style>"
     end = svg.index(">") + 1

@@ -47,7 +47,7 @@ def format_direction(metric: str) -> str:
 
 
 def capitalize_first(text: str) -> str:
-    """Returns the text with its first letter capitalised and the others unchanged, as in Span F1."""
+    """Returns the text with its first letter capitalized and the others unchanged, as in Span F1."""
     return text[:1].upper() + text[1:]
 
 

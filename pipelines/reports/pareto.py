@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
 
 RUNTIME = "onnxruntime"
-COLOURS = {"teacher": SERIES[0], "fp32": SERIES[1], "int8": SERIES[3]}
+COLORS = {"teacher": SERIES[0], "fp32": SERIES[1], "int8": SERIES[3]}
 GAP = 4  # points between a marker and its label
 # Label positions: right (1) or left (-1) of the marker, on the side that the line leaves free (1) or the other (-1).
 SIDES = [(1, 1), (1, 0), (0, 1), (-1, 0), (0, -1), (-1, -1), (1, -1), (-1, 1)]
@@ -91,13 +91,13 @@ def draw_front(axes: "Axes", points: Sequence[Point], label: str, metric: str, f
     """
     for series in dict.fromkeys(p.series for p in points):
         own = sorted((p for p in points if p.series == series), key=lambda p: p.value)
-        colour, marker = COLOURS.get(series, MUTED), "*" if series == "teacher" else "o"
+        color, marker = COLORS.get(series, MUTED), "*" if series == "teacher" else "o"
         size = 13 if series == "teacher" else 8
-        axes.plot([p.value for p in own], [p.score for p in own], color=colour, linewidth=1, alpha=0.45)
+        axes.plot([p.value for p in own], [p.score for p in own], color=color, linewidth=1, alpha=0.45)
         for p in own:
             fill = "none" if p.dominated else "full"
-            axes.plot([p.value], [p.score], color=colour, marker=marker, markersize=size, fillstyle=fill, linestyle="")
-        axes.plot([], [], color=colour, marker=marker, markersize=size, linestyle="", label=series)
+            axes.plot([p.value], [p.score], color=color, marker=marker, markersize=size, fillstyle=fill, linestyle="")
+        axes.plot([], [], color=color, marker=marker, markersize=size, linestyle="", label=series)
     if any(p.dominated for p in points):
         axes.plot(
             [], [], color=MUTED, marker="o", markersize=8, fillstyle="none", linestyle="", label="dominated in both"
@@ -147,6 +147,6 @@ def add_label(axes: "Axes", point: Point, right: int, up: int, distance: float) 
         ha=across[right],
         va=upright[up],
         fontsize=9,
-        color=COLOURS.get(point.series, MUTED),
+        color=COLORS.get(point.series, MUTED),
         alpha=0.75 if point.dominated else 1,
     )

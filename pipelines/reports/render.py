@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from pipelines.reports.charts import (
     Chart,
     LogRow,
-    assign_colours,
+    assign_colors,
     draw_speed_charts,
     draw_stage_charts,
     make_standalone,
@@ -136,7 +136,7 @@ def render_page(report: Report, charts: Charts) -> str:
         charts=charts,
         training_notes={name: write_training_notes(training) for name, training in report.get("trainings", {}).items()},
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
-        dots=assign_colours(each["name"] for each in report["models"]) if is_family else {},
+        dots=assign_colors(each["name"] for each in report["models"]) if is_family else {},
         recommendations=write_recommendations(report),
         pruning=PruningSection.of(report) if report.get("pruning") else None,
     )

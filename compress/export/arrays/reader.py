@@ -145,7 +145,7 @@ class Reader:
     def pool_tokens(self, ids, counts):
         """Returns the features of each row [rows, features x kinds].
 
-        The longest rows come first, so that the rows which have a token at a place are neighbours: nothing is padded.
+        The longest rows come first, so that the rows which have a token at a place are neighbors: nothing is padded.
 
         Args:
             ids: Ids of all rows in turn [tokens].

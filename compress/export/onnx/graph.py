@@ -108,7 +108,7 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]) -> "nn.Module":
 
 
 def open_session(model: str | bytes, threads: int) -> "onnxruntime.InferenceSession":
-    """Returns a CPU session for a file, or the bytes of one, with all graph optimisations."""
+    """Returns a CPU session for a file, or the bytes of one, with all graph optimizations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -28,7 +28,7 @@ def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 
 
 def embedding_rank(model: PreTrainedModel) -> int:
-    """Returns the rank of the model's token embedding if it is factorised, otherwise 0."""
+    """Returns the rank of the model's token embedding if it is factorized, otherwise 0."""
     return model.config.pruned.get("embedding_rank", 0) if is_pruned(model) else 0
 
 

@@ -1,4 +1,4 @@
-"""A transformers model whose layers have another kind of normalisation than its stock class.
+"""A transformers model whose layers have another kind of normalization than its stock class.
 
 Stillroom ships this file beside the weights of such models. It needs torch and transformers only.
 `CustomNormsBertForSequenceClassification` is the stock BertForSequenceClassification in which the norms that its config
@@ -24,12 +24,12 @@ import transformers
 from torch import nn
 
 PREFIX = "CustomNorms"
-SMALLEST_RMS_EPS = 1e-6  # an export to ONNX leaves out a smaller summand, and no runtime recognises the norm
+SMALLEST_RMS_EPS = 1e-6  # an export to ONNX leaves out a smaller summand, and no runtime recognizes the norm
 SMALLEST_EPS = 1e-5  # added to a variance over tokens, which is 0 for a feature that is constant in a batch
 
 
 class RootMeanSquareNorm(nn.RMSNorm):
-    """torch's RMSNorm in the steps that runtimes of exported files recognise as one operator."""
+    """torch's RMSNorm in the steps that runtimes of exported files recognize as one operator."""
 
     def __init__(self, width, eps):
         super().__init__(width, eps=max(eps, SMALLEST_RMS_EPS))
@@ -52,7 +52,7 @@ class NoNorm(nn.Module):
 
 
 class TokenBatchNorm(nn.Module):
-    """Batch normalisation of each feature over the tokens of a batch that aren't padding.
+    """Batch normalization of each feature over the tokens of a batch that aren't padding.
 
     In training the statistics are those of the batch, and their running averages are updated; in eval mode the running
     averages are used. `mask` [rows, length] is that of the forward pass, set by `hand_over_mask`; None: no padding.

@@ -43,7 +43,7 @@ class PrunedModel:
     def __init__(self, config, *args, **kwargs):
         dense = dense_config(config)
         super().__init__(dense, *args, **kwargs)
-        factorise(self, config.pruned.get("embedding_rank", 0))
+        factorize(self, config.pruned.get("embedding_rank", 0))
         drop_layers(self, config.pruned["stack"], config.pruned["layers"])
         for name, shape in config.pruned["shapes"].items():
             resize(self, name, shape)
@@ -67,7 +67,7 @@ class LowRankEmbedding(nn.Embedding):
         return self.projection(super().forward(input))
 
 
-def factorise(model, rank):
+def factorize(model, rank):
     """Puts factors in the place of the word table, where there is a rank; the checkpoint says what they hold."""
     if rank:
         old = model.get_input_embeddings()

@@ -3,8 +3,8 @@
 Stillroom ships this file beside the weights of such models. It needs torch and transformers only. `config.encoder` says
 what comes after the table:
 
-    static  nothing; with `ngram_buckets` the table has a vector for each hash of two neighbouring tokens, too
-    cnn     residual convolutions over neighbouring tokens
+    static  nothing; with `ngram_buckets` the table has a vector for each hash of two neighboring tokens, too
+    cnn     residual convolutions over neighboring tokens
     gru     gated recurrent layers, in both directions
 
 `config.pooling` lists how the vectors of a text become one; the results of several are concatenated:
@@ -227,7 +227,7 @@ class TokenVectorsModel(TokenVectorsPreTrainedModel):
 
 
 def hash_pairs(ids, buckets):
-    """A bucket for each two neighbouring ids [rows, length - 1]."""
+    """A bucket for each two neighboring ids [rows, length - 1]."""
     return (ids[:, :-1] * MULTIPLIER + ids[:, 1:]) % buckets
 
 

@@ -18,7 +18,7 @@ from distill.data.augment.words import RowWord, Words, is_mark, iterate_units
 _Item = TypeVar("_Item")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _PLACES = {letter: (row, column) for row, keys in enumerate(_ROWS) for column, letter in enumerate(keys)}
-NEIGHBOURS = {
+NEIGHBORS = {
     letter: "".join(
         other
         for other, (row, column) in _PLACES.items()
@@ -51,7 +51,7 @@ def change_words(words: Words, rate: float, rng: Random, change: Callable[[str, 
 
 
 def add_keyboard_typos(words: Words, rate: float, rng: Random) -> Words | None:
-    """Adds typing errors: a neighbouring key, a letter left out or typed twice, or two letters exchanged."""
+    """Adds typing errors: a neighboring key, a letter left out or typed twice, or two letters exchanged."""
     return change_words(words, rate, rng, mistype)
 
 
@@ -61,8 +61,8 @@ def mistype(word: str, rng: Random) -> str | None:
         return None
     place = rng.randrange(len(word))
     letter, kind = word[place], rng.randrange(4)
-    if kind == 0 and letter.lower() in NEIGHBOURS:
-        key = rng.choice(NEIGHBOURS[letter.lower()])
+    if kind == 0 and letter.lower() in NEIGHBORS:
+        key = rng.choice(NEIGHBORS[letter.lower()])
         return word[:place] + (key.upper() if letter.isupper() else key) + word[place + 1 :]
     if kind == 1:
         return word[:place] + word[place + 1 :]

@@ -18,7 +18,7 @@ _DIGITS_OF_PHONE = (8, 15)  # 15 by ITU-T E.164
 def replace_personal(masks: bool) -> Callable[[str], str]:
     """Returns a function that replaces account, card and telephone numbers and addresses of computers.
 
-    Account and card numbers are recognised by their check digits (ISO 13616, ISO/IEC 7812). With `masks` their kind
+    Account and card numbers are recognized by their check digits (ISO 13616, ISO/IEC 7812). With `masks` their kind
     takes their place, otherwise nothing.
     """
 

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from distill.data.sources.text_column import select_texts
-from distill.data.splits.overlap import normalise_text
+from distill.data.splits.overlap import normalize_text
 
 SHINGLE = 5  # characters
 BANDS, BAND_BYTES = 20, 4  # at a similarity of 0.8 one pair in 30,000 has no equal band, at 0.6 one in 16
@@ -25,7 +25,7 @@ _BLOCK = 1 << 14  # texts that exist as characters at a time
 
 @dataclass(frozen=True)
 class Characters:
-    """Normalised texts as characters, one after another.
+    """Normalized texts as characters, one after another.
 
     Args:
         codes: Code points, uint32 [characters].
@@ -38,7 +38,7 @@ class Characters:
     @staticmethod
     def build(texts: Sequence[str]) -> "Characters":
         """Encodes texts without case and punctuation."""
-        plain = [normalise_text(text) for text in texts]
+        plain = [normalize_text(text) for text in texts]
         codes = np.frombuffer("".join(plain).encode("utf-32-le", "surrogatepass"), np.uint32)
         return Characters(codes, np.cumsum(np.fromiter(map(len, plain), np.int64, len(plain))))
 
@@ -100,8 +100,8 @@ def pair_equal_keys(keys: np.ndarray) -> np.ndarray:
     starts = np.flatnonzero(is_first)
     leaders = np.repeat(order[starts], np.diff(np.append(starts, len(keys))))
     rows = np.flatnonzero(~is_first)
-    by_leader, by_neighbour = leaders[rows], order[rows - 1]
-    return np.concatenate([np.stack([by_leader, order[rows]], 1), np.stack([by_neighbour, order[rows]], 1)])
+    by_leader, by_neighbor = leaders[rows], order[rows - 1]
+    return np.concatenate([np.stack([by_leader, order[rows]], 1), np.stack([by_neighbor, order[rows]], 1)])
 
 
 def _collect_candidates(signatures: np.ndarray, first: int, least: float) -> np.ndarray:

@@ -143,7 +143,7 @@ class Cleaning:
         return not _is_tagged(part) and part.pairs is None
 
     def _clean_words(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
-        """Returns a tagger's sentences with each word cleaned on its own, but for spelling, which needs its neighbours.
+        """Returns a tagger's sentences with each word cleaned on its own, but for spelling, which needs its neighbors.
 
         A word that would vanish or become several stays as it is: its tag would have no place.
         """

@@ -22,7 +22,7 @@ FEW_LETTERS = 5
 OFTEN = 10  # occurrences of a pair that support a word of few letters
 CANDIDATES = 8  # at most, of a word
 _UNSEEN = 0.5  # occurrences of a listed word that the data lacks
-_UNSEEN_SHARE = 0.001  # of a word's occurrences, for a neighbour that the data lacks beside it
+_UNSEEN_SHARE = 0.001  # of a word's occurrences, for a neighbor that the data lacks beside it
 
 Pair = tuple[str, str]
 
@@ -98,7 +98,7 @@ def find_candidates(dictionary: Dictionary, edits: int = 1) -> dict[str, list[st
 
     Args:
         dictionary: The words.
-        edits: Insertions, deletions, replacements and swaps of neighbours that a correction may take.
+        edits: Insertions, deletions, replacements and swaps of neighbors that a correction may take.
     """
     from symspellpy import Verbosity
 
@@ -126,7 +126,7 @@ def find_candidates(dictionary: Dictionary, edits: int = 1) -> dict[str, list[st
 
 @dataclass(frozen=True)
 class Speller:
-    """Replaces unknown words by the candidate that fits best between its neighbours, if it fits far better than others.
+    """Replaces unknown words by the candidate that fits best between its neighbors, if it fits far better than others.
 
     Args:
         candidates: Unknown word -> candidates, in lower case.
@@ -160,7 +160,7 @@ class Speller:
         return "".join([*pieces, text[end:]])
 
     def _choose(self, words: Sequence[str], number: int) -> str | None:
-        """Returns the correction of a word between its neighbours; None if it stays."""
+        """Returns the correction of a word between its neighbors; None if it stays."""
         candidates = self.candidates.get(words[number], ())
         before, after = words[number - 1] if number else "", words[number + 1] if number + 1 < len(words) else ""
         if len(words[number]) < FEW_LETTERS:
@@ -171,13 +171,13 @@ class Speller:
         return scored[0][1] if scored[0][0] >= LEAD * scored[1][0] else None
 
     def _weigh(self, before: str, word: str, after: str) -> float:
-        """Returns the probability of a word between its neighbours, up to a factor."""
+        """Returns the probability of a word between its neighbors, up to a factor."""
         own = self.counts[word] + _UNSEEN
         shares = (self.pairs.get(pair, 0) / own + _UNSEEN_SHARE for pair in ((before, word), (word, after)))
         return own * prod(shares)
 
     def _is_supported(self, before: str, word: str, after: str) -> bool:
-        """Returns whether the data has a word beside each of its neighbours, or often beside one of them."""
+        """Returns whether the data has a word beside each of its neighbors, or often beside one of them."""
         counts = [self.pairs.get(pair, 0) for pair in ((before, word), (word, after)) if all(pair)]
         return bool(counts) and (all(counts) or max(counts) >= OFTEN)
 

@@ -77,7 +77,7 @@ def build_text_step(step: CleaningStep) -> TextStep:
         "encoding": lambda: (r"[^\x20-\x7e]", build_repair()),
         "html": lambda: ("[<&]", remove_html),
         "markdown": lambda: (r"[*_`~#>\[]", remove_markdown),
-        "unicode": lambda: (r"[^\x00-\x7f]", normalise_fully if value == "nfkc" else normalise),
+        "unicode": lambda: (r"[^\x00-\x7f]", normalize_fully if value == "nfkc" else normalize),
         "urls": lambda: (r"(?i)https?://|www\.", partial(URL.sub, mask)),
         "emails": lambda: ("@", partial(EMAIL.sub, mask)),
         "users": lambda: ("@", partial(USER.sub, mask)),
@@ -119,12 +119,12 @@ def build_repair() -> Change:
     return lambda text: str(ftfy.fix_text(text, config))
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Returns the text in Unicode's composed normal form."""
     return unicodedata.normalize("NFC", text)
 
 
-def normalise_fully(text: str) -> str:
+def normalize_fully(text: str) -> str:
     """Returns the text in the composed normal form in which variants of a character, such as ligatures, are one."""
     return unicodedata.normalize("NFKC", text)
 

@@ -16,7 +16,7 @@ CountDone = Callable[[int], object]
 _STRATA = 50
 _MISSED = 0.05  # chance that a sample of candidates has none of the best ones
 _BLOCK = 4096
-_NEIGHBOURS, _ROWS = 20, 512  # of each row, and rows that are compared with all at a time
+_NEIGHBORS, _ROWS = 20, 512  # of each row, and rows that are compared with all at a time
 
 
 def ignore_count(count: int) -> None:
@@ -96,7 +96,7 @@ def measure_typicality(vectors: Vectors) -> Float[Tensor, "rows"]:
 
     Source: Hacohen et al., "Active Learning on a Budget" (ICML 2022), section 3.1, with cosines for distances.
     """
-    count = min(_NEIGHBOURS, len(vectors) - 1)
+    count = min(_NEIGHBORS, len(vectors) - 1)
     blocks = [(block @ vectors.T).topk(count + 1).values[:, 1:] for block in vectors.split(_ROWS)]
     return torch.cat(blocks).mean(-1)
 

@@ -153,7 +153,7 @@ def report_spellings(seen: Counter[str], findings: Findings, what: str = "labels
     """
     alike: dict[float | str, list[str]] = {}
     for name in order_labels(seen):
-        alike.setdefault(_normalise_label(name), []).append(name)
+        alike.setdefault(_normalize_label(name), []).append(name)
     for names in alike.values():
         if len(names) > 1:
             listed = ", ".join(f"{name!r} ({seen[name]:,})" for name in names)
@@ -163,7 +163,7 @@ def report_spellings(seen: Counter[str], findings: Findings, what: str = "labels
         findings.remarks.append(f"train: {listed} counts as a name, for it is text in the file, and no missing label")
 
 
-def _normalise_label(name: str) -> float | str:
+def _normalize_label(name: str) -> float | str:
     """Returns a key that is equal for labels that differ only in spelling: the number, or the case-folded text."""
     return float(name) if is_number(name) else " ".join(name.casefold().split())
 
@@ -206,5 +206,5 @@ def find_known_rows(
 
 
 def _describe_similar(name: str, known: Collection[str]) -> str:
-    similar = sorted(other for other in known if _normalise_label(other) == _normalise_label(name))
+    similar = sorted(other for other in known if _normalize_label(other) == _normalize_label(name))
     return f", where train has {similar[0]!r}" if similar else ""

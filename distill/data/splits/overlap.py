@@ -28,7 +28,7 @@ class _Folding(dict[int, int | str]):
 FOLDING = _Folding()
 
 
-def normalise_text(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Returns the text without case and punctuation; unchanged but stripped if nothing else would be left."""
     return " ".join(text.casefold().translate(FOLDING).split()) or text.strip()
 
@@ -41,11 +41,11 @@ def iterate_text_keys(part: Any) -> Iterator[pa.Array]:
 
 
 def compute_text_keys(texts: Iterable[str], pairs: Iterable[str] | None = None) -> pa.Array:
-    """Returns a digest of 16 bytes of each normalised text, or pair of texts."""
+    """Returns a digest of 16 bytes of each normalized text, or pair of texts."""
     rows = zip(texts, pairs, strict=True) if pairs is not None else zip(texts, strict=True)
     digests = bytearray()
     for row in rows:
-        joined = "\n".join(normalise_text(each) for each in row)
+        joined = "\n".join(normalize_text(each) for each in row)
         digests += hashlib.blake2b(joined.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
     count = len(digests) // _KEY_BYTES
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_KEY_BYTES), count, [None, pa.py_buffer(digests)])

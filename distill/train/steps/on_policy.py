@@ -30,7 +30,7 @@ class OnPolicy:
     killed run resumes as if it had not been interrupted, and all processes generate in the same steps, each from the
     prompts of its own rows.
 
-    Source: Agarwal et al. 2024, generalised knowledge distillation (arXiv 2306.13649), algorithm 1. As there, no
+    Source: Agarwal et al. 2024, generalized knowledge distillation (arXiv 2306.13649), algorithm 1. As there, no
     gradient flows through the generation.
 
     Args:

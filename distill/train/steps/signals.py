@@ -60,7 +60,7 @@ def check_signals(
     *,
     outputs: bool = True,
 ) -> None:
-    """Checks that every value that the student is trained on is finite, with a single device synchronisation.
+    """Checks that every value that the student is trained on is finite, with a single device synchronization.
 
     Args:
         signals: The teacher's signals for the padded batch.

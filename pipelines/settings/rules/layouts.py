@@ -239,7 +239,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
     ),
     Rule(
         lambda s, f: has_batchnorm(s, f) and is_on_several(f),
-        "student norm=batchnorm: expected one process, found {f.student_processes}: each would normalise by the "
+        "student norm=batchnorm: expected one process, found {f.student_processes}: each would normalize by the "
         "statistics of its own rows; leave --devices out",
         ("student_layout",),
     ),

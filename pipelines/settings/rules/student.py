@@ -21,7 +21,7 @@ def lacks_cached_logits(s: DistillConfig) -> bool:
 
 
 def check_norms(facts: Facts) -> None:
-    """Checks that a student of the teacher's family can have the requested normalisation.
+    """Checks that a student of the teacher's family can have the requested normalization.
 
     Raises:
         InputError: It can't.
@@ -75,12 +75,12 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
     Check(check_nested),
     Rule(
         lambda s, f: s.budget.requested and read_norm(s.student.spec),
-        "student {s.student.spec!r}: expected no norm= with a budget, found one: a student with other normalisations "
+        "student {s.student.spec!r}: expected no norm= with a budget, found one: a student with other normalizations "
         "can't be pruned; build it smaller",
     ),
     Rule(
         lambda s, f: s.budget.requested and has_other_norms(f),
-        "budget: expected a model with the normalisations of its stock class, found one with others: it can't be "
+        "budget: expected a model with the normalizations of its stock class, found one with others: it can't be "
         "pruned; build it smaller",
         ("opened",),
     ),
@@ -118,7 +118,7 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
     Rule(
         lambda s, f: s.budget.requested and s.prune.embedding_rank and s.budget.uniform,
         "prune.embedding_rank: expected 0 with budget.uniform, found {s.prune.embedding_rank}: no stock class has a "
-        "factorised token embedding; leave one of the settings out",
+        "factorized token embedding; leave one of the settings out",
     ),
     Rule(
         lambda s, f: s.sparsity.requested and s.train.patience,

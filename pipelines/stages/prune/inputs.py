@@ -19,7 +19,7 @@ from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, pr
 from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.data.splits.examples import Splits
-from distill.slicing import Axis, factorise_embeddings, find_axes, prune
+from distill.slicing import Axis, factorize_embeddings, find_axes, prune
 from distill.tasks.names import LANGUAGE_TASKS
 from distill.tasks.task import Task
 from pipelines.reports.pruning_summary import COSTS
@@ -46,7 +46,7 @@ RoundingKey: TypeAlias = str | list[object]  # JSON types
 def pruning_start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
     """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
 
-    If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorised.
+    If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorized.
     """
     config = plan.settings
     spec, rank = config.student.spec, config.prune.embedding_rank
@@ -74,7 +74,7 @@ def pruning_start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact)
             tokens = choose_tokens(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
             model, tokenizer = prune_vocabulary(model, tokenizer, tokens)
         if rank:
-            model = factorise_embeddings(model, rank, pad_counts(model, counts[tokens]))
+            model = factorize_embeddings(model, rank, pad_counts(model, counts[tokens]))
         export_huggingface(model, tokenizer, folder / MODEL)
         np.save(folder / TOKENS_FILE, tokens)
         run.console.say(

@@ -1,4 +1,4 @@
-"""The distil stage: a student built or loaded, and trained on the teacher's signals."""
+"""The distill stage: a student built or loaded, and trained on the teacher's signals."""
 
 from dataclasses import dataclass
 from functools import cached_property

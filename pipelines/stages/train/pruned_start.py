@@ -50,7 +50,7 @@ class PrunedStart:
 
     @property
     def is_untrained(self) -> bool:
-        """Whether the model to prune is untrained: built from layers of the teacher, or with factorised embeddings."""
+        """Whether the model to prune is untrained: built from layers of the teacher, or with factorized embeddings."""
         settings = (self.tokens or self.source).manifest["config"]
         return bool(settings["embedding_rank"]) or (
             settings["student"] != "teacher" and is_relative(settings["student"])

@@ -1,4 +1,4 @@
-"""The complete distil pipeline on a tiny teacher: its results, skipped stages and refusals."""
+"""The complete distill pipeline on a tiny teacher: its results, skipped stages and refusals."""
 
 import json
 import re
@@ -200,7 +200,7 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
     assert "another process is writing there" in message
 
 
-def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
+def test_a_finished_run_is_redrawn_with_charts_of_defined_colors(finished):
     output, _, _ = finished
     assert "report.html" in run_to_success("report", ["--run", str(output), "--charts", "true"])
     charts = {file.name: file.read_text() for file in (output / "charts").iterdir()}
@@ -208,7 +208,7 @@ def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
     for name, svg in charts.items():
         used = set(re.findall(r"var\((--[\w-]+)\)", svg))
         assert used, name
-        assert all(f"{each}:" in svg for each in used), f"{name}: a colour that no one told"
+        assert all(f"{each}:" in svg for each in used), f"{name}: a color that no one told"
 
 
 def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs whose student has another normalisation than its teacher: trained, quantized and exported."""
+"""Runs whose student has another normalization than its teacher: trained, quantized and exported."""
 
 import json
 from pathlib import Path

@@ -51,7 +51,7 @@ def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
         assert str(found.student) == config.student.layout
 
 
-def distil(rank: int, processes: int, arguments: list[str], port: int, place: Path) -> None:
+def run_distill_rank(rank: int, processes: int, arguments: list[str], port: int, place: Path) -> None:
     """Runs the command as one of its launched processes."""
     dist.destroy_process_group()
     set_torchrun_environment(rank, processes, port)
@@ -69,7 +69,7 @@ def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body
     arguments = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
     arguments += ["--epochs", "1", "--teacher_train.epochs", "1", "--teacher_train.dropout", "0"]
     processes = config_of(recipe).machine.devices
-    run_ranks(distil, processes, processes, arguments, free_port(), tmp_path, limit=90)
+    run_ranks(run_distill_rank, processes, processes, arguments, free_port(), tmp_path, limit=90)
     body, teacher, student = (
         AutoModelForSequenceClassification.from_pretrained(next(tmp_path.glob(pattern)))
         for pattern in ("body", "run/teacher/*/model", "run/distill/*/model")

@@ -1,4 +1,4 @@
-"""Students of every task pruned to a speed or quantized by the distil command."""
+"""Students of every task pruned to a speed or quantized by the distill command."""
 
 import json
 from pathlib import Path

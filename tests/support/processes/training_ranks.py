@@ -1,4 +1,4 @@
-"""Trains a tiny student on one of several processes, like the distil stage."""
+"""Trains a tiny student on one of several processes, like the distill stage."""
 
 import os
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Tests of the batch normalisation over tokens that a model with custom norms ships."""
+"""Tests of the batch normalization over tokens that a model with custom norms ships."""
 
 import copy
 

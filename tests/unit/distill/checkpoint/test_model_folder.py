@@ -13,13 +13,13 @@ from transformers import BertTokenizerFast, PreTrainedModel
 from compress.export.onnx.graph import OnnxModel, export_onnx
 from distill.checkpoint.custom_models import is_pruned, load_model_folder, modeling_pruned, save_model_folder
 from distill.errors import InputError
-from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
+from distill.slicing import Shape, factorize_embeddings, find_axes, mask_model, prune
 from support.tiny_families import FAMILIES, auto_class, axes_of, last, logits, model_of, padded_batch, random_shape
 
 ALL = (0, 1, 2)
 # roberta, electra, llama and qwen2 each share their code with a family in this list.
 SHIPPED = [family for family in FAMILIES if family not in ("roberta", "electra", "llama", "qwen2")]
-FACTORISED = ("bert", "distilbert", "electra-projected", "modernbert", "llama")  # the others share code with these
+FACTORIZED = ("bert", "distilbert", "electra-projected", "modernbert", "llama")  # the others share code with these
 STOCK = {
     "bert": {"hidden": 16, "heads": 2},
     "electra-projected": {"hidden": 16, "heads": 2},
@@ -74,10 +74,10 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
 def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path: Path):
     models = {f"shipped-{family}": shipped(family) for family in SHIPPED}
     models |= {f"stock-{family}": stock(family) for family in STOCK}
-    models |= {f"factorised-{family}": factorise_embeddings(model_of(family), 6) for family in FACTORISED}
-    axes = find_axes(models["factorised-bert"])
+    models |= {f"factorized-{family}": factorize_embeddings(model_of(family), 6) for family in FACTORIZED}
+    axes = find_axes(models["factorized-bert"])
     shape = random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7)
-    models["factorised-shipped"] = prune(models["factorised-bert"], axes, shape)
+    models["factorized-shipped"] = prune(models["factorized-bert"], axes, shape)
     for name, model in models.items():
         save_model_folder(model, tmp_path / name)
         torch.save(padded_batch(model), tmp_path / name / "batch.pt")

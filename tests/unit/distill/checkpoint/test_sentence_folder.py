@@ -130,7 +130,7 @@ def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, 
     torch.testing.assert_close(vectors(model, tokenizer), wanted)
     form = SentenceForm("cls", (DenseProjection(8),), normalize=True)
     written = saved(build("bert", form), tokenizer, tmp_path / "written")
-    assert describe_vectors(written) == "first token, projected to 8, normalised (modules.json)"
+    assert describe_vectors(written) == "first token, projected to 8, normalized (modules.json)"
 
 
 def test_classifiers_and_encoder_decoders_are_refused_but_masked_lms_are_loaded(headed_folder, tokenizer, tmp_path):

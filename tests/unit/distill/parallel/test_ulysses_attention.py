@@ -143,7 +143,7 @@ def test_four_segments_have_the_logits_and_gradients_of_whole_rows():
         assert all(logits < 1e-5 and gradients < 1e-6 for logits, gradients in found)
 
 
-class Neighbours(nn.Module):
+class Neighbors(nn.Module):
     """Adds to each embedding that of the token before it."""
 
     def __init__(self, inner: nn.Embedding):
@@ -174,7 +174,7 @@ def run_checks(rank: int) -> dict[str, Any]:
     found |= {"values": values.detach(), "heads": heads.detach(), "gradient": values.grad}
     found["back"] = torch.equal(exchange_parts(heads, 2, 1, group), values)
     llama, mixing = (apply_layout(build("llama").float(), layout, mesh) for _ in range(2))
-    mixing.model.embed_tokens = Neighbours(mixing.model.embed_tokens)
+    mixing.model.embed_tokens = Neighbors(mixing.model.embed_tokens)
     found["accepted"] = refuse(lambda: check_segments(llama, group))
     found["mixing"] = refuse(lambda: check_segments(mixing, group))
     found["saved"] = llama.config.to_json_string()
@@ -263,7 +263,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "bloom": (transformers.BloomConfig(), "attention of its own"),
     "gemma2": (transformers.Gemma2Config(), "scores are capped or have sinks"),
     "gpt-oss": (transformers.GptOssConfig(), "scores are capped or have sinks"),
-    "mobilebert": (transformers.MobileBertConfig(), "embeddings join neighbouring tokens"),
+    "mobilebert": (transformers.MobileBertConfig(), "embeddings join neighboring tokens"),
     "t5": (transformers.T5Config(), "with an encoder and a decoder"),
     "mamba": (transformers.MambaConfig(), "attention of its own"),
     "lfm2": (

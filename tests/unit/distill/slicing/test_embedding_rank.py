@@ -1,4 +1,4 @@
-"""Tests factorised embedding tables: the approximation error, and that pruning, saving and exporting still work."""
+"""Tests factorized embedding tables: the approximation error, and that pruning, saving and exporting still work."""
 
 import json
 from dataclasses import replace
@@ -23,8 +23,8 @@ from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, pr
 from distill.checkpoint.custom_models import embedding_rank, is_pruned, load_model_folder, save_model_folder
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
-from distill.slicing.factorise import weigh_tokens
+from distill.slicing import Shape, factorize_embeddings, find_axes, mask_model, prune
+from distill.slicing.factorize import weigh_tokens
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
@@ -75,10 +75,10 @@ def assert_same(found: PreTrainedModel, expected: PreTrainedModel, batch: dict[s
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_factorising_a_table_of_that_rank_keeps_the_logits(family: str):
+def test_factorizing_a_table_of_that_rank_keeps_the_logits(family: str):
     model = low_rank_model(family)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    small = factorise_embeddings(model, RANK)
+    small = factorize_embeddings(model, RANK)
     assert_same(small, model)
     table, old = table_of(small), table_of(model)
     assert table.weight.shape == (len(old.weight), RANK)
@@ -98,7 +98,7 @@ def test_the_squared_error_is_the_tail_of_the_squared_singular_values():
     values = torch.linalg.svdvals(whole)
     lost = []
     for rank in (1, 2, 5, 11, 20, 27):
-        found = rows_of(factorise_embeddings(model, rank))
+        found = rows_of(factorize_embeddings(model, rank))
         assert torch.linalg.matrix_rank(found, rtol=1e-5) == rank
         lost.append(float((found - whole).square().sum()))
         assert lost[-1] == pytest.approx(float(values[rank:].square().sum()), rel=1e-4)
@@ -112,7 +112,7 @@ def test_frequent_tokens_are_approximated_better_than_rare_ones():
     counts = np.random.default_rng(2).zipf(1.3, len(whole)).clip(max=10**6).astype(np.int64)
     counts[::3] = 0
     weights = weigh_tokens(counts, len(whole))
-    weighted, plain = (rows_of(factorise_embeddings(model, RANK, given)) - whole for given in (counts, None))
+    weighted, plain = (rows_of(factorize_embeddings(model, RANK, given)) - whole for given in (counts, None))
     values = torch.linalg.svdvals(weights.sqrt()[:, None] * whole)
     least = float(values[RANK:].square().sum())
     assert float((weights[:, None] * weighted.square()).sum()) == pytest.approx(least, rel=1e-4)
@@ -126,21 +126,21 @@ def test_unseen_tokens_share_the_rank_that_seen_tokens_leave():
     model = build("bert")
     counts = np.zeros(len(VOCABULARY), np.int64)
     counts[[7, 9]] = 50  # two tokens use two directions; the others share the rest
-    found, whole = rows_of(factorise_embeddings(model, RANK, counts)), rows_of(model)
+    found, whole = rows_of(factorize_embeddings(model, RANK, counts)), rows_of(model)
     torch.testing.assert_close(found[[7, 9]], whole[[7, 9]], rtol=0, atol=1e-3)
     assert (found - whole).square().sum() < 0.95 * whole.square().sum()
 
 
-def test_factorising_twice_equals_factorising_once_to_the_smaller_rank():
+def test_factorizing_twice_equals_factorizing_once_to_the_smaller_rank():
     model = build("bert")
-    twice = factorise_embeddings(factorise_embeddings(model, 20), 5)
-    torch.testing.assert_close(rows_of(twice), rows_of(factorise_embeddings(model, 5)), rtol=0, atol=1e-5)
+    twice = factorize_embeddings(factorize_embeddings(model, 20), 5)
+    torch.testing.assert_close(rows_of(twice), rows_of(factorize_embeddings(model, 5)), rtol=0, atol=1e-5)
     assert table_of(twice).weight.shape[1] == embedding_rank(twice) == 5
 
 
-def test_a_saved_factorised_model_loads_with_its_rank(tmp_path: Path):
+def test_a_saved_factorized_model_loads_with_its_rank(tmp_path: Path):
     """A process without this package loads it too: `test_model_folder`."""
-    models = {family: factorise_embeddings(build(family), RANK) for family in DIFFERENT}
+    models = {family: factorize_embeddings(build(family), RANK) for family in DIFFERENT}
     axes = find_axes(models["bert"])
     models["bert-cut"] = prune(models["bert"], axes, random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7))
     for name, model in models.items():
@@ -151,8 +151,8 @@ def test_a_saved_factorised_model_loads_with_its_rank(tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
-def test_a_sliced_factorised_model_computes_the_masked_models_logits(family: str):
-    model = factorise_embeddings(build(family), RANK)
+def test_a_sliced_factorized_model_computes_the_masked_models_logits(family: str):
+    model = factorize_embeddings(build(family), RANK)
     axes = find_axes(model)
     assert {axis.name for axis in axes} == {axis.name for axis in find_axes(build(family))}
     table = next(name for name, weight in model.named_parameters() if weight is table_of(model).weight)
@@ -171,15 +171,15 @@ def test_a_sliced_factorised_model_computes_the_masked_models_logits(family: str
 
 
 @pytest.mark.parametrize("family", ["bert", "electra-projected"])
-def test_factorising_and_uneven_pruning_commute(family: str):
+def test_factorizing_and_uneven_pruning_commute(family: str):
     model = low_rank_model(family)
     axes = find_axes(model)
     shape = random_shape(axes, 5, ("heads", "ffn"), (0, 2), largest=0.7)
     shape = Shape(shape.layers, {**shape.kept, "hidden": torch.arange(8, 32)})  # as wide as ELECTRA's embeddings
     once = prune(model, axes, shape)
-    small = factorise_embeddings(once, RANK)
+    small = factorize_embeddings(once, RANK)
     assert_same(small, once)
-    first = factorise_embeddings(model, RANK)
+    first = factorize_embeddings(model, RANK)
     assert_same(small, prune(first, find_axes(first), shape))
     axes = find_axes(small)
     whole, factored = ({slot.parameter for slot in found[0].slots} for found in (find_axes(once), axes))
@@ -189,7 +189,7 @@ def test_factorising_and_uneven_pruning_commute(family: str):
 
 
 def test_pruning_the_width_below_the_rank_merges_the_factors():
-    model = factorise_embeddings(build("bert"), 12)
+    model = factorize_embeddings(build("bert"), 12)
     axes = find_axes(model)
     narrow = Shape((0, 1, 2), {"hidden": torch.arange(0, 32, 3)})  # width 11, less than the rank
     pruned = prune(model, axes, narrow)
@@ -202,8 +202,8 @@ def test_pruning_the_width_below_the_rank_merges_the_factors():
         prune(model, axes, Shape((0, 1)), uniform=True)
 
 
-def test_gates_of_a_factorised_model_match_its_pruned_model():
-    model = factorise_embeddings(build("bert"), RANK)
+def test_gates_of_a_factorized_model_match_its_pruned_model():
+    model = factorize_embeddings(build("bert"), RANK)
     axes = find_axes(model)
     shape = Shape((0, 1, 2), {"hidden": torch.arange(1, 32, 2)})
     gates = Gates(model, axes)
@@ -214,13 +214,13 @@ def test_gates_of_a_factorised_model_match_its_pruned_model():
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra-projected"])
-def test_vocabulary_pruning_before_or_after_factorising_keeps_the_logits(family: str, tokenizer):
+def test_vocabulary_pruning_before_or_after_factorizing_keeps_the_logits(family: str, tokenizer):
     model = low_rank_model(family)
     counts = count_tokens(tokenizer, TEXTS)
     ids = choose_tokens(tokenizer, counts, coverage=1.0, unseen=1.0)
     assert len(ids) < len(VOCABULARY)
-    after, words = prune_vocabulary(factorise_embeddings(model, RANK, counts), tokenizer, ids)
-    before = factorise_embeddings(prune_vocabulary(model, tokenizer, ids)[0], RANK, counts[ids])
+    after, words = prune_vocabulary(factorize_embeddings(model, RANK, counts), tokenizer, ids)
+    before = factorize_embeddings(prune_vocabulary(model, tokenizer, ids)[0], RANK, counts[ids])
     inputs = [dict(t(TEXTS[:6], padding=True, return_tensors="pt")) for t in (tokenizer, words)]
     for batch in inputs:
         batch.pop("token_type_ids")
@@ -235,8 +235,8 @@ def test_vocabulary_pruning_before_or_after_factorising_keeps_the_logits(family:
     torch.testing.assert_close(table_of(halved).weight, table_of(after).weight[rows])
 
 
-def test_freezing_and_resizing_apply_to_the_factorised_table():
-    model = factorise_embeddings(build_model("bert"), RANK)
+def test_freezing_and_resizing_apply_to_the_factorized_table():
+    model = factorize_embeddings(build_model("bert"), RANK)
     train = TrainConfig(freeze_embeddings=True)
     DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=train, teacher_sizes=(4, 32))
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -251,7 +251,7 @@ def test_freezing_and_resizing_apply_to_the_factorised_table():
 
 def test_dtype_training_mode_and_labels_are_preserved():
     model = build("bert").bfloat16().train()
-    small = factorise_embeddings(model, RANK)
+    small = factorize_embeddings(model, RANK)
     assert {parameter.dtype for parameter in small.parameters()} == {torch.bfloat16}
     assert small.training
     assert small.config.id2label == model.config.id2label
@@ -259,8 +259,8 @@ def test_dtype_training_mode_and_labels_are_preserved():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> tuple[PreTrainedModel, Path, Path]:
-    """A factorised model, its graph, and the graph with fused operators."""
-    model = factorise_embeddings(build_model("bert", num_hidden_layers=2), RANK, count_tokens(tokenizer, TEXTS))
+    """A factorized model, its graph, and the graph with fused operators."""
+    model = factorize_embeddings(build_model("bert", num_hidden_layers=2), RANK, count_tokens(tokenizer, TEXTS))
     whole, joined = (tmp_path_factory.mktemp(name) / ONNX_FILE for name in ("whole", "joined"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
     assert fuse_operators(whole, joined)["Attention"] == 2
@@ -289,24 +289,24 @@ def test_invalid_ranks_models_and_counts_are_rejected():
     model = build("bert")
     for rank in (0, -3, 32, 99):
         with pytest.raises(InputError, match=rf"rank: expected 1 to 31.*found {rank}"):
-            factorise_embeddings(model, rank)
+            factorize_embeddings(model, rank)
     most = (len(VOCABULARY) * 32 - 1) // (len(VOCABULARY) + 32)
     with pytest.raises(InputError, match=rf"expected at most {most}, found {most + 1}.*nothing would be saved"):
-        factorise_embeddings(model, most + 1)
-    small = factorise_embeddings(model, most)
+        factorize_embeddings(model, most + 1)
+    small = factorize_embeddings(model, most)
     assert small.num_parameters() < model.num_parameters()
     now = f"{most * (len(VOCABULARY) + 32):,}"
     with pytest.raises(InputError, match=rf"at most {most - 1}, found {most}.*{now} now"):
-        factorise_embeddings(small, most)
+        factorize_embeddings(small, most)
     for family in ("bert-words", "gpt2", "qwen2"):
         with pytest.raises(InputError, match=r"token embedding that isn't shared, found it shared by .*untie"):
-            factorise_embeddings(build(family), RANK)
+            factorize_embeddings(build(family), RANK)
     with pytest.raises(InputError, match=r"plain nn.Embedding.*ScaledWordEmbedding"):
-        factorise_embeddings(build("gemma", tie_word_embeddings=False), RANK)
+        factorize_embeddings(build("gemma", tie_word_embeddings=False), RANK)
     with pytest.raises(InputError, match=r"one for each of .* tokens, found \[7\]"):
-        factorise_embeddings(model, RANK, np.ones(7, np.int64))
+        factorize_embeddings(model, RANK, np.ones(7, np.int64))
     with pytest.raises(InputError, match="found -1: errors"):
-        factorise_embeddings(model, RANK, np.full(len(VOCABULARY), -1))
+        factorize_embeddings(model, RANK, np.full(len(VOCABULARY), -1))
     with pytest.raises(InputError, match=r"prune.embedding_rank: expected at least 0, found -1"):
         PruneConfig(embedding_rank=-1)
 
@@ -322,7 +322,7 @@ def config(tmp_path: Path, data_folder: Path) -> DistillConfig:
     )
 
 
-def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
+def test_the_start_stage_prunes_the_vocabulary_and_factorizes_the_table(
     config: DistillConfig, tmp_path: Path, tokenizer
 ):
     whole = build_model("bert")
@@ -339,7 +339,7 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
     assert model.config.vocab_size == len(words) < len(VOCABULARY)
     kept = prune_vocabulary(whole, tokenizer, words)[0]
     counts = count_tokens(tokenizer, read_data(data).train.texts)
-    torch.testing.assert_close(rows_of(model), rows_of(factorise_embeddings(kept, RANK, counts[words])))
+    torch.testing.assert_close(rows_of(model), rows_of(factorize_embeddings(kept, RANK, counts[words])))
     assert json.loads((start.folder / "manifest.json").read_text())["config"]["embedding_rank"] == RANK
     assert model.config.num_labels == len(LABELS)
 

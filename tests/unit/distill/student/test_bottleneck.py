@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import BertConfig, MobileBertConfig, PreTrainedModel
 
 from distill.errors import InputError
-from distill.slicing.factorise import factorise_table
+from distill.slicing.factorize import factorize_table
 from distill.student.bottleneck import fit_scale_and_shift, project_token_embeddings
 from distill.student.build import build_student, student_config
 from support.tiny_models import MODELS, build_model
@@ -78,7 +78,7 @@ def test_embeddings_of_full_rank_reproduce_the_teachers_table(family, token_batc
     rank = min(teacher.get_input_embeddings().weight.shape[1], 32)
     student = build_student(teacher, f"mobilebert,embeddings={rank}")
     made, wanted = project_token_embeddings(student), project_token_embeddings(teacher).clone()
-    wanted[0] = 0  # the padding row, so that a text in a padded batch has the same neighbours as alone
+    wanted[0] = 0  # the padding row, so that a text in a padded batch has the same neighbors as alone
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_a_student_of_a_bottleneck_teacher_starts_from_the_best_low_rank_embeddi
     assert student.config.hidden_size == inverted.config.hidden_size == 16
     made, wanted = project_token_embeddings(student), project_token_embeddings(inverted).clone()
     wanted[0] = 0
-    best = factorise_table(project_token_embeddings(inverted), 4)
+    best = factorize_table(project_token_embeddings(inverted), 4)
     wanted = best[0] @ best[1]
     wanted[0] = 0
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)

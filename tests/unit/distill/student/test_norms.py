@@ -1,4 +1,4 @@
-"""Tests of students whose normalisations are of another kind than their teacher's."""
+"""Tests of students whose normalizations are of another kind than their teacher's."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ from distill.checkpoint.custom_models import (
 from distill.checkpoint.norm_kinds import NORM_KINDS
 from distill.errors import InputError
 from distill.slicing import find_axes, prune
-from distill.slicing.factorise import factorise_embeddings
+from distill.slicing.factorize import factorize_embeddings
 from distill.slicing.shape import Shape
 from distill.student.build import build_student, student_config
 from distill.student.fitted_norms import fit_norms, list_norms
@@ -199,7 +199,7 @@ def test_pruning_a_custom_norms_student_is_refused():
     with pytest.raises(InputError, match="it can't be pruned"):
         prune(student, find_axes(student), Shape((0,)))
     with pytest.raises(InputError, match="it can't be pruned"):
-        factorise_embeddings(student, 4)
+        factorize_embeddings(student, 4)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_pruning_a_custom_norms_student_is_refused():
         ("norm=batch-norm", "did you mean 'batchnorm'"),
         ("layers=2,norm=", "expected norm=layernorm or"),
         ("norm=rmsnorm,norm=nonorm", "norm is given twice"),
-        ("some/checkpoint,norm=rmsnorm", "a trained checkpoint keeps its normalisation"),
-        ("bert-base-uncased,norm=rmsnorm", "a trained checkpoint keeps its normalisation"),
+        ("some/checkpoint,norm=rmsnorm", "a trained checkpoint keeps its normalization"),
+        ("bert-base-uncased,norm=rmsnorm", "a trained checkpoint keeps its normalization"),
     ],
 )
 def test_specs_that_are_refused(spec, message):

@@ -82,7 +82,7 @@ def test_a_gru_in_both_directions_equals_torchs(tokenizer):
     torch.testing.assert_close(compute_logits(student, [row], padding=2)[:, :5], expected.detach())
 
 
-def test_each_pair_of_neighbours_has_a_bucket_of_its_own():
+def test_each_pair_of_neighbors_has_a_bucket_of_its_own():
     ids = torch.arange(100).repeat_interleave(2)
     assert hash_pairs(ids[None], 7).max() < 7
     found = hash_pairs(torch.tensor([[3, 4], [4, 3], [3, 4]]), 1 << 20)

@@ -15,7 +15,7 @@ from distill.losses.config import LossConfig
 from distill.train.apollo import Apollo
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.muon import Muon, orthogonalise
+from distill.train.muon import Muon, orthogonalize
 from distill.train.optimizer import build_optimizer, group_parameters
 from distill.train.optimizer_kinds import OPTIMIZERS
 from distill.train.schedule import build_schedule
@@ -125,7 +125,7 @@ def test_schedule_free_validates_and_ends_with_averaged_weights(data):  # noqa: 
     assert not trainer.optimizers[0].param_groups[0]["train_mode"]
 
 
-def test_muon_orthogonalises_matrices_of_layers_only():
+def test_muon_orthogonalizes_matrices_of_layers_only():
     student = build_model("bert")
     groups = group_parameters(student, [], TrainConfig(optimizer="muon"))
     names = {id(parameter): name for name, parameter in student.named_parameters()}
@@ -137,9 +137,9 @@ def test_muon_orthogonalises_matrices_of_layers_only():
 
 
 @pytest.mark.parametrize("shape", [(48, 48), (16, 80), (80, 16)])
-def test_an_orthogonalised_matrix_has_the_same_singular_vectors_and_values_of_about_one(shape):
+def test_an_orthogonalized_matrix_has_the_same_singular_vectors_and_values_of_about_one(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = orthogonalise(matrix)
+    found = orthogonalize(matrix)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     values = left.T @ found @ right.T
     assert values.diagonal().min() > 0.4

@@ -1,4 +1,4 @@
-"""Combinations with another normalisation of the student that are refused before a run starts."""
+"""Combinations with another normalization of the student that are refused before a run starts."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def settings(*words: str) -> DistillConfig:
 
 
 def apply(facts: Facts) -> None:
-    """Applies the rules on the student's normalisation whose facts are known; others need files."""
+    """Applies the rules on the student's normalization whose facts are known; others need files."""
     for rule in RULES:
         about_norms = "norm" in rule.message if isinstance(rule, Rule) else rule.apply is check_norms
         if about_norms and all(getattr(facts, name) is not None for name in rule.needs):
@@ -55,7 +55,7 @@ def teacher(model_type: str, **description: object) -> Checkpoint:
         (["--student=layers=1,norm=rmsnorm"], {"student_layout": parse_layout("tp=2", 2)}, "are for stock classes"),
     ],
 )
-def test_a_normalisation_is_refused_where_it_cannot_work(words, known, message):
+def test_a_normalization_is_refused_where_it_cannot_work(words, known, message):
     with pytest.raises(InputError, match=message):
         apply(Facts(settings(*words), 1, **known))
 
@@ -72,5 +72,5 @@ def test_a_normalisation_is_refused_where_it_cannot_work(words, known, message):
         (["--student=layers=1,norm=nonorm", "--train.checkpointing=full"], {"teacher": teacher("bert")}),
     ],
 )
-def test_a_normalisation_is_accepted_elsewhere(words, known):
+def test_a_normalization_is_accepted_elsewhere(words, known):
     apply(Facts(settings(*words), 1, **known))

@@ -24,7 +24,7 @@ def test_a_class_with_fewer_rows_than_folds_is_refused():
 
 
 def make_confused_network(rows: int, classes: int, share: float, scale: float) -> tuple[np.ndarray, ...]:
-    """Returns (right labels, given labels, logits) of a network that confuses neighbouring classes, `scale` times too
+    """Returns (right labels, given labels, logits) of a network that confuses neighboring classes, `scale` times too
     sure."""
     rng = np.random.default_rng(1)
     right = rng.integers(0, classes, rows)

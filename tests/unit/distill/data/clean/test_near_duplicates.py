@@ -5,7 +5,7 @@ import pytest
 
 from distill.data.clean.near_duplicates import SHINGLE, find_near_duplicates, find_similar, pair_equal_keys
 from distill.data.sources.text_column import TextColumn
-from distill.data.splits.overlap import normalise_text
+from distill.data.splits.overlap import normalize_text
 
 WORDS = np.array(["my", "card", "has", "not", "arrived", "yet", "tell", "me", "how", "long", "transfers", "why"])
 
@@ -25,7 +25,7 @@ def draw_texts(count: int, seed: int) -> list[str]:
 
 
 def shingles(text: str) -> set[str]:
-    plain = normalise_text(text)
+    plain = normalize_text(text)
     return {plain[i : i + SHINGLE] for i in range(max(1, len(plain) - SHINGLE + 1))}
 
 
@@ -45,7 +45,7 @@ def similarity(one: str, two: str) -> float:
     ],
 )
 def test_texts_are_compared_without_case_and_punctuation_but_with_symbols(one, two, equal):
-    assert (normalise_text(one) == normalise_text(two)) is equal
+    assert (normalize_text(one) == normalize_text(two)) is equal
 
 
 @pytest.mark.parametrize("least", [0.6, pytest.param(0.8, marks=pytest.mark.slow), 1.0])

@@ -61,7 +61,7 @@ def test_a_process_that_cleans_gets_the_folder_and_not_the_model(tagger):
 
 
 @pytest.mark.parametrize("label", ["B-PER", "I-person", "PER"])
-def test_labels_of_persons_are_recognised(label):
+def test_labels_of_persons_are_recognized(label):
     assert is_person(label)
     assert not is_person("B-LOC")
 

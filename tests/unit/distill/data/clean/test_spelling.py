@@ -27,7 +27,7 @@ def correct(text: str, **settings) -> str:
         ("my cadr has arived", "my card has arrived"),  # swapped and dropped letters
         ("My Carrd has not arrived", "My Card has not arrived"),
         ("THE TRANSFRE WAS DECLINED", "THE TRANSFER WAS DECLINED"),
-        ("my banc send", "my banc send"),  # bank or bang: neither stands between these neighbours
+        ("my banc send", "my banc send"),  # bank or bang: neither stands between these neighbors
         ("to the banl please", "to the bank please"),
         ("my cart has not arrived", "my cart has not arrived"),  # a word, though rare
         ("pay with paypal todya", "pay with paypal today"),  # frequent in the data, though not listed
@@ -47,7 +47,7 @@ def test_a_frequent_typo_of_a_far_more_frequent_word_is_unknown():
     assert find_candidates(Dictionary.build([*often * 9, *["my card"] * 9], ("my",))) == {}
 
 
-def test_short_words_need_neighbours_that_support_the_correction():
+def test_short_words_need_neighbors_that_support_the_correction():
     assert correct("send it to the bnk please") == "send it to the bank please"
     assert correct("bnk") == "bnk"
 

@@ -19,7 +19,7 @@ CASES = {
     "encoding": [
         ("The cafÃ© doesnâ€™t open", "The café doesn’t open"),
         ("“curly” quotes – and ﬁ ½ ℃", None),
-        ("colour \x1b[31mred\x1b[0m and \x07bell", "colour red and bell"),
+        ("color \x1b[31mred\x1b[0m and \x07bell", "color red and bell"),
     ],
     "html": [
         ("<p>Tom &amp; Jerry</p><br/>say <b>hi</b>", " Tom & Jerry  say hi"),

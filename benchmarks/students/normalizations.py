@@ -1,7 +1,7 @@
-"""Normalisations of a student: what each costs and gives.
+"""Normalizations of a student: what each costs and gives.
 
-    python -m benchmarks.students.normalisations --teacher runs/demo/teacher/KEY/model --data examples/data/banking77
-    python -m benchmarks.students.normalisations --teacher ... --student fresh,layers=3,hidden=192 --rates 3e-4 1e-3
+    python -m benchmarks.students.normalizations --teacher runs/demo/teacher/KEY/model --data examples/data/banking77
+    python -m benchmarks.students.normalizations --teacher ... --student fresh,layers=3,hidden=192 --rates 3e-4 1e-3
 
 Every student is built from the teacher with the same spec and another `norm=`, and trained on the teacher's cached
 logits of the same batches. Each kind tries the same learning rates with the first seed, and trains with the one of the
@@ -56,7 +56,7 @@ class Training:
     """A finished training.
 
     Args:
-        kind: Normalisation of the student.
+        kind: Normalization of the student.
         rate: Learning rate.
         seed: Of the student's random weights and of the order of the batches.
         validation, test: Accuracy on these splits.
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0, help="training texts; 0: all")
     parser.add_argument("--rounds", type=int, default=10, help="timed calls of each text")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", default="runs/normalisations")
+    parser.add_argument("--output", default="runs/normalizations")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)

@@ -19,7 +19,7 @@ INPUTS = ("data.path", "data.unlabelled", "teacher.model", "student.spec", "gene
 
 
 @contextmanager
-def localise(settings: DistillConfig) -> Iterator[DistillConfig]:
+def localize(settings: DistillConfig) -> Iterator[DistillConfig]:
     """Yields the settings with local paths: inputs are copied here first, and the output is kept at its URL.
 
     Raises:

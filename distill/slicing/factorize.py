@@ -1,4 +1,4 @@
-"""Low-rank token embeddings: factorisation into a narrower table and a projection."""
+"""Low-rank token embeddings: factorization into a narrower table and a projection."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ from distill.slicing.factors import count_factor_parameters, find_factor_names
 UNSEEN = 1e-3  # weight of an unused token: small enough to matter only once all used tokens are represented
 
 
-def factorise_embeddings(
+def factorize_embeddings(
     model: PreTrainedModel, rank: int, counts: Int64[np.ndarray, "tokens"] | None = None
 ) -> PreTrainedModel:
     """Returns a new model whose token embedding W [tokens, width] is A [tokens, rank] times P [rank, width].
@@ -28,7 +28,7 @@ def factorise_embeddings(
     A and P minimise sum_i u_i |W_i - A_i P|^2, the truncated singular value decomposition of diag(sqrt(u)) W, with u_i
     the square root of the uses of token i, or 1 for every token if no counts are given; the rows of P are orthonormal.
     The new model is of the class in modeling_pruned.py; `get_input_embeddings().weight` is A, its `projection` a linear
-    layer without bias. A model that is already factorised gets narrower factors. `model` isn't modified.
+    layer without bias. A model that is already factorized gets narrower factors. `model` isn't modified.
 
     Args:
         model: A stock model, or one that was pruned before.
@@ -48,7 +48,7 @@ def factorise_embeddings(
     check_stock_norms(model)
     whole = multiply_factors(model)
     check_rank(model, rank, *whole.shape)
-    left, right = factorise_table(whole, rank, None if counts is None else weigh_tokens(counts, len(whole)))
+    left, right = factorize_table(whole, rank, None if counts is None else weigh_tokens(counts, len(whole)))
     table, projection = find_factor_names(model)
     weights = dict(model.state_dict())
     old = weights[table]
@@ -63,7 +63,7 @@ def factorise_embeddings(
     return build_filled(kind, config, weights, model)
 
 
-def factorise_table(
+def factorize_table(
     table: Float[Tensor, "tokens width"], rank: int, weights: Float64[Tensor, "tokens"] | None = None
 ) -> tuple[Float[Tensor, "tokens rank"], Float[Tensor, "rank width"]]:
     """Returns the two factors of that rank closest to the table, with each row's squared error weighted by `weights`.
@@ -94,7 +94,7 @@ def weigh_tokens(counts: Int64[np.ndarray, "tokens"], tokens: int) -> Float64[Te
 
 
 def multiply_factors(model: PreTrainedModel) -> Float64[Tensor, "tokens width"]:
-    """Returns the full token embedding, with its factors multiplied if it is factorised.
+    """Returns the full token embedding, with its factors multiplied if it is factorized.
 
     Raises:
         InputError: The embedding is shared with another layer or isn't a plain nn.Embedding.

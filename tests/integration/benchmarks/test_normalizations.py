@@ -1,4 +1,4 @@
-"""The benchmark of normalisations, on a tiny teacher and few texts."""
+"""The benchmark of normalizations, on a tiny teacher and few texts."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.students import normalisations
+from benchmarks.students import normalizations
 from distill.checkpoint.norm_kinds import NORM_KINDS
 from support.run_inputs import write_csv
 from support.tiny_models import build_model, make_rows, saved
@@ -25,12 +25,12 @@ def test_every_kind_is_trained_from_every_seed_and_measured(tmp_path, tokenizer,
     given = ["--teacher", str(teacher), "--data", str(data), "--student", "layers=2", "--output", str(output)]
     tiny = ["--epochs", "1", "--seeds", "2", "--rates", "1e-3", "5e-3", "--rounds", "1", "--rows", "64"]
     threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "argv", ["normalisations", *given, *tiny])
-    normalisations.main()
+    monkeypatch.setattr(sys, "argv", ["normalizations", *given, *tiny])
+    normalizations.main()
     torch.set_num_threads(threads)
     lines = [re.split(r"\s*[│|]\s*", line.strip("│| ")) for line in capsys.readouterr().out.splitlines()]
     rows = {name: cells for name, *cells in lines if cells}
-    assert rows.keys() >= {*NORM_KINDS, normalisations.COPY}
+    assert rows.keys() >= {*NORM_KINDS, normalizations.COPY}
     counts = {kind: int(rows[kind][0].replace(",", "")) for kind in NORM_KINDS}
     assert counts["layernorm"] == counts["nonorm"] == counts["batchnorm"] == counts["rmsnorm"] + 5 * 32
     files = {path.parent.parent.name: path.stat().st_size for path in output.rglob("onnxruntime/model.onnx")}
