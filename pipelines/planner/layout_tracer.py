@@ -17,6 +17,7 @@ from pipelines.planner.parallel_traces import map_in_processes
 from pipelines.planner.stage_trace import count_micro_batches, trace_stages
 from pipelines.planner.trace import StepTrace, trace_query, trace_step
 from pipelines.planner.workload import Workload
+from pipelines.runs.memory.plan import LOW_BIT_STATES
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import check_rules
 
@@ -24,7 +25,7 @@ CHECKPOINTING = ("none", "selective", "full")  # each takes less memory and more
 SMALLER = {"adamw": "adamw-8bit"}  # an optimizer with smaller states, for when nothing else fits
 # Optimizer -> bytes of its states over those of AdamW, as measured (docs/benchmarks/training.md). Their first step is
 # compiled, which needs data, so they are traced as AdamW.
-STATES = {"adamw-8bit": 2.07 / 8, "adamw-4bit": 1.09 / 8, "adamw-fp8": 2.06 / 8}
+STATES = {name: size / 8 for name, size in LOW_BIT_STATES.items()} | {"adamw-fp8": 2.06 / 8}
 QUERY_TOKENS = 2048  # of a batch whose signals are cached
 
 

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.cache import CacheReader
+from distill.checkpoint.positions import find_max_tokens
 from distill.data.batches.encode import IGNORED, Batch
 from distill.data.batches.prefetch import WaitTimer
 from distill.data.batches.share import loss_counts, loss_mask
@@ -95,8 +96,9 @@ class OnPolicy:
         return build_continuation_batch(prompts, continuations, student.config.pad_token_id or 0)
 
     def find_max_length(self, student: PreTrainedModel) -> int | None:
-        """Returns the maximum sequence length that both models support; None where neither config defines one."""
-        lengths = [_read_max_length(each) for each in (student.config, self.teacher_config) if each is not None]
+        """Returns the maximum sequence length that both models support; None where neither has a limit."""
+        configs = [each for each in (student.config, self.teacher_config) if each is not None]
+        lengths = [find_max_tokens(each.get_text_config()) for each in configs]
         return min((each for each in lengths if each is not None), default=None)
 
 
@@ -140,12 +142,6 @@ def _recompute_shares(shares: Mapping[str, float], generated: Batch, mean: _Mean
     counts = torch.tensor(list(own.values()), dtype=torch.float32, device=generated["input_ids"].device)
     means = mean(counts).tolist()
     return {name: count / each if each else 0.0 for (name, count), each in zip(own.items(), means, strict=True)}
-
-
-def _read_max_length(config: PretrainedConfig) -> int | None:
-    """Returns the model's maximum sequence length; None where its config doesn't define one."""
-    max_length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return max_length
 
 
 def _synchronize_and_time(device: torch.device) -> float:

@@ -35,7 +35,7 @@ FILE = "memory.json"
 _MARGIN = 0.1  # of what a training is predicted to need above what the process holds already
 _GROWTH = 4 << 20  # bytes that the process may hold more after the measurements of plans than before
 # Bytes of AdamW's states for a parameter, with the scales of their blocks; only if nothing else fits.
-LOW_BIT = {"adamw-8bit": 2.06, "adamw-4bit": 1.08}
+LOW_BIT_STATES = {"adamw-8bit": 2.07, "adamw-4bit": 1.09}
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class MemoryPlanner:
                 return plans
         if not _any_fits(plans) and self.may_offload:
             plans += [self.plan_mode(mode, "activations", own) for mode in self.list_modes()]
-        for optimizer in LOW_BIT:
+        for optimizer in LOW_BIT_STATES:
             if _any_fits(plans) or not self.may_reduce_states:
                 break
             ways = [(plan.checkpointing, plan.offload) for plan in plans if plan.optimizer == own]
@@ -239,7 +239,7 @@ class MemoryPlanner:
         """Returns the bytes of an optimizer's states, and of a step that creates them; computed for low-bit ones."""
         if optimizer == self.train.optimizer:
             return self.states
-        states = int(LOW_BIT[optimizer] * self.numbers)
+        states = int(LOW_BIT_STATES[optimizer] * self.numbers)
         return states, states
 
     @property
