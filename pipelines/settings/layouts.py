@@ -23,7 +23,7 @@ class Layouts:
 
     teacher: Layout
     student: Layout
-    tuned: Layout  # the teacher during its own training, on the student's processes
+    finetuning: Layout  # the teacher during its own training, on the student's processes
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class LayoutSetting:
 def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSetting, LayoutSetting, LayoutSetting]:
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training."""
     ranks, teacher, student = config.teacher.ranks, choose_teacher_layout(config), config.student.layout
-    tuned = AUTO if ranks else teacher
+    finetuning = AUTO if ranks else teacher
     if config.machine.deepspeed:
-        student = tuned = "replicated"  # DeepSpeed shards the model itself
+        student = finetuning = "replicated"  # DeepSpeed shards the model itself
     return (
         LayoutSetting("teacher", "teacher.layout", teacher, ranks or processes),
         LayoutSetting("student", "student.layout", student, processes - ranks),
-        LayoutSetting("tuned", "teacher.layout", tuned, processes - ranks),
+        LayoutSetting("finetuning", "teacher.layout", finetuning, processes - ranks),
     )
 
 

@@ -67,7 +67,7 @@ class Plan:
         Raises:
             InputError: A rule refuses the combination.
         """
-        layouts = self.layouts.teacher, self.layouts.student, self.layouts.tuned
+        layouts = self.layouts.teacher, self.layouts.student, self.layouts.finetuning
         check_rules(
             Facts(self.settings, self.processes, self.task, self.teacher, self.student, *layouts, precision=precision)
         )

@@ -172,7 +172,7 @@ def complete_plan(facts: Facts, task_reason: str) -> Plan:
     teacher_sizes, student_sizes = read_layer_sizes(teacher.config), read_layer_sizes(own)
     check_general(settings, teacher, teacher_sizes, student_sizes)
     match_layers(settings.loss, student_sizes, teacher_sizes)
-    models = {"teacher": teacher.config, "student": own, "tuned": teacher.config}
+    models = {"teacher": teacher.config, "student": own, "finetuning": teacher.config}
     layouts = Layouts(
         **{each.model: resolve_layout(each, models[each.model]) for each in layout_settings(settings, facts.processes)}
     )
@@ -278,7 +278,7 @@ def check_pipeline_stages(plan: Plan) -> None:
 
     if type(TASKS[plan.task].output_rows) is OutputRows:
         return
-    for who, layout in (("student", plan.layouts.student), ("teacher", plan.layouts.tuned)):
+    for who, layout in (("student", plan.layouts.student), ("teacher", plan.layouts.finetuning)):
         if layout.pp > 1 and (who == "student" or is_finetuned(plan)):
             raise InputError(
                 f"{who}.layout {layout}: expected no pipeline stages for {plan.task}, found {layout.pp}: a row of its "
@@ -303,7 +303,7 @@ def check_memory_floor(plan: Plan) -> None:
     budget, held = parse_bytes(setting, "machine.memory"), read_resident_memory()
     models = {"student": (plan.student_config, plan.layouts.student)}
     if is_finetuned(plan):
-        models["teacher"] = (plan.teacher.config, plan.layouts.tuned)
+        models["teacher"] = (plan.teacher.config, plan.layouts.finetuning)
     for who, (config, layout) in models.items():
         least = held + _LEAST_BYTES * count_parameters(config) // layout.shards
         if budget < least:

@@ -43,7 +43,7 @@ def teacher_stage(
     run: Run, plan: Plan, checkpoint: Checkpoint, data: Artefact, precision: str, *, name: str = "teacher"
 ) -> Artefact:
     """Writes `model/`: a teacher as a checkpoint with the data's labels in their order."""
-    config, source, layout = plan.settings, checkpoint.folder, plan.layouts.tuned
+    config, source, layout = plan.settings, checkpoint.folder, plan.layouts.finetuning
     settings: JsonObject = {"finetune": config.teacher.finetune} | finetuning_settings(config, precision)
     is_recorded = config.select.needs_dynamics and name == "teacher"
     settings |= {"dynamics": True} if is_recorded else {}

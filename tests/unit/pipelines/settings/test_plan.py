@@ -104,7 +104,7 @@ def test_settings_and_plan_never_change(inputs, tmp_path):
 def test_every_rule_formats_its_message(inputs, tmp_path):
     """A template that names a setting or fact that doesn't exist would end in a traceback instead of the message."""
     plan = plan_for(inputs, tmp_path / "run")
-    layouts = plan.layouts.teacher, plan.layouts.student, plan.layouts.tuned
+    layouts = plan.layouts.teacher, plan.layouts.student, plan.layouts.finetuning
     models = plan.teacher, plan.teacher
     facts = Facts(plan.settings, 1, plan.task, *models, *layouts, precision="32", own_tokenizer=False)
     rules = [rule for rule in RULES if isinstance(rule, Rule)]
