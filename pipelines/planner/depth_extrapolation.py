@@ -63,13 +63,13 @@ def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times:
 
 
 def spread_negative_sizes(memory: dict[str, int]) -> dict[str, int]:
-    """Returns the memory with the same sum and no kind below 0.
+    """Returns the memory with the same sum and no kind below 0; negative sizes are taken from the largest kinds.
 
     The two traced models may use the most memory at different moments, with other kinds of it.
     """
-    owed = -sum(size for size in memory.values() if size < 0)
-    settled = {name: max(0, size) for name, size in memory.items()}
-    for name in sorted(settled, key=lambda name: settled[name], reverse=True):
-        paid = min(owed, settled[name])
-        settled[name], owed = settled[name] - paid, owed - paid
-    return settled
+    missing = -sum(size for size in memory.values() if size < 0)
+    found = {name: max(0, size) for name, size in memory.items()}
+    for name in sorted(found, key=lambda name: found[name], reverse=True):
+        taken = min(missing, found[name])
+        found[name], missing = found[name] - taken, missing - taken
+    return found
