@@ -115,7 +115,7 @@ def list_cases(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     return students + [("teacher", layout, "none") for layout in options.layouts if not layout.startswith("zero")]
 
 
-def build_fake_batch(rows: int, length: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def draw_batch(rows: int, length: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Returns a batch of equal tokens with labels."""
     ids = torch.ones(rows, length, dtype=torch.long, device=device)
     labels = torch.zeros(rows, dtype=torch.long, device=device)
@@ -131,7 +131,7 @@ def predict(folder: Path, role: str, layout: Layout, mode: str, options: argpars
 
     own = options.rows // layout.data_parallel
     count, rows = count_micro_batches(own) if layout.pp > 1 else (1, own)
-    draw = partial(build_fake_batch, rows, options.length)
+    draw = partial(draw_batch, rows, options.length)
     training = Training(build, draw, train=TrainConfig(checkpointing=mode), backend=find_backend())
     work = training if role == "student" else Query(build, draw)
     with simulate_world(options.processes):
@@ -173,7 +173,7 @@ def prepare_student(rows: int, length: int, mode: str, folder: Path, layout: Lay
     if layout.processes > 1 and not layout.sharded and layout.zero != 2:
         step = DistributedDataParallel(step, gradient_as_bucket_view=True)
     optimizer = build_optimizer(model, [], train, shard=layout.zero == 1)
-    batch = build_fake_batch(rows // layout.data_parallel, length, model.device)
+    batch = draw_batch(rows // layout.data_parallel, length, model.device)
 
     def take_step() -> None:
         if stages is None:
@@ -192,7 +192,7 @@ def prepare_teacher(rows: int, length: int, mode: str, folder: Path, layout: Lay
     model, teacher = load_teacher(folder, layout)
     for weight in model.parameters() if not layout.fsdp > 1 and not layout.tp > 1 else ():
         weight.data = weight.data.clone()  # as on a GPU; otherwise they are pages of the file, read when used
-    batch = build_fake_batch(rows // layout.data_parallel, length, model.device)
+    batch = draw_batch(rows // layout.data_parallel, length, model.device)
     return lambda: teacher(batch)
 
 

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 
-from benchmarks.memory.activations import LABELS_ONLY, build_decoder, build_fake_batch, measure_peak
+from benchmarks.memory.activations import LABELS_ONLY, build_decoder, draw_batch, measure_peak
 from compress.measure.memory import return_freed_memory
 from distill.data.batches.segments import cut_segment
 from distill.parallel.apply import apply_layout
@@ -128,7 +128,7 @@ def measure_step(case: Case, layout: Layout) -> Cost:
     """Returns what a step takes on this process of a layout."""
     mesh = build_mesh(layout, "cpu")
     model = apply_layout(build_decoder(case.width, case.layers, case.vocabulary, dropout=0.0), layout, mesh)
-    batch = cut_segment(build_fake_batch(case.vocabulary, 1, case.length), *find_segment(mesh))
+    batch = cut_segment(draw_batch(case.vocabulary, 1, case.length), *find_segment(mesh))
     module = DistillationModule(model.train(), loss=LABELS_ONLY, train=TrainConfig())
     if case.logits == ALL_LOGITS:
         module.fused_term.name = ""

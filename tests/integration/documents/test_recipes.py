@@ -86,7 +86,7 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(layouts, "process_memory", lambda processes: memory)
     found = planned("--devices", "2")
-    assert found.teacher == found.student == found.tuned == expected
+    assert found.teacher == found.student == found.finetuning == expected
 
 
 @pytest.mark.parametrize(
