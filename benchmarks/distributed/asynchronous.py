@@ -110,9 +110,9 @@ class Comparison:
     def train(self, method: str, factor: float, seed: int, slow: float = 1.0) -> Result:
         """Returns the result of a training, which is run if it isn't known."""
         known = self.results.find(method=method, factor=factor, seed=seed, slow=slow)
-        return self.results.add(self._trace_student(method, factor, seed, slow)) if known is None else known
+        return self.results.add(self._train(method, factor, seed, slow)) if known is None else known
 
-    def _trace_student(self, method: str, factor: float, seed: int, slow: float) -> Result:
+    def _train(self, method: str, factor: float, seed: int, slow: float) -> Result:
         train = TrainConfig(
             learning_rate=factor * ADAMW_RATE, epochs=self.options.epochs, freeze_embeddings=True,
             checkpoint_every=10**6,
@@ -209,15 +209,8 @@ def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace)
              f"{equal[0]['sent_bytes'] / 1e6:,.0f}", f"{seconds:.1f}",
              *((f"{slowed[0]['seconds']:.1f}", f"{slowed[0]['seconds'] / seconds:.2f}") if slowed else ("", "")))
         )  # fmt: skip
-    header = (
-        "method",
-        "rate",
-        "test score, %",
-        "MB sent",
-        "seconds",
-        f"seconds, one process {options.slow:g}x slower",
-        "ratio",
-    )
+    slowed_seconds = f"seconds, one process {options.slow:g}x slower"
+    header = ("method", "rate", "test score, %", "MB sent", "seconds", slowed_seconds, "ratio")
     console.table(f"Two processes on {options.data}, {len(options.seeds)} seeds", header, rows)
 
 

@@ -116,11 +116,8 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.output_rows = output_rows or OutputRows()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
-        self.on_policy, self.cross_tokenizer, self.fused_term = (
-            on_policy,
-            cross_tokenizer,
-            FusedTerm(student, loss, self.output_rows),
-        )
+        self.on_policy, self.cross_tokenizer = on_policy, cross_tokenizer
+        self.fused_term = FusedTerm(student, loss, self.output_rows)
         self.stochastic_rounding = False  # of updates, where the weights are bfloat16
         self.layer_terms = build_layer_terms(loss, student, teacher_sizes, is_pipeline=stages is not None)
         self.settings_in_training = ExitStack()  # of the student's memory and attention

@@ -79,14 +79,13 @@ def build_fake_signals(
         keep: Which signals are stored, from `choose_signals`.
         teacher: The teacher's config.
     """
-    drawn = {name: draw_signal(name, task, shape, keep, teacher) for name in keep.signals.split(",")}
     signals = TeacherSignals()
-    for found in drawn.values():
-        signals |= found
+    for name in keep.signals.split(","):
+        signals |= build_fake_signal(name, task, shape, keep, teacher)
     return signals
 
 
-def draw_signal(
+def build_fake_signal(
     name: str, task: type[Task], shape: BatchShape, keep: KeepConfig, teacher: PretrainedConfig
 ) -> TeacherSignals:
     """Returns one signal, under the names that losses read."""

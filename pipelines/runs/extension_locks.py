@@ -41,13 +41,14 @@ def is_orphaned(lock: Path) -> bool:
     """Returns whether a lock exists that no process of this machine holds; False where there is no /proc to tell."""
     if not lock.exists() or not _PROCESSES.is_dir():
         return False
-    return not any(has_open(process, lock) for process in _PROCESSES.iterdir() if process.name.isdecimal())
+    file = lock.resolve()
+    return not any(has_open(process, file) for process in _PROCESSES.iterdir() if process.name.isdecimal())
 
 
 def has_open(process: Path, file: Path) -> bool:
-    """Returns whether a process has a file open; False for other users' processes, which can't be read."""
+    """Returns whether a process has a file open, by its resolved path; False for other users', which can't be read."""
     try:
-        return any(Path(entry.path).readlink() == file.resolve() for entry in os.scandir(process / "fd"))
+        return any(Path(entry.path).readlink() == file for entry in os.scandir(process / "fd"))
     except OSError:
         return False
 

@@ -17,8 +17,8 @@ from distill.slicing.tracing.export import export_graph
 from distill.slicing.tracing.labels import Dimension, Labels
 from distill.slicing.tracing.operators import LabelPropagator, Use
 from distill.slicing.tracing.projections import AttentionProjection, ProjectionFinder
+from distill.slicing.tracing.reduced_copy import ReducedCopy, build_reduced_copy
 from distill.slicing.tracing.reshaping import LabelledTensor
-from distill.slicing.tracing.twin import ReducedCopy, build_twin
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,17 @@ def find_axes(model: PreTrainedModel, example: Mapping[str, Tensor] | None = Non
 def trace(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> Traced:
     """Returns the axes as `find_axes` does, with the reasons for the dimensions left out.
 
-    Layers with weights of the same names and shapes are traced once, on a copy without storage, see `build_twin`.
+    Layers with weights of the same names and shapes are traced once, on a copy without storage, see
+    `build_reduced_copy`.
 
     Raises:
         InputError: The model can't be traced, or its layers aren't in one list.
     """
     stack = find_layer_stack(model)
-    twin = build_twin(model, stack)
-    if len(twin.layers) < len(model.get_submodule(stack)):  # type: ignore[arg-type]
+    reduced = build_reduced_copy(model, stack)
+    if len(reduced.layers) < len(model.get_submodule(stack)):  # type: ignore[arg-type]
         with suppress(InputError):  # a model whose code needs all of its layers
-            return expand_to_all_layers(trace_whole(twin.model, example), model, stack, twin)
+            return expand_to_all_layers(trace_whole(reduced.model, example), model, stack, reduced)
     return trace_whole(model, example)
 
 
@@ -125,18 +126,18 @@ def trace_whole(model: PreTrainedModel, example: Mapping[str, Tensor] | None = N
     aliases = {name: first for first, group in group_aliases(model).items() for name in group}
     parameters = {name: dimensions[first] for name, first in aliases.items()}
     embedding, head = find_vocabulary_weights(model)
-    follower = LabelPropagator(labels, aliases[embedding])
+    propagator = LabelPropagator(labels, aliases[embedding])
     program = export_graph(model, example)
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            follower.values[node] = label_placeholder(node, program, labels, dimensions, aliases)
+            propagator.values[node] = label_placeholder(node, program, labels, dimensions, aliases)
         elif node.op == "call_function":
-            follower.follow(node)
+            propagator.follow(node)
     if head is not None and labels.size(parameters[head][0]) == labels.size(parameters[embedding][0]):
         labels.unify(parameters[embedding][0], parameters[head][0], "the LM head's rows differ")
-    classifier = AxisClassifier(stack, labels, parameters, collect_roles(model, aliases, follower.uses), embedding)
+    classifier = AxisClassifier(stack, labels, parameters, collect_roles(model, aliases, propagator.uses), embedding)
     axes, joined = classifier.classify()
-    projections = ProjectionFinder(labels, follower.values, dimensions).find(program.graph)
+    projections = ProjectionFinder(labels, propagator.values, dimensions).find(program.graph)
     return Traced(tuple(axes), classifier.explain_rest(axes), tuple(joined), projections)
 
 
@@ -191,17 +192,17 @@ def collect_roles(model: nn.Module, aliases: Mapping[str, str], uses: Iterable[U
     return roles
 
 
-def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, twin: ReducedCopy) -> Traced:
-    """Returns the result for all layers of the model, given the result for its twin."""
+def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, reduced: ReducedCopy) -> Traced:
+    """Returns the result for all layers of the model, given the result for its reduced copy."""
     order = {name: i for i, name in enumerate(n for group in group_aliases(model).values() for n in group)}
 
     def names_of(name: str) -> dict[int, str]:
-        """Returns layer -> name of the parameters that one of the twin represents; outside layers itself at -1."""
+        """Returns layer -> name of the parameters that a layer of the copy represents; outside layers itself at -1."""
         own = layer_of(name, stack)
         if own is None:
             return {-1: name}
         rest = name.removeprefix(f"{stack}.{own}.")
-        return {layer: f"{stack}.{layer}.{rest}" for layer in twin.layers[own]}
+        return {layer: f"{stack}.{layer}.{rest}" for layer in reduced.layers[own]}
 
     def spread(slots: Sequence[Slot]) -> tuple[Slot, ...]:
         copies = [replace(slot, parameter=name) for slot in slots for name in names_of(slot.parameter).values()]
@@ -217,7 +218,7 @@ def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, twi
                 layer=layer,
                 slots=tuple(replace(slot, parameter=names_of(slot.parameter)[layer]) for slot in axis.slots),
             )
-            for layer in twin.layers[axis.layer]
+            for layer in reduced.layers[axis.layer]
         ]
 
     def copy_axes(axes: Sequence[Axis]) -> tuple[Axis, ...]:

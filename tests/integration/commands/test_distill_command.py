@@ -208,7 +208,7 @@ def test_a_finished_run_is_redrawn_with_charts_of_defined_colors(finished):
     for name, svg in charts.items():
         used = set(re.findall(r"var\((--[\w-]+)\)", svg))
         assert used, name
-        assert all(f"{each}:" in svg for each in used), f"{name}: a color that no one told"
+        assert all(f"{each}:" in svg for each in used), f"{name}: a color without a value"
 
 
 def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):

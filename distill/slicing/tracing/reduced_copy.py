@@ -28,7 +28,7 @@ class ReducedCopy:
     layers: tuple[tuple[int, ...], ...]
 
 
-def build_twin(model: PreTrainedModel, stack: str) -> ReducedCopy:
+def build_reduced_copy(model: PreTrainedModel, stack: str) -> ReducedCopy:
     """Returns a copy with the first two layers of each kind; the others are represented by the second one.
 
     Layers are of one kind if their weights have the same names and shapes and the config lists the same for them.
@@ -43,10 +43,10 @@ def build_twin(model: PreTrainedModel, stack: str) -> ReducedCopy:
         else:
             kept[kind][-1].append(number)
     groups = sorted(group for several in kept.values() for group in several)
-    twin = copy_without_storage(model)
-    select_layer_settings(twin.config, [group[0] for group in groups])
-    drop_layers(twin, stack, [group[0] for group in groups])
-    return ReducedCopy(twin, tuple(map(tuple, groups)))
+    reduced = copy_without_storage(model)
+    select_layer_settings(reduced.config, [group[0] for group in groups])
+    drop_layers(reduced, stack, [group[0] for group in groups])
+    return ReducedCopy(reduced, tuple(map(tuple, groups)))
 
 
 def list_kinds(model: PreTrainedModel, stack: str) -> Sequence[Hashable]:
