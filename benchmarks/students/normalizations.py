@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.spread import format_percent
-from benchmarks.training.logit_experiment import LogitExperiment
-from benchmarks.training.logit_training import collate_arrays, load_targets, take_steps
+from benchmarks.training.logit_experiment import LogitExperiment, build_parser
+from benchmarks.training.logit_training import collate_arrays
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
@@ -40,8 +40,7 @@ from distill.checkpoint.norm_kinds import NORM_KINDS
 from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student
 from distill.train.config import TrainConfig
-from distill.train.optimizer import build_optimizer, set_dropout
-from distill.train.schedule import build_schedule
+from distill.train.optimizer import set_dropout
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine, find_commit
 
@@ -71,17 +70,11 @@ class Training:
 
 def main() -> None:
     """Trains the students that are missing, measures one of each kind and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teacher", required=True, help="folder of a classifier trained on the data")
-    parser.add_argument("--data", default="examples/data/banking77")
+    parser = build_parser(__doc__, epochs=12)
     parser.add_argument("--student", default="layers=3", help="a spec without norm=")
     parser.add_argument("--kinds", nargs="+", choices=NORM_KINDS, default=list(NORM_KINDS))
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-4, 5e-4, 1e-3], help="tried for each kind")
     parser.add_argument("--rows", type=int, default=0, help="training texts; 0: all")
-    parser.add_argument("--rounds", type=int, default=10, help="timed calls of each text")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", default="runs/normalizations")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -145,15 +138,8 @@ class Experiment(LogitExperiment):
         batches = [self.chosen[batch] for order in orders for batch in order]
         student = build_student(self.teacher, f"{options.student},norm={kind}", seed).train()
         set_dropout(student, 0.0)
-        optimizer = build_optimizer(student, [], train)
-        schedule = build_schedule(optimizer, train, len(batches))
-        targets = load_targets(Path(options.output) / "teacher.npy", self.teacher, self.train, self.pad_id)
-        take_steps(
-            student, optimizer, schedule, self.train, self.pad_id, batches, targets, train.max_grad_norm,
-            f"{kind} {rate:g} {seed}", console,
-        )  # fmt: skip
-        result: PreTrainedModel = student.eval()
-        return result
+        targets = Path(options.output) / "teacher.npy"
+        return self.fit(student, train, batches, targets, f"{kind} {rate:g} {seed}", console)
 
     def measure(self, models: dict[str, PreTrainedModel]) -> tuple[dict[str, Latency], dict[str, int]]:
         """Returns the latency of each kind's file, and of a copy of the first, and the bytes of the files."""

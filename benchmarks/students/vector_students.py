@@ -27,8 +27,7 @@ from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.common.timing import median_ratio, time_in_turns
-from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment
-from benchmarks.training.logit_training import load_targets, take_steps
+from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment, build_parser
 from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
 from compress.export.common.targets import target_of
@@ -38,8 +37,7 @@ from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student
 from distill.student.token_vectors import compute_token_vectors, fill_table, leave_out_special_tokens
 from distill.train.config import TrainConfig
-from distill.train.optimizer import build_optimizer, set_dropout
-from distill.train.schedule import build_schedule
+from distill.train.optimizer import set_dropout
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import describe_machine, find_commit
 
@@ -66,16 +64,10 @@ class Result(TypedDict):
 
 def main() -> None:
     """Trains what is missing, times one model of each way, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teacher", required=True, help="folder of a classifier trained on the data")
-    parser.add_argument("--data", default="examples/data/banking77")
+    parser = build_parser(__doc__, epochs=20)
     parser.add_argument("--ways", nargs="+", default=[*SPECS, PEER, TRAINED_PEER])
-    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--width", type=int, default=256, help="of all tables")
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", default="runs/vector-students")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -144,16 +136,8 @@ class Experiment(LogitExperiment):
         fill_table(student.base_model, self.load_vectors())
         leave_out_special_tokens(student.base_model, self.tokenizer)
         set_dropout(student.train(), self.options.dropout)
-        optimizer = build_optimizer(student, [], train)
-        schedule = build_schedule(optimizer, train, len(batches))
-        targets = load_targets(self.folder / "teacher.npy", self.teacher, self.train, self.pad_id)
         torch.manual_seed(seed)
-        take_steps(
-            student, optimizer, schedule, self.train, self.pad_id, batches, targets, train.max_grad_norm,
-            f"{spec} {rate:g} {seed}", console,
-        )  # fmt: skip
-        result: PreTrainedModel = student.eval()
-        return result
+        return self.fit(student, train, batches, self.folder / "teacher.npy", f"{spec} {rate:g} {seed}", console)
 
     def load_vectors(self) -> torch.Tensor:
         """Returns the teacher's vector of each token, computed once."""

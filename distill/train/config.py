@@ -146,32 +146,40 @@ class TrainConfig:
                 f"train.rate_scaling: expected none with batch_tokens, found {self.rate_scaling}: the batches have no "
                 "fixed number of rows"
             )
-        if self.batch_growth == "noise" and self.accumulate < 2:
-            raise InputError(
-                f"train.batch_growth noise: expected accumulate of 2 or more, found {self.accumulate}: the noise is "
-                "estimated from the gradients of a batch and of the accumulated ones"
-            )
-        if self.batch_growth != "none" and self.batch_tokens:
-            raise InputError(
-                f"train.batch_growth {self.batch_growth}: expected no batch_tokens, found {self.batch_tokens}: the "
-                "batches have no fixed number of rows"
-            )
-        rows = 2 * self.rows * self.accumulate
-        if self.batch_growth != "none" and self.largest_batch < rows:
-            raise InputError(
-                f"train.largest_batch: expected at least {rows} rows, twice those of a step, found "
-                f"{self.largest_batch}: the batch would never grow"
-            )
+        if self.batch_growth != "none":
+            self._check_growth()
         if self.optimizer == "schedule-free" and self.ema_decay:
             raise InputError(
                 f"train.ema_decay: expected 0 with the optimizer schedule-free, found {self.ema_decay}: it averages "
-                f"the "
-                "weights itself"
+                "the weights itself"
             )
         if self.optimizer == "schedule-free" and self.schedule not in ("auto", "constant"):
             raise InputError(
                 f"train.schedule: expected constant with the optimizer schedule-free, found {self.schedule}: it "
                 "averages the weights instead of lowering the rate"
+            )
+
+    def _check_growth(self) -> None:
+        """Checks that the batch can grow.
+
+        Raises:
+            InputError: It has no fixed number of rows or is too large already, or its noise can't be measured.
+        """
+        if self.batch_growth == "noise" and self.accumulate < 2:
+            raise InputError(
+                f"train.batch_growth noise: expected accumulate of 2 or more, found {self.accumulate}: the noise is "
+                "estimated from the gradients of a batch and of the accumulated ones"
+            )
+        if self.batch_tokens:
+            raise InputError(
+                f"train.batch_growth {self.batch_growth}: expected no batch_tokens, found {self.batch_tokens}: the "
+                "batches have no fixed number of rows"
+            )
+        doubled = 2 * self.rows * self.accumulate
+        if self.largest_batch < doubled:
+            raise InputError(
+                f"train.largest_batch: expected at least {doubled} rows, twice those of a step, found "
+                f"{self.largest_batch}: the batch would never grow"
             )
 
     def resolve(self, adamw_rate: float = ADAMW_RATE) -> Self:

@@ -118,3 +118,15 @@ def test_a_killed_training_resumes_to_the_bit(tiny_model, tokenizer, tmp_path, m
 def test_noise_without_accumulation_is_refused():
     with pytest.raises(InputError, match="train.batch_growth noise: expected accumulate of 2 or more"):
         TrainConfig(batch_growth="noise")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_tokens": 1000}, "train.batch_growth schedule: expected no batch_tokens, found 1000"),
+        ({"batch_size": 16, "largest_batch": 31}, "train.largest_batch: expected at least 32 rows, .* found 31"),
+    ],
+)
+def test_batches_that_can_not_grow_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        TrainConfig(batch_growth="schedule", **settings)
