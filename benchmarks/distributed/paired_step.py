@@ -49,7 +49,7 @@ from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.runs.placement import detect_device_type, load_in_layout
 from pipelines.runs.processes import count_processes, join_world, leave_world
-from pipelines.runs.strategies import choose_device
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.this_machine import describe_machine, find_commit
 
 AUTO = AutoModelForSequenceClassification

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from pipelines.runs import stops
 from pipelines.runs.processes import World
-from pipelines.runs.strategies import strategy_of
+from pipelines.runs.strategies.by_layout import strategy_of
 from pipelines.runs.training_checkpoint import unwrap_errors
 
 RENAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

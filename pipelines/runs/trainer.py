@@ -43,7 +43,7 @@ from pipelines.runs.processes import World
 from pipelines.runs.range_test import find_rate
 from pipelines.runs.rank_meter import build_meter
 from pipelines.runs.recovery import Recovery
-from pipelines.runs.strategies import build_strategy, choose_device, strategy_of
+from pipelines.runs.strategies.by_layout import build_strategy, choose_device, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.training_logs import TrainingLogs
 from pipelines.settings.commands.distill import MachineConfig

@@ -19,7 +19,7 @@ from distill.teacher.shard import ShardedTeacher
 from pipelines.runs import stops
 from pipelines.runs.placement import detect_device_type, load_in_layout
 from pipelines.runs.processes import World
-from pipelines.runs.strategies import choose_device
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.plan import Plan
 from pipelines.stages.cache.writing import load_teacher
 

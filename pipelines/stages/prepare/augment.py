@@ -39,7 +39,7 @@ from distill.tasks.task import Task
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.strategies import choose_device
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.plan import Plan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_logits, compute_outputs

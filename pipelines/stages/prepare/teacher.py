@@ -27,7 +27,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.strategies import choose_device
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan

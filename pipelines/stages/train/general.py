@@ -36,7 +36,7 @@ from pipelines.runs.files import hash_content
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.strategies import choose_device
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.runs.trainer import fit_module
 from pipelines.settings.commands.distill import GeneralConfig
 from pipelines.settings.plan import Plan

@@ -26,7 +26,7 @@ from distill.models.inputs import build_inputs
 from distill.models.short_attention import attend_to_short_texts
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.strategies import choose_device
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe_machine

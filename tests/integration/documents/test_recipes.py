@@ -14,7 +14,7 @@ from distill.losses.config import TERMS
 from distill.parallel.layout import Layout
 from pipelines import distill
 from pipelines.runs.cli import parse
-from pipelines.runs.deepspeed import build_settings
+from pipelines.runs.strategies.deepspeed import build_settings
 from pipelines.settings import layouts
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.layouts import Layouts

@@ -26,7 +26,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.backward_window import yield_windows
 from distill.train.steps.micro_batches import MicroBatches
-from pipelines.runs.strategies import SingleProcessStrategy
+from pipelines.runs.strategies.by_layout import SingleProcessStrategy
 from unit.distill.train.test_module import quiet_trainer
 
 VOCABULARY_SIZE, LENGTH, WINDOW = 60, 22, 5

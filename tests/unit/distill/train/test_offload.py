@@ -18,7 +18,7 @@ from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.module import DistillationModule
 from distill.train.offload import ActivationOffload, SavedView, _Packer
 from distill.train.offload_file import ActivationFile, FileSpace
-from pipelines.runs.strategies import SingleProcessStrategy
+from pipelines.runs.strategies.by_layout import SingleProcessStrategy
 from support.tiny_models import build_model
 from unit.distill.train.test_activation_checkpointing import FAMILIES, build_body, draw_batch
 from unit.distill.train.test_module import TRAIN, data, quiet_trainer  # noqa: F401 - data is a fixture

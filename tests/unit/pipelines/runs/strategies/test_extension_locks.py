@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from pipelines.runs import extension_locks
-from pipelines.runs.extension_locks import ORPHANED, clear_orphaned_locks
+from pipelines.runs.strategies import extension_locks
+from pipelines.runs.strategies.extension_locks import ORPHANED, clear_orphaned_locks
 
 
 @pytest.fixture

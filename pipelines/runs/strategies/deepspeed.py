@@ -18,7 +18,7 @@ from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipelines.runs.extension_locks import clear_orphaned_locks
+from pipelines.runs.strategies.extension_locks import clear_orphaned_locks
 from pipelines.runs.training_checkpoint import completed_future
 from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_deepspeed_json
 

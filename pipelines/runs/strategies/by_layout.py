@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 
 from distill.parallel.layout import Layout
 from distill.parallel.mesh import find_data_rank, find_segment
-from pipelines.runs.deepspeed import ZeroStrategy, build_settings
-from pipelines.runs.gradient_compression import register_compression
+from pipelines.runs.strategies.deepspeed import ZeroStrategy, build_settings
+from pipelines.runs.strategies.gradient_compression import register_compression
 from pipelines.runs.training_checkpoint import LightningState, load_training, save_training
 from pipelines.settings.commands.distill import MachineConfig
 
