@@ -17,10 +17,15 @@ def count_bytes(folder: Path) -> int:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically: to a temporary file that is then renamed."""
+    """Writes a JSON file atomically."""
+    write_bytes(path, json.dumps(content, indent=1, default=str).encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically: to a temporary file that is then renamed."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w") as file:
-        json.dump(content, file, indent=1, default=str)
+    with partial.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

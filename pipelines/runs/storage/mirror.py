@@ -22,7 +22,7 @@ from distill.errors import InputError
 from pipelines.runs.console import Console, print_error
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import MANIFEST
-from pipelines.runs.storage.remote import RemoteFolder, check_inside, find_cache
+from pipelines.runs.storage.remote import RemoteFolder, check_inside, find_cache, shorten
 
 MIRRORS = "outputs"  # folder in the cache
 OWN = ".stillroom"  # folder of index and objects
@@ -77,7 +77,7 @@ class Mirror:
             if writes:
                 self._write_index({})
             return
-        self.serial, self.entries = parse_index(found)
+        self.serial, self.entries = self._parse_index(found)
         known = json.loads(self.state.read_text())["serial"] if self.state.exists() else ""
         if known == self.serial and self.folder.is_dir():
             return
@@ -102,7 +102,7 @@ class Mirror:
             InputError: Another machine has written to the output since.
         """
         found = self.remote.read(INDEX)
-        serial, _ = parse_index(found) if found is not None else ("", {})
+        serial, _ = self._parse_index(found) if found is not None else ("", {})
         if serial != self.serial:
             raise InputError(
                 f"output {self.remote.url!r}: expected to be the only machine that writes there, found that another "
@@ -148,6 +148,24 @@ class Mirror:
                 except InputError as error:  # the run goes on; the last push at its end raises the error again
                     print_error(str(error))
 
+    def _parse_index(self, content: bytes) -> tuple[str, dict[str, Entry]]:
+        """Returns the number and the files of an index.
+
+        Raises:
+            InputError: It is damaged, or names files outside the output.
+        """
+        try:
+            index = json.loads(content)
+            entries = {path: Entry(*entry) for path, entry in index["files"].items()}
+            serial = str(index["serial"])
+        except (ValueError, TypeError, LookupError) as error:
+            raise InputError(
+                f"output {self.remote.name(INDEX)!r}: expected an index of the output's files, found "
+                f"{len(content)} bytes that can't be read as one ({shorten(error)}); remove it to begin anew"
+            ) from error
+        check_inside(entries)
+        return serial, entries
+
     def _has(self, path: str, entry: Entry) -> bool:
         file = self.folder / path
         return file.is_file() and file.stat().st_size == entry.size and hash_file(file) == entry.sha256
@@ -180,13 +198,6 @@ class Mirror:
         self.remote.write(INDEX, json.dumps(content, indent=1).encode())
         self.serial, self.entries = serial, dict(entries)
         write_json(self.state, {"serial": serial})
-
-
-def parse_index(content: bytes) -> tuple[str, dict[str, Entry]]:
-    """Returns the number and the files of an index."""
-    index = json.loads(content)
-    check_inside(index["files"])
-    return index["serial"], {path: Entry(*entry) for path, entry in index["files"].items()}
 
 
 def is_unfinished(path: str) -> bool:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import fsspec
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from distill.errors import InputError
+from pipelines.runs.files import write_bytes
 from pipelines.settings.places import URL_MARK
 
 CACHE_VARIABLE = "STILLROOM_CACHE"
@@ -83,14 +85,19 @@ class RemoteFolder:
                 return None
 
     def write(self, path: str, content: bytes) -> None:
-        """Writes an object.
+        """Writes an object; whoever reads it meanwhile gets the old content or the new one.
+
+        HDFS is the exception: its files are replaced while they are written.
 
         Raises:
             InputError: There is no such bucket.
         """
         with self._explain(path), self._explain_missing(path):
             self._make_parent(path)
-            self.files.pipe_file(self._place(path), content)
+            if isinstance(self.files, LocalFileSystem):
+                write_bytes(Path(self._place(path)), content)
+            else:
+                self.files.pipe_file(self._place(path), content)
 
     def download(self, path: str, file: Path) -> None:
         """Copies an object to a file of this machine, which is complete or doesn't exist.

@@ -1,6 +1,7 @@
 """Copies of folders at URLs, and outputs that are kept at one."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -116,6 +117,36 @@ def test_a_changed_object_is_named(url, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=rf"output '{url}/{STAGE}/model/model.safetensors': expected SHA-256 .* found"):
         second.pull()
     assert not (second.folder / STAGE / "model/model.safetensors").exists()
+
+
+def test_a_damaged_index_is_named(url, tmp_path, monkeypatch):
+    push_files(url)
+    index = tmp_path / "store/run" / INDEX
+    for content in (index.read_text()[:-9], "[]", '{"serial": "a", "files": {"x": [1]}}'):
+        index.write_text(content)
+        with pytest.raises(
+            InputError, match=rf"output '{url}/{INDEX}': expected an index .* found {len(content)} bytes"
+        ):
+            other_machine(monkeypatch, tmp_path, url).pull()
+
+
+def test_readers_never_see_a_half_written_object(tmp_path):
+    remote = RemoteFolder(f"file://{tmp_path}", "output")
+    contents = {size: bytes([size % 256]) * size for size in (2**20, 2**21)}
+    is_over = threading.Event()
+
+    def write_in_turn() -> None:
+        while not is_over.is_set():
+            for content in contents.values():
+                remote.write("object", content)
+
+    remote.write("object", contents[2**20])
+    writer = threading.Thread(target=write_in_turn)
+    writer.start()
+    found = [remote.read("object") for _ in range(50)]
+    is_over.set()
+    writer.join()
+    assert set(found) <= set(contents.values())
 
 
 def test_a_second_writer_is_noticed(url, tmp_path, monkeypatch):
