@@ -7,6 +7,7 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.launch import launch_processes
 from pipelines.runs.processes import (
+    FileExchange,
     count_processes,
     flatten_settings,
     is_distributed,
@@ -48,12 +49,12 @@ def run_command(command: str, argv: Sequence[str], settings: DistillConfig) -> N
     """Runs all stages of a command with these arguments, on the number of processes that it requests."""
     from pipelines.runs.storage.localize import localize
 
-    with localize(settings) as local:
-        run_locally(command, argv, local)
+    with localize(settings) as (local, files):
+        run_locally(command, argv, local, files)
 
 
-def run_locally(command: str, argv: Sequence[str], settings: DistillConfig) -> None:
-    """Runs all stages of a command whose settings name folders of this machine."""
+def run_locally(command: str, argv: Sequence[str], settings: DistillConfig, files: FileExchange | None) -> None:
+    """Runs all stages of a command whose settings name folders of this machine; `files` exchanges the output's."""
     from pipelines.runs.output import check_output
     from pipelines.settings.layouts import leaves_layout_open
     from pipelines.settings.resolve import examine_settings, resolve
@@ -86,7 +87,7 @@ def run_locally(command: str, argv: Sequence[str], settings: DistillConfig) -> N
         else:
             launch_processes(command, argv, devices, settings.machine.restarts)
         return
-    world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.ranks)
+    world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.ranks, files)
     shared = reported_settings(settings) | {"until": settings.until}
     world.everyone.check_agreement(
         {name: value for name, value in flatten_settings(shared).items() if name not in _PATHS}

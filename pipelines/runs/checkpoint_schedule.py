@@ -8,6 +8,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from distill.train.spikes import LossSpikeError
 from pipelines.runs import stops
 from pipelines.runs.processes import World
 from pipelines.runs.strategies.by_layout import strategy_of
@@ -58,7 +59,8 @@ class CheckpointWriter(Callback):
 
     Only the last checkpoint is retained. A checkpoint is written to a temporary folder and renamed, and the previous
     one is removed afterwards, so that a kill leaves at least one complete checkpoint. With several processes training
-    continues during the writing.
+    continues during the writing. Where each machine has its own copy of the output, it has the checkpoint's parts that
+    its own processes wrote.
     """
 
     def __init__(self, folder: Path, every: int, world: World | None = None, *, from_start: bool = False):
@@ -72,9 +74,11 @@ class CheckpointWriter(Callback):
     def __enter__(self) -> None:
         """Does nothing; from the first batch on, stop requests wait for a checkpoint."""
 
-    def __exit__(self, *failure: object) -> None:
-        """Lets stop requests end the process at once again."""
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+        """Lets stop requests end the process at once again; training that starts again needs the last checkpoint."""
         stops.allow_stop()
+        if kind is LossSpikeError:
+            self._wait()
 
     def find_latest(self) -> str | None:
         """Returns the path of the last complete checkpoint; None if there is none."""
@@ -83,7 +87,7 @@ class CheckpointWriter(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes stop requests wait for a checkpoint from here on."""
-        if trainer.is_global_zero:
+        if self.world.manages_files:
             self.folder.mkdir(exist_ok=True)  # without parents, so that a removed stage folder isn't recreated
         # The step doesn't change during gradient accumulation; a checkpoint there would lose the gradients so far.
         self.saved = self.step = trainer.global_step
@@ -141,18 +145,18 @@ class CheckpointWriter(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         self._wait()
-        if trainer.is_global_zero and not self.folder.is_dir():
+        if self.world.manages_files and not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} was removed while the training ran")
         self.saved = trainer.global_step
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         partial = path.with_suffix(".partial")
-        if trainer.is_global_zero:
+        if self.world.manages_files:
             shutil.rmtree(partial, ignore_errors=True)  # left over from a killed run
         trainer.strategy.barrier()
         trainer.save_checkpoint(partial)
         self.saving = strategy_of(trainer).saving
-        if trainer.is_global_zero and self.saving is not None:
-            # The first process's save ends when all processes have written their shards.
+        if self.world.manages_files and self.saving is not None:
+            # Every process's save ends when all processes have written their shards.
             self.renaming = RENAMING.submit(self._rename, self.saving, path)
         if trainer.world_size == 1:
             self._wait()
@@ -169,3 +173,4 @@ class CheckpointWriter(Callback):
         for old in self.folder.glob("*.ckpt"):
             if old != path:
                 shutil.rmtree(old)
+        self.world.publish_files()

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -28,6 +30,7 @@ from distill.parallel.pipeline_stage import PartTimes, find_relay, load_stage
 from distill.parallel.segment_check import check_segments
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.processes import World
 from pipelines.runs.stage import Run
 from pipelines.runs.training_checkpoint import collect_untied, is_rank_zero
 
@@ -67,7 +70,7 @@ def build_placed_model(
     if run.world.is_rank_zero and not initial.exists():
         with replace_folder(initial) as fresh:
             build().save_pretrained(fresh)
-    run.world.barrier()
+    run.world.share_files(initial)
     mesh = build_mesh(layout, detect_device_type())
     times = measure_times(run, initial, auto_class, timed) if timed is not None and layout.pp > 1 else None
     model = load_in_layout(
@@ -160,7 +163,18 @@ def build_pipeline_trainer(stage: PreTrainedModel, layout: Layout, mesh: DeviceM
     return PipelineTrainer(stage, mesh.get_group("pp"), replicas=mesh.get_group("dp"))
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+class PartsWriter(HuggingFaceStorageWriter):
+    """Writes the parts of each process, which are merged later, when the first process sees the files of all."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Leaves the parts as they are."""
+
+    def merge(self) -> None:
+        """Merges the parts; the first process calls it."""
+        super().finish(Metadata({}), [])
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, world: World) -> None:
     """Writes a stock checkpoint of a model in any layout; every process calls it.
 
     If weights are sharded, each process writes its shards, which are merged on disk, so that no process holds all
@@ -175,14 +189,16 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     names: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(names, list(tensors))
     parts = folder.with_name(f"{folder.name}.parts")
-    writer = HuggingFaceStorageWriter(
+    writer = PartsWriter(
         str(parts),
         fqn_to_index_mapping=dict.fromkeys(sum(names, []), 1),
         save_distributed=True,
         enable_consolidation=True,
     )
     dcp.save(tensors, storage_writer=writer)
+    world.share_files()
     if is_rank_zero():
+        writer.merge()
         folder.mkdir(parents=True, exist_ok=True)
         found = sorted(parts.glob("*.safetensors"))
         found[0].replace(folder / WEIGHTS)
@@ -190,4 +206,5 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         tokenizer.save_pretrained(folder)
         if isinstance(model, PooledModel):
             write_form(model.form, model.config.hidden_size, [], folder)
+    if world.manages_files:
         shutil.rmtree(parts)

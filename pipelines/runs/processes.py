@@ -36,6 +36,21 @@ class KeyValueStore(Protocol):
         """Returns whether all keys have a value."""
 
 
+class FileExchange(Protocol):
+    """What brings files of the output from machine to machine where they share no folder."""
+
+    def share(self, store: KeyValueStore, also: Path | None) -> None:
+        """Brings files that other machines wrote here and the other way round; the first process of each calls it.
+
+        Args:
+            store: The store of the run.
+            also: Folder of unfinished work whose files are brought here as well.
+        """
+
+    def publish(self, store: KeyValueStore) -> None:
+        """Brings files of this machine to the place where the output is kept; the first process of each calls it."""
+
+
 class LostError(RuntimeError):
     """Another process failed during an operation that all processes take part in."""
 
@@ -53,6 +68,7 @@ class World:
     store: KeyValueStore | None = None  # required if `size` > 1
     bridge: "Bridge | None" = None  # set if the teacher has its own processes
     enclosing: "World | None" = None  # the world that includes those processes
+    files: FileExchange | None = None  # set if each machine has its own copy of the output
     exchanges: int = field(default=0, init=False)
 
     @property
@@ -63,7 +79,12 @@ class World:
     @property
     def is_first_here(self) -> bool:
         """Whether this process is the first one of its machine."""
-        return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+        return self.size == 1 or is_first_here()
+
+    @property
+    def manages_files(self) -> bool:
+        """Whether this process creates, renames and removes folders of the output, or of its machine's copy of it."""
+        return self.is_rank_zero if self.files is None else self.is_first_here
 
     @property
     def everyone(self) -> "World":
@@ -114,11 +135,27 @@ class World:
         """Returns when every process has called it."""
         self.gather(None)
 
+    def share_files(self, also: Path | None = None) -> None:
+        """Returns when every process has called it and sees what the others have written to the output.
+
+        Args:
+            also: Folder of unfinished work that the processes read. Where machines share no folder, they don't get
+                each other's checkpoints and other unfinished work unless it is named here.
+        """
+        self.barrier()
+        if self.files is not None:
+            if self.is_first_here:
+                self.files.share(self.shared_store, also)
+            self.barrier()
+
+    def publish_files(self) -> None:
+        """Stores what the machines have written at the output's URL; the first process of each machine calls it."""
+        if self.files is not None:
+            self.files.publish(self.shared_store)
+
     def wait_for(self, key: str) -> str:
         """Returns the value of a key as soon as a process has set it."""
-        while not self.shared_store.check([key]):
-            time.sleep(POLL_SECONDS)
-        return self.shared_store.get(key).decode()
+        return wait_for_key(self.shared_store, key)
 
     def record_position(self, position: str) -> None:
         """Records what this process is doing, for error messages of the others."""
@@ -177,12 +214,12 @@ class World:
                     )
 
     def check_folder(self, folder: Path) -> None:
-        """Checks that all processes see the first process's folder.
+        """Checks that all processes see the first process's folder, unless each machine has its own copy.
 
         Raises:
             InputError: A process doesn't see the folder.
         """
-        if self.size == 1:
+        if self.size == 1 or self.files is not None:
             return
         token = folder / ".seen"
         if self.is_rank_zero:
@@ -201,6 +238,13 @@ class World:
     def _next_key(self) -> str:
         self.exchanges += 1
         return f"stillroom/{self.exchanges}"
+
+
+def wait_for_key(store: KeyValueStore, key: str) -> str:
+    """Returns the value of a key as soon as a process has set it."""
+    while not store.check([key]):
+        time.sleep(POLL_SECONDS)
+    return store.get(key).decode()
 
 
 def flatten_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -227,16 +271,30 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_first_here() -> bool:
+    """Returns whether this process is the first one of its machine; works before they are connected."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def count_processes() -> int:
     """Returns the number of processes that this run was started with."""
     return int(os.environ["WORLD_SIZE"]) if is_distributed() else 1
 
 
-def join_world(seconds: float, teachers: int = 0) -> World:
+def find_machine() -> tuple[int, int]:
+    """Returns the number of this machine and the number of machines that the run was started on."""
+    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), count_processes()
+    if not is_distributed():
+        return 0, 1
+    number = os.environ.get("GROUP_RANK", int(os.environ["RANK"]) // here)
+    return int(number), int(os.environ.get("GROUP_WORLD_SIZE", size // here))
+
+
+def join_world(seconds: float, teachers: int = 0, files: FileExchange | None = None) -> World:
     """Connects this process with the others; collectives that take longer than `seconds` fail.
 
     The last `teachers` processes hold the teacher. They and the students' processes are separate worlds, also for
-    Lightning and `torch.distributed`, connected by a bridge.
+    Lightning and `torch.distributed`, connected by a bridge. `files` is for a run whose machines share no folder.
 
     Raises:
         InputError: No process is left for the student, or the student's processes don't fill whole machines.
@@ -254,7 +312,7 @@ def join_world(seconds: float, teachers: int = 0) -> World:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    own = World(rank, size, dist.PrefixStore("stillroom", store))
+    own = World(rank, size, dist.PrefixStore("stillroom", store), files=files)
     if teachers:
         own, store = split_world(own, store, teachers)
     if not dist.is_initialized():

@@ -27,12 +27,13 @@ class Recovery:
 
     Args:
         file: Where they are written.
+        checkpoints: Folder of the training's checkpoints.
         most: Number of spikes after which the training fails instead.
         world: The processes of the run, which all see the same spike.
     """
 
-    def __init__(self, file: Path, most: int, world: World):
-        self.file, self.most, self.world = file, most, world
+    def __init__(self, file: Path, checkpoints: Path, most: int, world: World):
+        self.file, self.checkpoints, self.most, self.world = file, checkpoints, most, world
         self.spikes = load_spikes(file)
 
     def prepare(self, module: "DistillationModule") -> None:
@@ -60,4 +61,4 @@ class Recovery:
             f"  {label}: {error}: back to the last checkpoint, without batch {spike.batch}, at "
             f"{FALL ** len(self.spikes):g} times the learning rate ({len(self.spikes)} of {self.most} recoveries)"
         )
-        self.world.barrier()
+        self.world.share_files(self.checkpoints)

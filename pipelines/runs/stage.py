@@ -91,9 +91,9 @@ class Run:
         self.done: list[Artefact] = []
         self.plan: list[PlannedStage] = []
         self._lock: TextIO | None = None
-        if self.world.is_rank_zero:
+        if self.world.manages_files:
             check_output(output)
-        if self.world.is_rank_zero and not dry:
+        if self.world.manages_files and not dry:
             self._lock, older = open_output(output)
             if older:
                 console.say(
@@ -101,6 +101,8 @@ class Run:
                     "versions of their algorithms: they are kept, and every stage is rebuilt beside them"
                 )
         self.world.check_folder(output)
+        if not dry:
+            self.world.share_files()
         self.digests = DigestIndex(output / DIGESTS, writes=self.world.is_rank_zero and not dry)
 
     def __getstate__(self) -> dict[str, object]:
@@ -208,10 +210,10 @@ class Run:
     ) -> Manifest:
         partial, leads = partial_path(folder), self.world.is_rank_zero
         if self.world.broadcast(is_finished(partial, identity) if leads else None):
-            return self.world.broadcast(finalize_stage(partial, folder) if leads else None)
+            return self._finalize(partial, folder)
         resumed = partial.exists()
         self.console.say(f"{identity['stage']}: {'resuming' if resumed else 'started'} ({folder})")
-        if leads:
+        if self.world.manages_files:
             create_partial(partial)
         self.world.barrier()
         gc.collect()  # models of earlier stages are in cycles, and their memory would count for this stage
@@ -219,6 +221,7 @@ class Run:
         start = time.perf_counter()
         with self._explain_removal([partial / SCRATCH, *read]):
             metrics = work(partial) if leads or together else {}
+            self.world.share_files()
             memory = self.world.gather(read_peak_memory())
             if leads:
                 check_not_removed(self.output)
@@ -226,7 +229,15 @@ class Run:
                     raise FileNotFoundError(f"{partial} was removed while the stage ran")
                 measured = self._measure_outputs(partial, metrics, time.perf_counter() - start, resumed, memory)
                 write_json(partial / MANIFEST, seal_manifest({**identity, **measured}))
-        return self.world.broadcast(finalize_stage(partial, folder) if leads else None)
+        return self._finalize(partial, folder)
+
+    def _finalize(self, partial: Path, folder: Path) -> Manifest:
+        """Gives a finished stage its final name on all machines and returns its manifest."""
+        manifest = self.world.broadcast(finalize_stage(partial, folder) if self.world.is_rank_zero else None)
+        if self.world.manages_files:
+            shutil.rmtree(partial, ignore_errors=True)  # another machine's copy
+        self.world.share_files()
+        return manifest
 
     def _measure_outputs(
         self, partial: Path, metrics: JsonObject, seconds: float, resumed: bool, memory: Sequence[int]

@@ -85,10 +85,10 @@ def fit_module(
         torch.set_num_threads(machine.threads)
     scratch = module.scratch = folder / SCRATCH
     logs = TrainingLogs(folder / LOGS)
-    recovery = Recovery(logs.spikes, train.recoveries, world)
-    checkpoints = CheckpointWriter(scratch / "checkpoints", train.checkpoint_every, world, from_start=recovery.most > 0)
-    stopper = EarlyStop(scratch / "best", train.patience)
-    if world.is_rank_zero:
+    recovery = Recovery(logs.spikes, scratch / "checkpoints", train.recoveries, world)
+    checkpoints = CheckpointWriter(recovery.checkpoints, train.checkpoint_every, world, from_start=recovery.most > 0)
+    stopper = EarlyStop(scratch / "best", train.patience, world)
+    if world.manages_files:
         recover_folder(stopper.folder)
     progress = FitProgress(console, label, train)
     positions = PositionRecorder(world.everyone)
@@ -123,6 +123,7 @@ def fit_module(
     if world.is_rank_zero:
         logs.write_falls(module.rate_control.falls)
     strategy_of(trainer).restore_weights(module)
+    world.share_files(stopper.folder)
     stopper.restore(module)
     if not MODES[precision].is_stock:
         restore_stock_layers(module.student)
@@ -287,8 +288,8 @@ class StepSeed(Callback):
 class EarlyStop(Callback):
     """Saves the best-scoring weights on validation and stops after `patience` epochs without a better score."""
 
-    def __init__(self, folder: Path, patience: int):
-        self.folder, self.patience = folder, patience
+    def __init__(self, folder: Path, patience: int, world: World | None = None):
+        self.folder, self.patience, self.world = folder, patience, world or World()
         self.best, self.waited = float("-inf"), 0
         self.metrics: Metrics = {}  # of the most recent validation
 
@@ -330,11 +331,11 @@ class EarlyStop(Callback):
     def _save(self, trainer: Trainer, student: nn.Module) -> None:
         """Writes the weights beside the old ones, then renames, so that a partial write never replaces the old."""
         partial = self.folder.with_suffix(".partial")
-        if trainer.is_global_zero:
+        if self.world.manages_files:
             shutil.rmtree(partial, ignore_errors=True)
         trainer.strategy.barrier()
         save_weights(partial, student)
-        if trainer.is_global_zero:
+        if self.world.manages_files:
             with replace_folder(self.folder) as fresh:
                 fresh.rmdir()
                 partial.replace(fresh)

@@ -149,6 +149,7 @@ def run_to_report(run: "Run", plan: Plan) -> None:
         if settings.prune.nested:
             places |= publish_nested(run, made)
         print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
+    run.world.share_files()
     check_scores(settings, made["evaluate"])
     check_refused(list(exports.values()))
 

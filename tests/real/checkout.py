@@ -183,7 +183,7 @@ def maker_of(name: str) -> str:
 def create_inputs(place: Path) -> None:
     """Creates all inputs of the documented commands that no documented command creates."""
     place.mkdir(parents=True)
-    for name in ("configs", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("configs", "benchmarks", "Makefile", "pyproject.toml", "constraints.txt"):
         (place / name).symlink_to(ROOT / name)
     (place / ".venv").symlink_to(Path(sys.executable).parent.parent)
     (place / "examples" / "data").mkdir(parents=True)

@@ -52,7 +52,8 @@ class FullRuns:
         self.place = place
         self.runs: dict[str, FullRun] = {}
         place.mkdir(parents=True, exist_ok=True)
-        links = {name: ROOT / name for name in ("configs", "examples", "Makefile", "pyproject.toml", "constraints.txt")}
+        names = ("configs", "benchmarks", "examples", "Makefile", "pyproject.toml", "constraints.txt")
+        links = {name: ROOT / name for name in names}
         for name, target in (links | {".venv": Path(sys.executable).parent.parent}).items():
             if not (place / name).exists():
                 (place / name).symlink_to(target)

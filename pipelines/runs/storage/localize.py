@@ -1,6 +1,5 @@
 """Replaces the URLs in a run's settings by folders of this machine."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
@@ -9,9 +8,10 @@ from typing import Any
 from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.console import Console
-from pipelines.runs.processes import is_distributed, is_first_process
+from pipelines.runs.processes import FileExchange, find_machine, is_first_here, is_first_process
 from pipelines.runs.storage.fetch import fetch
 from pipelines.runs.storage.mirror import Mirror
+from pipelines.runs.storage.shared_mirror import SharedMirror
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.places import is_url
 
@@ -19,45 +19,64 @@ INPUTS = ("data.path", "data.unlabelled", "teacher.model", "student.spec", "gene
 
 
 @contextmanager
-def localize(settings: DistillConfig) -> Iterator[DistillConfig]:
+def localize(settings: DistillConfig) -> Iterator[tuple[DistillConfig, FileExchange | None]]:
     """Yields the settings with local paths: inputs are copied here first, and the output is kept at its URL.
 
+    Beside them it yields what exchanges the output's files between several machines, if it is at a URL.
+
     Raises:
-        InputError: A URL can't be read or written, or a run of several machines has an output at one.
+        InputError: A URL can't be read or written, or an output at one isn't supported with these settings.
     """
     for name in INPUTS:
         url = get_setting(settings, name)
         if isinstance(url, str) and is_url(url):
             settings = set_setting(settings, name, str(fetch(url, name)))
+    machine, machines = find_machine()
     if not is_url(settings.output) or settings.machine.engine == "ray":
-        yield settings
-        return
-    check_one_machine(settings.output)
-    mirror = Mirror(settings.output, Console())
-    settings = replace(settings, output=str(mirror.folder))
-    if stops.is_launched() or not is_first_process() or settings.dry_run:
-        if settings.dry_run:
-            mirror.pull(writes=False)
-        yield settings
+        yield settings, None
+    elif machines > 1:
+        check_exchanged(settings)
+        shared = SharedMirror(settings.output, Console(), machine, machines)
+        if is_first_here():
+            shared.pull(writes=not settings.dry_run)
+        yield replace(settings, output=str(shared.folder)), shared
+        shared.console.say(f"  output: {settings.output}, and here {shared.folder}")
+    else:
+        mirror = Mirror(settings.output, Console())
+        with keep_at_url(mirror, settings.dry_run):
+            yield replace(settings, output=str(mirror.folder)), None
+
+
+@contextmanager
+def keep_at_url(mirror: Mirror, is_dry: bool) -> Iterator[None]:
+    """Keeps the output of a run on one machine at its URL; the first process, or the one that started it, does so."""
+    if is_dry:
+        mirror.pull(writes=False)
+    if is_dry or stops.is_launched() or not is_first_process():
+        yield
         return
     mirror.pull()
     with mirror.keep_pushed():
-        yield settings
+        yield
 
 
-def check_one_machine(output: str) -> None:
-    """Checks that all processes are on one machine.
+def check_exchanged(settings: DistillConfig) -> None:
+    """Checks that several machines can exchange the files of a run.
 
     Raises:
-        InputError: They aren't.
+        InputError: They can't.
     """
-    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("WORLD_SIZE", "1"))
-    if is_distributed() and here < size:
-        raise InputError(
-            f"output {output!r}: expected a folder that all machines share, found a URL for {size} processes of which "
-            f"{here} are here: write to a shared file system (NFS, EFS, Lustre, Filestore, JuiceFS) and copy the "
-            "finished folder to the store, or run on one machine"
-        )
+    reasons = {
+        "teacher.ranks": (settings.teacher.ranks, "a teacher on processes of its own reads the students' folder"),
+        "strategy": (settings.machine.deepspeed, "DeepSpeed's checkpoints need a folder that all processes see"),
+    }
+    for name, (is_set, reason) in reasons.items():
+        if is_set:
+            raise InputError(
+                f"output {settings.output!r}: expected a folder that all machines share, found a URL together with "
+                f"{name}: {reason}: write to a shared file system (NFS, EFS, Lustre, Filestore, JuiceFS), or leave "
+                f"{name} out"
+            )
 
 
 def get_setting(settings: Any, name: str) -> object:

@@ -51,11 +51,12 @@ class Mirror:
     Args:
         url: URL of the output.
         console: Where it says what it copies.
+        suffix: End of the name of the local copy's folder, for machines that share their home folder.
     """
 
-    def __init__(self, url: str, console: Console):
+    def __init__(self, url: str, console: Console, suffix: str = ""):
         self.remote, self.console = RemoteFolder(url, "output"), console
-        place = find_cache() / MIRRORS / hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]
+        place = find_cache() / MIRRORS / f"{hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]}{suffix}"
         self.folder, self.state = place / self.remote.url.rpartition("/")[2], place / STATE
         self.serial, self.entries = "", dict[str, Entry]()  # of the index that the folder is in step with
         self.seen: dict[str, tuple[int, int]] = {}  # size and time of change of the files when they were hashed
@@ -76,6 +77,7 @@ class Mirror:
             self.folder.mkdir(parents=True, exist_ok=True)
             if writes:
                 self._write_index({})
+                self._mark_in_step()
             return
         self.serial, self.entries = self._parse_index(found)
         known = json.loads(self.state.read_text())["serial"] if self.state.exists() else ""
@@ -83,17 +85,10 @@ class Mirror:
             return
         wanted = {path: entry for path, entry in self.entries.items() if is_needed(path, self.entries)}
         for path in list_kept_files(self.folder).keys() - wanted.keys():
-            (self.folder / path).unlink()
-        missing = {path: entry for path, entry in wanted.items() if not self._has(path, entry)}
-        size = sum(entry.size for entry in missing.values())
-        with self.console.track(
-            f"output: reading {len(missing)} files from {self.remote.url}", size, "bytes"
-        ) as advance:
-            for path, entry in missing.items():
-                self._download(path, entry)
-                advance(entry.size)
+            remove_file(self.folder, path)
+        self._download({path: entry for path, entry in wanted.items() if not self._has(path, entry)})
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.state, {"serial": self.serial})
+        self._mark_in_step()
 
     def push(self) -> None:
         """Brings the store up to date.
@@ -101,25 +96,16 @@ class Mirror:
         Raises:
             InputError: Another machine has written to the output since.
         """
-        found = self.remote.read(INDEX)
-        serial, _ = self._parse_index(found) if found is not None else ("", {})
-        if serial != self.serial:
-            raise InputError(
-                f"output {self.remote.url!r}: expected to be the only machine that writes there, found that another "
-                f"one has since; what was made here is in {str(self.folder)!r}"
-            )
+        self._check_alone()
         place = self.state.with_name(SNAPSHOT)
         try:
             files = take_snapshot(self.folder, place)
             entries = self._read_entries(files)
             if entries == self.entries:
                 return
-            stored = {entry.stored: entry.sha256 for entry in self.entries.values()}
-            for path, entry in entries.items():
-                if stored.get(entry.stored) != entry.sha256:
-                    self.remote.upload(files[path], entry.stored)
-            self._write_index(entries)
-            self.remote.remove(stored.keys() - {entry.stored for entry in entries.values()})
+            self._upload(entries, files)
+            self._replace_index(entries)
+            self._mark_in_step()
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -170,7 +156,41 @@ class Mirror:
         file = self.folder / path
         return file.is_file() and file.stat().st_size == entry.size and hash_file(file) == entry.sha256
 
-    def _download(self, path: str, entry: Entry) -> None:
+    def _check_alone(self) -> None:
+        """Checks that nobody else has written to the output.
+
+        Raises:
+            InputError: Someone has.
+        """
+        found = self.remote.read(INDEX)
+        serial, _ = self._parse_index(found) if found is not None else ("", {})
+        if serial != self.serial:
+            raise InputError(
+                f"output {self.remote.url!r}: expected to be the only run that writes there, found that another one "
+                f"has since; what was made here is in {str(self.folder)!r}"
+            )
+
+    def _upload(self, entries: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
+        """Uploads the files whose objects the store doesn't have."""
+        stored = {entry.stored: entry.sha256 for entry in self.entries.values()}
+        for path, entry in entries.items():
+            if stored.get(entry.stored) != entry.sha256:
+                self.remote.upload(files[path], entry.stored)
+
+    def _download(self, entries: Mapping[str, Entry]) -> None:
+        """Downloads files, whose content is checked.
+
+        Raises:
+            InputError: An object is missing or has another content than the index says.
+        """
+        size = sum(entry.size for entry in entries.values())
+        title = f"output: reading {len(entries)} files from {self.remote.url}"
+        with self.console.track(title, size, "bytes") as advance:
+            for path, entry in entries.items():
+                self._download_file(path, entry)
+                advance(entry.size)
+
+    def _download_file(self, path: str, entry: Entry) -> None:
         file = self.folder / path
         self.remote.download(entry.stored, file)
         found = hash_file(file)
@@ -197,7 +217,25 @@ class Mirror:
         content = {"serial": serial, "files": {path: list(entry) for path, entry in entries.items()}}
         self.remote.write(INDEX, json.dumps(content, indent=1).encode())
         self.serial, self.entries = serial, dict(entries)
-        write_json(self.state, {"serial": serial})
+
+    def _replace_index(self, entries: Mapping[str, Entry]) -> None:
+        """Writes an index and then removes the objects that only the earlier one has."""
+        before = {entry.stored for entry in self.entries.values()}
+        self._write_index(entries)
+        self.remote.remove(before - {entry.stored for entry in entries.values()})
+
+    def _mark_in_step(self) -> None:
+        """Records that the folder here is what the index says."""
+        write_json(self.state, {"serial": self.serial})
+
+
+def remove_file(folder: Path, path: str) -> None:
+    """Removes a file of a folder, and the folders that are empty without it: an empty one isn't a checkpoint."""
+    (folder / path).unlink()
+    for parent in (folder / path).parents:
+        if parent == folder or any(parent.iterdir()):
+            return
+        parent.rmdir()
 
 
 def is_unfinished(path: str) -> bool:

@@ -108,6 +108,7 @@ def write_together(
     if shared is not None:
         shared.finish()
     faults = [ShardFault(**each) for each in world.broadcast(found)]
+    world.share_files()
     store = store or open_store(folder, identity)
     with console.track(PROGRESS, len(set(samples.keys))) as advance:
         result = fill_cache(
@@ -117,5 +118,5 @@ def write_together(
     report_damage(console, result)
     if shared is not None:
         shared.finish()
-    world.barrier()
+    world.share_files()
     return result

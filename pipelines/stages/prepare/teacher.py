@@ -76,7 +76,7 @@ def teacher_stage(
         metrics = finetune_teacher(
             run, config, model, task, texts, folder, precision, layout, mesh, is_recorded=is_recorded
         )
-        save_model(model, tokenizer, folder / MODEL)
+        save_model(model, tokenizer, folder / MODEL, run.world)
         return {"trained": True, "wait_share": texts.wait_share} | metrics
 
     return run.stage(

@@ -40,7 +40,7 @@ def cut_stage(run: Run, inputs: ShapeInputs, shape: Artefact, name: str) -> Arte
                 f"one neuron in layer {min(lost)}: no smaller student can be searched within it; train them apart"
             )
         scores = Scores.load(inputs.scores.folder / SCORES, model)
-        save_model(small, tokenizer_of(inputs.start.folder / MODEL), folder / MODEL)
+        save_model(small, tokenizer_of(inputs.start.folder / MODEL), folder / MODEL, run.world)
         restrict_scores(scores, chosen, small, axes).save(folder / SCORES)
         return {"params": small.num_parameters()}
 

@@ -168,7 +168,7 @@ def gradual_masking_stage(
             )
             small = prune(student, axes, masking.shape(), uniform=config.budget.uniform)
             metrics["gap"] = measure_gap(student, small, next(iter(texts.val_dataloader())))
-        save_model(small, tokenizer, folder / MODEL)
+        save_model(small, tokenizer, folder / MODEL, run.world)
         write_json(folder / SHAPE, {"shape": masking.shape().to_dict(), "outline": read_shape_file(shape)["outline"]})
         if isinstance(masking, LearnedMasking):
             with torch.no_grad():

@@ -126,13 +126,13 @@ class StudentTraining:
         student, texts, tokenizer = prepared.module.student, prepared.texts, prepared.tokenizers.student
         if self.is_trained_already(student):
             run.console.say("  student: nothing had to be pruned, so its weights are those of the teacher")
-            save_model(student, tokenizer, folder / MODEL)
+            save_model(student, tokenizer, folder / MODEL, run.world)
             metrics = validate_module(prepared.module, texts, machine=config.machine, precision=self.precision)
             return metrics | {"params": student.num_parameters(), "epochs": 0}
         metrics = train_replicas(self, prepared, folder) if config.machine.asynchronous else self.fit(prepared, folder)
         if prepared.remote is not None:
             prepared.remote.finish()
-        save_model(student, tokenizer, folder / MODEL)
+        save_model(student, tokenizer, folder / MODEL, run.world)
         notes: JsonObject = {"notes": texts.notes} if texts.notes else {}
         notes |= {"zeros": mean_zero_share(student)} if config.sparsity.requested else {}
         return metrics | {"wait_share": texts.wait_share, "params": student.num_parameters()} | notes

@@ -128,7 +128,7 @@ def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
             wandb_folder=run.output / "wandb",
             callbacks=[LayerByLayer(general.progressive_share)] if general.progressive_share else [],
         )
-        save_model(student, tokenizer, folder / MODEL)
+        save_model(student, tokenizer, folder / MODEL, run.world)
         return metrics | {"wait_share": rows.wait_share, "blocks": len(train), "params": student.num_parameters()}
 
     return run.stage("general", settings, inputs, work, version=VERSION, together=True)

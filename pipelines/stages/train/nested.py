@@ -85,7 +85,7 @@ def slice_stage(run: Run, config: DistillConfig, data: Artefact, nested: Artefac
 
     def work(folder: Path) -> JsonObject:
         model, tokenizer = load_slice(nested.folder / MODEL, name), tokenizer_of(nested.folder / MODEL)
-        save_model(model, tokenizer, folder / MODEL)
+        save_model(model, tokenizer, folder / MODEL, run.world)
         task = read_task(data)
         rows = task.encode(tokenizer, read_data(data).validation, config.data.max_length)
         found = compute_outputs(model, rows, find_padding_id(tokenizer), task, config.loss.resolved_temperature)

@@ -141,7 +141,7 @@ class QuantizedTraining:
         if self.quantization.method == "qat":
             metrics |= self.train(model, texts, task, folder) | {"wait_share": texts.wait_share}
         rounding = convert_quantized(model)
-        save_model(model, tokenizer, folder / MODEL)
+        save_model(model, tokenizer, folder / MODEL, self.run.world)
         save_quantization(rounding, folder / MODEL)
         return {"val/score": score} | metrics | {"params": model.num_parameters(), "layers": layers}
 

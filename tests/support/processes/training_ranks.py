@@ -162,6 +162,6 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     )  # fmt: skip
     if remote is not None:
         remote.finish()
-    save_model(student, tokenizer, job.place / "model")
+    save_model(student, tokenizer, job.place / "model", world)
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
     return {"weights": weights, "metrics": metrics, "dtypes": dtypes.found}
