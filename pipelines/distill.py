@@ -27,7 +27,7 @@ EXAMPLES = """\
   python -m pipelines.distill --teacher runs/bert --data my_texts/ --speedup 10 --epochs 20 --output runs/ten-times
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo --dry-run
   python -m pipelines.distill --config configs/demo.yaml --devices 2 --student.layout fsdp=2 --output runs/two
-  python -m pipelines.distill --config configs/layouts/teacher-ranks.yaml --output runs/apart
+  python -m pipelines.distill --config configs/layouts/teacher-processes.yaml --output runs/apart
   python -m pipelines.distill --config configs/demo.yaml --until cache --output runs/cached"""
 
 
@@ -87,7 +87,7 @@ def run_locally(command: str, argv: Sequence[str], settings: DistillConfig, file
         else:
             launch_processes(command, argv, devices, settings.machine.restarts)
         return
-    world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.ranks, files)
+    world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.processes, files)
     shared = reported_settings(settings) | {"until": settings.until}
     world.everyone.check_agreement(
         {name: value for name, value in flatten_settings(shared).items() if name not in _PATHS}

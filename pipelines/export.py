@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     check_data(config.data)
 
     from distill.data.config import DataConfig
-    from pipelines.settings.schemes import is_reduced
+    from pipelines.settings.schemes import needs_reduced_range
     from pipelines.stages.prepare.data import print_reading_remarks
 
     console = Console()
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
         parity=config.parity,
         max_length=length,
         targets=requested_targets(config.export, folder, dynamic=config.dynamic),
-        reduced=is_reduced(config.processor, folder, dynamic=config.dynamic),
+        reduce_range=needs_reduced_range(config.processor, folder, dynamic=config.dynamic),
     )
     rows = [
         (

@@ -62,7 +62,7 @@ from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
 from compress.export.common.targets import with_sources
 from compress.export.onnx.graph import OnnxModel
-from compress.export.processors import resolve_reduced
+from compress.export.processors import resolve_reduce_range
 from compress.export.write import write_targets
 from compress.measure.latency import Latency
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -182,8 +182,8 @@ class Benchmark:
         """Writes the deployed files and scores them."""
         model, tokenizer = TorchModel.of(trained.model), trained.tokenizer
         chain = with_sources([self.target])
-        reduced = resolve_reduced("auto", "here", [self.target.format]) if self.target.rounded else False
-        write_targets(Source(trained.model, tokenizer, reduced=reduced), chain, folder)
+        reduce_range = resolve_reduce_range("auto", "here", [self.target.format]) if self.target.rounded else False
+        write_targets(Source(trained.model, tokenizer, reduce_range=reduce_range), chain, folder)
         runner = OnnxModel(folder / str(self.target), self.options.threads)
         if self.budget.precision == "fp32":
             check_logits(runner, model, self._list_inputs(setup.splits.validation, tokenizer)[:50], str(folder))

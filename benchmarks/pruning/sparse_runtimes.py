@@ -120,7 +120,7 @@ def open_onnx(students: StudentFiles, name: str) -> LogitsRunner:
 def open_onnx_int8(students: StudentFiles, name: str) -> LogitsRunner:
     """Opens a student on ONNX Runtime in dynamic int8 with a scale per output."""
     folder = students.folder(name, "onnx-int8")
-    quantize_int8(export_student(students, name) / ONNX_FILE, folder / ONNX_FILE, reduced=products_saturate())
+    quantize_int8(export_student(students, name) / ONNX_FILE, folder / ONNX_FILE, reduce_range=products_saturate())
     return OnnxModel(folder, students.threads)
 
 

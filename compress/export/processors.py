@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from compress.errors import CompressError
 from compress.export.common.targets import FORMATS
 from compress.export.onnx.int8 import products_saturate
-from compress.quantize.config import Processor, Reduced
+from compress.quantize.config import Processor, ReduceRange
 
 WITHOUT_VNNI = ("avx2", "avx512")
 
 
-def resolve_reduced(
-    reduced: Reduced, processor: Processor, formats: Iterable[str], *, group: str = "quantize."
+def resolve_reduce_range(
+    reduce_range: ReduceRange, processor: Processor, formats: Iterable[str], *, group: str = "quantize."
 ) -> bool:
     """Returns whether weights whose inputs have 8 bits get 7 bits, in files of these formats.
 
     Args:
-        reduced: As requested; auto selects 7 bits if the processor needs them.
+        reduce_range: As requested; auto selects 7 bits if the processor needs them.
         processor: Processor the files will run on.
         formats: Formats of the files.
         group: Prefix of the settings' names, for the message.
@@ -30,18 +30,18 @@ def resolve_reduced(
             verified.
     """
     saturating = [name for name in formats if FORMATS[name].saturates]
-    if reduced is True or not saturating:
-        return reduced is True
-    if reduced == "auto" and processor in WITHOUT_VNNI:
+    if reduce_range is True or not saturating:
+        return reduce_range is True
+    if reduce_range == "auto" and processor in WITHOUT_VNNI:
         return True
     if not products_saturate():
         return False
-    if reduced == "auto" and processor == "here":
+    if reduce_range == "auto" and processor == "here":
         return True
     setting, instead = (
         (f"{group}processor {processor}", f"--{group}processor avx2")
-        if reduced == "auto"
-        else (f"{group}reduced false", f"--{group}reduced true")
+        if reduce_range == "auto"
+        else (f"{group}reduce_range false", f"--{group}reduce_range true")
     )
     raise CompressError(
         f"{setting}: expected a processor with VNNI, or an ARM one, to verify 8-bit weights of "

@@ -84,7 +84,7 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
             f"expected at most {LAYER:.0e}"
             + (
                 "; this processor has no VNNI, and its products of 8-bit weights saturate: quantize the float model "
-                "with --quantize.reduced true, or export this one on a processor with VNNI"
+                "with --quantize.reduce_range true, or export this one on a processor with VNNI"
                 if saturated
                 else ""
             )
@@ -127,7 +127,7 @@ def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> Non
     if not target.rounded:
         fuse_operators(folder / "onnx" / ONNX_FILE, place)
     elif source.rounding is None:
-        quantize_int8(folder / "onnxruntime" / ONNX_FILE, place, reduced=source.reduced)
+        quantize_int8(folder / "onnxruntime" / ONNX_FILE, place, reduce_range=source.reduce_range)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
         round_fused(folder / "onnxruntime" / ONNX_FILE, place, source.layers)
     else:  # no fused operator takes scales computed in each call

@@ -6,7 +6,7 @@ from typing import Literal
 from compress.errors import CompressError
 from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_schemes
 
-Reduced = bool | Literal["auto"]
+ReduceRange = bool | Literal["auto"]
 Processor = Literal["here", "avx2", "avx512", "vnni", "arm"]
 AUTO_MIN_SCORE = 0.99  # share of the float score that --quantize auto preserves
 
@@ -25,13 +25,13 @@ class QuantizeConfig:
             error).
         weights: nearest: round to nearest; gptq: weights not yet rounded compensate for rounding errors; awq: weights
             that multiply large inputs get finer steps.
-        smooth: SmoothQuant's alpha: how far activation outliers are moved into the weights; 0: not at all.
+        smoothquant: SmoothQuant's alpha: how far activation outliers are moved into the weights; 0: not at all.
         min_score: Share of the float model's validation score that calibration must preserve: the most sensitive layers
             get 8 bits instead of 4, or stay in float, until it is reached.
-        learned: Also train the scales of weights and activations (LSQ).
-        reduced: Use 7-bit weights with 8-bit inputs: on x86 processors without VNNI, larger products saturate in ONNX
-            Runtime and OpenVINO. auto uses 7 bits if one of these formats is exported and `processor` needs it.
-        processor: Processor the files will run on; used only if `reduced` is auto. here is this machine; avx2 and
+        learned_scales: Also train the scales of weights and activations (LSQ).
+        reduce_range: Use 7-bit weights with 8-bit inputs: on x86 processors without VNNI, larger products saturate in
+            ONNX Runtime and OpenVINO. auto uses 7 bits if one of these formats is exported and `processor` needs it.
+        processor: Processor the files will run on; used only if `reduce_range` is auto. here is this machine; avx2 and
             avx512 are x86 without VNNI, vnni is x86 with it, arm is any ARM.
         samples: Number of training texts used for calibration.
         epochs: Epochs of qat.
@@ -46,10 +46,10 @@ class QuantizeConfig:
     method: Literal["qat", "ptq"] = "qat"
     ranges: Literal["minmax", "percentile", "mse"] = "minmax"
     weights: Literal["nearest", "gptq", "awq"] = "nearest"
-    smooth: float = 0.0
+    smoothquant: float = 0.0
     min_score: float = 0.0
-    learned: bool = False
-    reduced: Reduced = "auto"
+    learned_scales: bool = False
+    reduce_range: ReduceRange = "auto"
     processor: Processor = "here"
     samples: int = 256
     epochs: int = 2
@@ -59,15 +59,15 @@ class QuantizeConfig:
     def __post_init__(self) -> None:
         if self.scheme and self.scheme != "auto":
             self._check_scheme()
-        if self.processor != "here" and self.reduced != "auto":
+        if self.processor != "here" and self.reduce_range != "auto":
             raise CompressError(
-                f"quantize.processor {self.processor}: expected quantize.reduced auto, found "
-                f"{str(self.reduced).lower()}: the processor would have no effect; leave one of the two out"
+                f"quantize.processor {self.processor}: expected quantize.reduce_range auto, found "
+                f"{str(self.reduce_range).lower()}: the processor would have no effect; leave one of the two out"
             )
         for name in ("samples", "epochs"):
             if getattr(self, name) < 1:
                 raise CompressError(f"quantize.{name}: expected at least 1, found {getattr(self, name)}")
-        for name in ("smooth", "min_score"):
+        for name in ("smoothquant", "min_score"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CompressError(f"quantize.{name}: expected a number from 0 to 1, found {getattr(self, name)}")
         if not self.learning_rate > 0:
@@ -81,14 +81,17 @@ class QuantizeConfig:
                 "calibrated input ranges; leave quantize.ranges out"
             )
         if not any(has_integer_products(each) for each in schemes):
-            for name, requested in (("reduced", self.reduced is True), ("processor", self.processor != "here")):
+            for name, requested in (
+                ("reduce_range", self.reduce_range is True),
+                ("processor", self.processor != "here"),
+            ):
                 if requested:
                     raise CompressError(
                         f"quantize.{name}: expected a scheme with integer products, found {self.scheme}: it has no "
                         f"products that can saturate; leave quantize.{name} out"
                     )
-        if self.learned and self.method == "ptq":
-            raise CompressError("quantize.learned: expected method qat, found ptq: ptq trains no scales")
+        if self.learned_scales and self.method == "ptq":
+            raise CompressError("quantize.learned_scales: expected method qat, found ptq: ptq trains no scales")
 
     @property
     def float_patterns(self) -> tuple[str, ...]:

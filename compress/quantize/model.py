@@ -25,8 +25,8 @@ def quantize_model(
 
     Args:
         model: In float32 and eval mode; changed in place.
-        config: Settings. `reduced` auto depends on the exported files and means 8 bits here: `resolve_reduced` settles
-            it beforehand.
+        config: Settings. `reduce_range` auto depends on the exported files and means 8 bits here:
+            `resolve_reduce_range` settles it beforehand.
         batches: Calibration inputs with `attention_mask`.
         seed: Seed of the sample from which ranges are estimated.
 
@@ -43,18 +43,18 @@ def quantize_model(
         )
     check_unquantized(model)
     scheme = resolve_scheme(config.scheme)
-    reduce_range = config.reduced is True
+    reduce_range = config.reduce_range is True
     scheme = reduce_weight_range(scheme) if reduce_range else scheme
     keep = (*config.float_patterns, *find_unused_layers(model, batches))
-    if config.smooth or config.weights == "awq":
+    if config.smoothquant or config.weights == "awq":
         folds = find_folds(model, batches[0])
-        if config.smooth:
-            apply_smoothquant(model, folds, batches, config.smooth)
+        if config.smoothquant:
+            apply_smoothquant(model, folds, batches, config.smoothquant)
         if config.weights == "awq":
             linears = [n for n, m in find_quantizable_layers(model, keep).items() if isinstance(m, nn.Linear)]
             apply_awq(model, folds, batches, dict.fromkeys(linears, scheme))
     names = prepare_quantized(model, scheme, keep=keep, reduce_range=reduce_range)
-    calibrate(model, batches, config.ranges, learned=config.learned, seed=seed)
+    calibrate(model, batches, config.ranges, learned=config.learned_scales, seed=seed)
     return names
 
 

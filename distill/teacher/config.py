@@ -27,8 +27,8 @@ class TeacherConfig:
         offload: With FSDP, keep the teacher's weights in CPU memory.
         signals: `cached` computes the teacher's signals once and trains without it; `online` runs the teacher in every
             step.
-        ranks: Number of processes dedicated to the teacher, which compute the next batch's signals while the student
-            trains. With 0 the teacher shares the student's processes.
+        processes: Number of processes dedicated to the teacher, which compute the next batch's signals while the
+            student trains. With 0 the teacher shares the student's processes.
     """
 
     model: str = ""
@@ -41,7 +41,7 @@ class TeacherConfig:
     layout: str = "auto"
     offload: bool = False
     signals: Literal["cached", "online"] = "cached"
-    ranks: int = 0
+    processes: int = 0
 
     def __post_init__(self) -> None:
         count = 1 + len(self.additional)
@@ -51,15 +51,15 @@ class TeacherConfig:
             )
         if self.sharpness < 0:
             raise InputError(f"teacher.sharpness: expected at least 0, found {self.sharpness}")
-        if self.additional and (self.ranks or self.signals == "online"):
+        if self.additional and (self.processes or self.signals == "online"):
             raise InputError(
-                f"teacher.additional: expected cached signals and no ranks with {count} teachers, found signals "
-                f"{self.signals} and ranks {self.ranks}: several teachers are only queried to write a cache"
+                f"teacher.additional: expected cached signals and no processes with {count} teachers, found signals "
+                f"{self.signals} and processes {self.processes}: several teachers are only queried to write a cache"
             )
-        if self.ranks < 0:
-            raise InputError(f"teacher.ranks: expected at least 0, found {self.ranks}")
-        if self.ranks and self.signals != "online":
+        if self.processes < 0:
+            raise InputError(f"teacher.processes: expected at least 0, found {self.processes}")
+        if self.processes and self.signals != "online":
             raise InputError(
-                f"teacher.ranks {self.ranks}: expected teacher.signals online, found {self.signals}: cached signals "
-                "are read without a teacher, whose processes would be idle"
+                f"teacher.processes {self.processes}: expected teacher.signals online, found {self.signals}: cached "
+                "signals are read without a teacher, whose processes would be idle"
             )

@@ -399,13 +399,13 @@ def count_local_students(size: int, students: int) -> int:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     if students < 1:
         raise InputError(
-            f"teacher.ranks: expected at least 1 of {size} processes for the student, found {students}: nothing would "
-            "be trained"
+            f"teacher.processes: expected at least 1 of {size} processes for the student, found {students}: nothing "
+            "would be trained"
         )
     if local < size and students % local:
         raise InputError(
-            f"teacher.ranks: expected a multiple of the {local} processes of a machine for the student, or a single "
-            f"machine, found {students} of {size}: a machine would be shared by students and teachers"
+            f"teacher.processes: expected a multiple of the {local} processes of a machine for the student, or a "
+            f"single machine, found {students} of {size}: a machine would be shared by students and teachers"
         )
     return min(local, students)
 

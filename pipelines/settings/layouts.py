@@ -55,7 +55,7 @@ class LayoutSetting:
 
 def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSetting, LayoutSetting, LayoutSetting]:
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training."""
-    ranks, teacher, student = config.teacher.ranks, choose_teacher_layout(config), config.student.layout
+    ranks, teacher, student = config.teacher.processes, choose_teacher_layout(config), config.student.layout
     finetuning = AUTO if ranks else teacher
     if config.machine.deepspeed:
         student = finetuning = "replicated"  # DeepSpeed shards the model itself
@@ -68,7 +68,7 @@ def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSettin
 
 def choose_teacher_layout(config: DistillConfig) -> str:
     """Returns the teacher's layout as written; for `auto`, the student's if it is queried for segments."""
-    is_queried = config.teacher.signals == "online" and not config.teacher.ranks
+    is_queried = config.teacher.signals == "online" and not config.teacher.processes
     is_copied = config.teacher.layout == AUTO and is_queried and "cp=" in config.student.layout
     return config.student.layout if is_copied else config.teacher.layout
 
@@ -79,7 +79,7 @@ def leaves_layout_open(config: DistillConfig, processes: int) -> bool:
     DeepSpeed shards models itself, and processes for the teacher only aren't planned.
     """
     is_open = AUTO in (choose_teacher_layout(config), config.student.layout)
-    return processes > 1 and is_open and not config.machine.deepspeed and not config.teacher.ranks
+    return processes > 1 and is_open and not config.machine.deepspeed and not config.teacher.processes
 
 
 def resolve_layout(wanted: LayoutSetting, model: "PretrainedConfig") -> Layout:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compress.export.common.targets import by_scheme, formats_of
-from compress.export.processors import resolve_reduced
+from compress.export.processors import resolve_reduce_range
 from compress.quantize.config import Processor, QuantizeConfig
 from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_scheme
 from pipelines.settings.commands.distill import DistillConfig
@@ -33,7 +33,7 @@ def measured_scheme(config: DistillConfig) -> str | None:
 
 
 def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
-    """Returns the quantization settings for one scheme, with `reduced` resolved.
+    """Returns the quantization settings for one scheme, with `reduce_range` resolved.
 
     The result no longer depends on the processor.
 
@@ -42,8 +42,8 @@ def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
     """
     how, formats = config.quantize, schemes_of(config)[scheme]
     saturable = has_integer_products(SCHEMES[scheme])
-    reduced = saturable and resolve_reduced(how.reduced, how.processor, formats)
-    return replace(how, scheme=scheme, reduced=reduced, processor="here")
+    reduce_range = saturable and resolve_reduce_range(how.reduce_range, how.processor, formats)
+    return replace(how, scheme=scheme, reduce_range=reduce_range, processor="here")
 
 
 def is_dynamic(config: DistillConfig) -> bool:
@@ -56,14 +56,14 @@ def is_dynamic(config: DistillConfig) -> bool:
     )
 
 
-def is_dynamic_reduced(config: DistillConfig) -> bool:
+def reduces_range_of_dynamic_int8(config: DistillConfig) -> bool:
     """Returns whether ONNX Runtime's dynamic int8 uses 7-bit weights.
 
     Raises:
         CompressError: 8-bit weights are requested that can't be scored on this processor.
     """
     how = config.quantize
-    return is_dynamic(config) and resolve_reduced(how.reduced, how.processor, ["onnxruntime"])
+    return is_dynamic(config) and resolve_reduce_range(how.reduce_range, how.processor, ["onnxruntime"])
 
 
 def check_processor(config: DistillConfig) -> None:
@@ -72,20 +72,20 @@ def check_processor(config: DistillConfig) -> None:
     Raises:
         CompressError: Files with 8-bit weights can't be verified on this processor.
     """
-    is_dynamic_reduced(config)
+    reduces_range_of_dynamic_int8(config)
     for scheme in schemes_of(config):
         quantization_by(config, scheme)
 
 
-def resolved_reduced(config: DistillConfig) -> bool | dict[str, bool]:
+def describe_reduced_range(config: DistillConfig) -> bool | dict[str, bool]:
     """Returns whether weights have 7 bits; scheme -> bool if the schemes differ."""
     if not config.quantize.scheme:
-        return is_dynamic_reduced(config)
-    found = {scheme: quantization_by(config, scheme).reduced is True for scheme in schemes_of(config)}
+        return reduces_range_of_dynamic_int8(config)
+    found = {scheme: quantization_by(config, scheme).reduce_range is True for scheme in schemes_of(config)}
     return next(iter(found.values())) if len(set(found.values())) == 1 else found
 
 
-def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
+def needs_reduced_range(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
     """Returns whether ONNX Runtime's dynamic int8 version of the checkpoint has 7-bit weights.
 
     Raises:
@@ -94,4 +94,4 @@ def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
     from compress.quantize.store import is_quantized
 
     wanted = dynamic and not is_quantized(folder)
-    return wanted and resolve_reduced("auto", processor, ["onnxruntime"], group="")
+    return wanted and resolve_reduce_range("auto", processor, ["onnxruntime"], group="")

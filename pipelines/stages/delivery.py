@@ -11,7 +11,7 @@ from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, targets_of
-from pipelines.settings.schemes import is_dynamic_reduced, measured_scheme
+from pipelines.settings.schemes import measured_scheme, reduces_range_of_dynamic_int8
 from pipelines.stages.deliver.evaluate import evaluate_stage
 from pipelines.stages.deliver.evaluated_model import EvaluatedModel, JudgedSpeed
 from pipelines.stages.deliver.export import export_stage
@@ -105,7 +105,7 @@ class Delivery:
             parity=min(parity, _BLOCKS) if isinstance(self.task, Language) else parity,
             max_length=self.config.data.max_length,
             targets=targets,
-            reduced=is_dynamic_reduced(self.config),
+            reduce_range=reduces_range_of_dynamic_int8(self.config),
         )
 
     def reach_speed(self, target: SpeedTarget) -> None:

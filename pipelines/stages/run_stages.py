@@ -207,9 +207,9 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
 
 def reported_settings(config: DistillConfig) -> dict[str, Any]:
     """Returns the configuration as shown in the report."""
-    from pipelines.settings.schemes import resolved_reduced
+    from pipelines.settings.schemes import describe_reduced_range
 
     settings = {
         name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run", "probe")
     }
-    return settings | {"quantize": settings["quantize"] | {"reduced": resolved_reduced(config)}}
+    return settings | {"quantize": settings["quantize"] | {"reduce_range": describe_reduced_range(config)}}

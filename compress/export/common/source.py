@@ -20,14 +20,14 @@ class Source:
         model: In float32 and eval mode; with a rounding its weights are on their grids.
         tokenizer: Its tokenizer.
         rounding: Schemes, scales and grids it is deployed with; None for a model that isn't quantized.
-        reduced: Whether ONNX Runtime's own int8 of a model that isn't quantized uses 7-bit weights.
+        reduce_range: Whether ONNX Runtime's own int8 of a model that isn't quantized uses 7-bit weights.
         trained: The model with the norms that it was trained with, if they are folded in `model`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     rounding: ModelQuantization | None = None
-    reduced: bool = False
+    reduce_range: bool = False
     trained: PreTrainedModel | None = None
 
     @property
@@ -46,7 +46,7 @@ class Source:
     def has_reduced_range(self) -> bool:
         """Whether weights have 7 bits for processors whose products saturate."""
         schemes = [each.scheme for each in (self.rounding or {}).values() if each.scheme is not None]
-        return self.reduced or any(scheme.bits == 7 for scheme in schemes)
+        return self.reduce_range or any(scheme.bits == 7 for scheme in schemes)
 
     @cached_property
     def layers(self) -> dict[str, Layer]:

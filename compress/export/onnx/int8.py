@@ -37,7 +37,7 @@ def products_saturate() -> bool:
     return bool((found != 255 * 127 * len(largest)).any())
 
 
-def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
+def quantize_int8(source: Path, target: Path, *, reduce_range: bool = False) -> None:
     """Quantizes a float32 ONNX file to int8 weights, with one scale per output channel (Attention with 7 bits).
 
     Activation scales are computed in each call from the smallest and largest value of the tensor. Nothing is
@@ -46,7 +46,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     Args:
         source: A file written by `fuse_operators`, or any float32 ONNX file.
         target: Where to write.
-        reduced: Whether weights of products have 7 bits, for processors whose products saturate.
+        reduce_range: Whether weights of products have 7 bits, for processors whose products saturate.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -54,7 +54,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     model = onnx.load(str(source))
     target.parent.mkdir(parents=True, exist_ok=True)
     # tables are looked up, not multiplied: they keep 8 bits
-    for operators, bits in ((_TABLES, False), (_PRODUCTS, True)) if reduced else ((_TABLES + _PRODUCTS, False),):
+    for operators, bits in ((_TABLES, False), (_PRODUCTS, True)) if reduce_range else ((_TABLES + _PRODUCTS, False),):
         before = tensor_names(model)
         del model.graph.value_info[:]  # shapes recorded before the fusion mislead the quantizer
         with quiet():  # the quantizer recommends preprocessing that the export has done

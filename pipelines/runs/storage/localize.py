@@ -67,7 +67,10 @@ def check_exchanged(settings: DistillConfig) -> None:
         InputError: They can't.
     """
     reasons = {
-        "teacher.ranks": (settings.teacher.ranks, "a teacher on processes of its own reads the students' folder"),
+        "teacher.processes": (
+            settings.teacher.processes,
+            "a teacher on processes of its own reads the students' folder",
+        ),
         "strategy": (settings.machine.deepspeed, "DeepSpeed's checkpoints need a folder that all processes see"),
     }
     for name, (is_set, reason) in reasons.items():

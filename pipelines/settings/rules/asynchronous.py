@@ -58,7 +58,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
         for name, found, expected, is_refused in (
             ("machine.devices", s.machine.devices, "2 or more", s.machine.devices < 2),
             ("processes", f.processes, "a command that starts the replicas itself, not torchrun,", f.processes > 1),
-            ("teacher.ranks", s.teacher.ranks, "0", s.teacher.ranks),
+            ("teacher.processes", s.teacher.processes, "0", s.teacher.processes),
             ("student.layout", s.student.layout, "auto", s.student.layout not in (AUTO, "replicated")),
             ("teacher.layout", s.teacher.layout, "auto", s.teacher.layout not in (AUTO, "replicated")),
             ("machine.accelerator", s.machine.accelerator, "cpu", is_wild and s.machine.accelerator != "cpu"),

@@ -57,9 +57,9 @@ PROCESS_RULES: tuple[Rule | Check, ...] = (
     ),
     Check(check_run_engine),
     Rule(
-        lambda s, f: s.teacher.ranks and s.teacher.ranks >= f.processes,
-        "teacher.ranks {s.teacher.ranks}: expected fewer than the {f.processes} processes, because the student needs "
-        "some; start more (--devices, or torchrun)",
+        lambda s, f: s.teacher.processes and s.teacher.processes >= f.processes,
+        "teacher.processes {s.teacher.processes}: expected fewer than the {f.processes} processes, because the student "
+        "needs some; start more (--devices, or torchrun)",
     ),
     Check(check_deepspeed),
     Check(check_asynchronous),

@@ -39,7 +39,7 @@ def check_student_segments(f: Facts) -> None:
 
 def list_student_conflicts(f: Facts) -> Iterator[tuple[str, object, str, str]]:
     """Yields (setting, what was found, what is expected, why) for each setting that needs whole rows."""
-    s, loss = f.settings, f.settings.loss
+    s, loss, apart = f.settings, f.settings.loss, f.settings.teacher.processes
     yield from (
         (name, found, expected, reason)
         for name, found, expected, reason, is_refused in (
@@ -55,7 +55,7 @@ def list_student_conflicts(f: Facts) -> Iterator[tuple[str, object, str, str]]:
             ("data.rank_speeds", s.machine.rank_speeds, "none", "rows are computed together", s.machine.rank_speeds),
             ("machine.memory", s.machine.memory, "none", "steps are measured on whole rows", s.machine.memory),
             ("train.checkpointing", AUTO, "a mode", "steps are measured on whole rows", s.train.checkpointing == AUTO),
-            ("teacher.ranks", s.teacher.ranks, "0", "processes of its own are sent whole rows", s.teacher.ranks),
+            ("teacher.processes", apart, "0", "processes of its own are sent whole rows", apart),
             ("student", "a tokenizer of its own", "the teacher's", _WHOLE_TEXTS, f.own_tokenizer),
         )
         if is_refused
@@ -71,18 +71,19 @@ def check_teacher_segments(f: Facts) -> None:
     s, layout, student = f.settings, f.teacher_layout, f.student_layout
     assert layout is not None
     is_queried = s.teacher.signals == "online" and s.loss.needs_teacher
-    if layout.cp > 1 and (s.teacher.signals == "cached" or s.teacher.ranks):
-        found = f"teacher.ranks {s.teacher.ranks}" if s.teacher.ranks else "cached, which are those of whole texts"
+    if layout.cp > 1 and (s.teacher.signals == "cached" or s.teacher.processes):
+        apart = s.teacher.processes
+        found = f"teacher.processes {apart}" if apart else "cached, which are those of whole texts"
         raise InputError(
-            f"teacher.layout {layout}: expected teacher.signals online and teacher.ranks 0 with cp, found {found}; use "
-            "replicated, fsdp, tp or pp"
+            f"teacher.layout {layout}: expected teacher.signals online and teacher.processes 0 with cp, found {found}; "
+            "use replicated, fsdp, tp or pp"
         )
     if layout.cp > 1 and s.sequences.share:
         raise InputError(
             f"teacher.layout {layout}: expected sequences.share 0 with cp, found {s.sequences.share:g}: answers are "
             "generated token by token"
         )
-    if student is not None and is_queried and not s.teacher.ranks and layout.cp != student.cp:
+    if student is not None and is_queried and not s.teacher.processes and layout.cp != student.cp:
         raise InputError(
             f"teacher.layout {layout}: expected {_describe_segments(student)}, as student.layout {student} has, found "
             f"{_describe_segments(layout)}: the teacher is queried for the positions that the student computes"

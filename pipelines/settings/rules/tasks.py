@@ -150,7 +150,7 @@ TOKENIZER_RULES: tuple[Rule | Check, ...] = (
         "positions of teacher and student differ (student {s.student.spec!r})",
         ("own_tokenizer",),
     ),
-    own_tokenizer_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
+    own_tokenizer_rule("teacher.processes", "0", lambda s: s.teacher.processes > 0),
     own_tokenizer_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
     own_tokenizer_rule("train.backward_window", "0", lambda s: s.train.backward_window > 0),
     own_tokenizer_rule("train.batch_tokens", "0", lambda s: s.train.batch_tokens > 0),

@@ -89,7 +89,7 @@ def call_teacher(world: World, source: Path) -> RemoteTeacher:
 
 def _bridge_of(world: World) -> Bridge:
     if world.bridge is None:
-        raise ValueError("teacher: expected processes of its own, found none: set teacher.ranks")
+        raise ValueError("teacher: expected processes of its own, found none: set teacher.processes")
     return world.bridge
 
 

@@ -35,7 +35,7 @@ def export_stage(
     parity: int,
     max_length: int,
     targets: Sequence[ExportTarget] = ALWAYS,
-    reduced: bool = False,
+    reduce_range: bool = False,
 ) -> Artefact:
     """Exports the checkpoint to a folder per target and verifies each; refused targets are set aside with the reason.
 
@@ -48,21 +48,23 @@ def export_stage(
         parity: See `ExportConfig`.
         max_length: See `ExportConfig`.
         targets: Targets to export.
-        reduced: Whether weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
+        reduce_range: Whether weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
 
     Raises:
         ExportError: No target matches the model.
         VerificationError: A comparing process was killed; nothing is recorded, and the next run repeats the stage.
     """
     settings: JsonObject = {"targets": [str(each) for each in targets], "parity": parity, "max_length": max_length}
-    settings |= {"reduced": True} if reduced else {}
+    settings |= {"reduce_range": True} if reduce_range else {}
 
     def work(folder: Path) -> JsonObject:
         from pipelines.stages.deliver.export_verification import ExportVerifier, describe_verification, load_source
 
         remove_results(folder)
         drawn = sample_texts(examples, parity, run.seed)
-        verifier = ExportVerifier(load_source(checkpoint, reduced=reduced), folder, examples, drawn, max_length)
+        verifier = ExportVerifier(
+            load_source(checkpoint, reduce_range=reduce_range), folder, examples, drawn, max_length
+        )
         all_targets = with_sources(targets)
         with run.console.track(f"{name}: writing and reloading", len(all_targets), "files") as advance:
             for target in all_targets:

@@ -38,15 +38,17 @@ _BATCH = 16
 PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
 
 
-def load_source(checkpoint: Path, *, reduced: bool = False) -> Source:
+def load_source(checkpoint: Path, *, reduce_range: bool = False) -> Source:
     """Loads the checkpoint, with its element-wise norms folded, and its rounding parameters, if it is quantized.
 
-    For `reduced` see `Source`.
+    For `reduce_range` see `Source`.
     """
     rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
     trained = load_model_folder(checkpoint).float()
     model = fold_norms(trained) if rounding is None else trained
-    return Source(model, tokenizer_of(checkpoint, "model"), rounding, reduced, None if model is trained else trained)
+    return Source(
+        model, tokenizer_of(checkpoint, "model"), rounding, reduce_range, None if model is trained else trained
+    )
 
 
 class ExportVerifier:

@@ -11,7 +11,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.evaluate import EvaluateConfig
 from pipelines.settings.lengths import fitted_length
-from pipelines.settings.schemes import is_reduced
+from pipelines.settings.schemes import needs_reduced_range
 from pipelines.settings.tokenizers import load_checked_tokenizer
 from pipelines.stages.deliver.evaluate import evaluate_stage
 from pipelines.stages.deliver.evaluated_model import EvaluatedModel
@@ -65,7 +65,7 @@ def export_checkpoint(run: Run, config: EvaluateConfig, checkpoint: Checkpoint, 
         parity=config.measure.parity,
         max_length=config.data.max_length,
         targets=requested_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
-        reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
+        reduce_range=needs_reduced_range(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
     )
     return EvaluatedModel(name, "given", export)
 

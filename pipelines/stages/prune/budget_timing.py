@@ -54,17 +54,17 @@ def build_timed(
     texts: "TimingTexts",
     quantization: QuantizeConfig | None = None,
     *,
-    reduced: bool = False,
+    reduce_range: bool = False,
 ) -> TimedModel:
     """Exports the model into `folder` and opens the files; with `quantization` the weights are quantized first.
 
-    With `reduced`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
+    With `reduce_range`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
     """
     inputs = texts.inputs(tokenizer)
     rounding = (
         quantize_for_timing(model, quantization, next(iter(inputs.values()))) if quantization is not None else None
     )
-    write_targets(Source(model, tokenizer, rounding, reduced), [target], folder)
+    write_targets(Source(model, tokenizer, rounding, reduce_range), [target], folder)
     if target == HUGGINGFACE:
         return TimedModel(target, folder, TorchModel.of(model), inputs)
     runner = open_export(target, folder / str(target), texts.budget.threads)
@@ -76,7 +76,7 @@ def quantize_for_timing(
 ) -> dict[str, LayerQuantization]:
     """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
     batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
-    quantize_model(model, replace(config, smooth=0, weights="nearest"), batches)
+    quantize_model(model, replace(config, smoothquant=0, weights="nearest"), batches)
     return convert_quantized(model)
 
 

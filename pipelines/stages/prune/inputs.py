@@ -28,7 +28,7 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import Plan
-from pipelines.settings.schemes import is_dynamic_reduced, quantization_by
+from pipelines.settings.schemes import quantization_by, reduces_range_of_dynamic_int8
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
@@ -156,7 +156,7 @@ def build_measured_models(
     axes = axes_of(model, task)
     texts = draw_texts(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
     outlines = plan_measurements(get_outline(axes), step=head_width(model.config), uniform=config.budget.uniform)
-    quantization, reduced = timing_quantization(config), is_dynamic_reduced(config)
+    quantization, reduce_range = timing_quantization(config), reduces_range_of_dynamic_int8(config)
     models = {}
     with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:
         source = teacher.folder / MODEL
@@ -168,7 +168,9 @@ def build_measured_models(
         for number, outline in enumerate(outlines):
             small = prune(model, axes, make_first_units_shape(axes, outline))
             target, folder = target_for(config.budget), scratch / str(number)
-            models[str(number)] = build_timed(small, tokenizer, target, folder, texts, quantization, reduced=reduced)
+            models[str(number)] = build_timed(
+                small, tokenizer, target, folder, texts, quantization, reduce_range=reduce_range
+            )
             advance(1)
     return outlines, models
 
@@ -184,8 +186,8 @@ def rounding_key(config: DistillConfig) -> RoundingKey:
     """Returns the quantization settings that latency measurements depend on, for stage keys."""
     quantization = timing_quantization(config)
     if quantization is None:
-        return "reduced" if is_dynamic_reduced(config) else ""
-    return [quantization.scheme, quantization.float_layers, quantization.reduced]
+        return "reduce_range" if reduces_range_of_dynamic_int8(config) else ""
+    return [quantization.scheme, quantization.float_layers, quantization.reduce_range]
 
 
 def build_cost_row(outline: Outline, latency: Latency) -> JsonObject:

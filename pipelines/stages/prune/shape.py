@@ -34,7 +34,7 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
-from pipelines.settings.schemes import is_dynamic_reduced
+from pipelines.settings.schemes import reduces_range_of_dynamic_int8
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
@@ -232,9 +232,9 @@ class ShapeSearch:
         folder = self.scratch / "candidate"
         shutil.rmtree(folder, ignore_errors=True)
         model = prune(self.model, self.axes, candidate.shape, uniform=self.budget.uniform)
-        quantization, reduced = timing_quantization(self.config), is_dynamic_reduced(self.config)
+        quantization, reduce_range = timing_quantization(self.config), reduces_range_of_dynamic_int8(self.config)
         target = target_for(self.budget)
-        return build_timed(model, self.tokenizer, target, folder, self.texts, quantization, reduced=reduced)
+        return build_timed(model, self.tokenizer, target, folder, self.texts, quantization, reduce_range=reduce_range)
 
     def fit_bytes(self, candidate: Candidate) -> TimedCandidate:
         """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""

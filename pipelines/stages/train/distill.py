@@ -219,7 +219,7 @@ class StudentTraining:
         config = plan.settings
         if not config.loss.needs_teacher:
             return None, None
-        if config.teacher.ranks:
+        if config.teacher.processes:
             return call_teacher(self.run.world, source), None
         return None, load_configured_teacher(plan, source, self.precision) if self.cache is None else None
 

@@ -62,7 +62,7 @@ class Validation:
 
     def widen_sensitive_layers(self, run: Run, settings: QuantizeConfig, batch: Batch) -> None:
         """Gives the most sensitive layers more bits until the minimum score is reached."""
-        reduce_range, min_score = settings.reduced is True, settings.min_score * self.float_score
+        reduce_range, min_score = settings.reduce_range is True, settings.min_score * self.float_score
         ranked = measure_sensitivities(self.model, self.divergence, batch, reduce_range=reduce_range)
         names, _ = widen_most_sensitive(self.model, ranked, self.score, min_score, reduce_range=reduce_range)
         run.console.say(f"  quantize: {len(names)} layers have more bits: {', '.join(names) or 'none'}")
@@ -114,7 +114,7 @@ class QuantizedTraining:
     def settings(self) -> JsonObject:
         """Returns the settings that the quantized student depends on."""
         config = self.config
-        # Of the processor only its effect on `reduced` matters.
+        # Of the processor only its effect on `reduce_range` matters.
         quantization = {name: value for name, value in asdict(self.quantization).items() if name != "processor"}
         settings = {
             "quantize": quantization,
@@ -157,7 +157,11 @@ class QuantizedTraining:
         settings = self.quantization
         layers = quantize_model(model, settings, drawn, seed=self.run.seed)
         texts = sum(len(batch["input_ids"]) for batch in drawn)
-        bits = ", with 7-bit weights: products of larger ones would saturate on the target" if settings.reduced else ""
+        bits = (
+            ", with 7-bit weights: products of larger ones would saturate on the target"
+            if settings.reduce_range
+            else ""
+        )
         self.run.console.say(
             f"  quantize: {len(layers)} layers round as {settings.scheme}, ranges from {texts} texts{bits}"
         )
@@ -170,7 +174,7 @@ class QuantizedTraining:
     def train(self, model: PreTrainedModel, texts: TextDataModule, task: Task, folder: Path) -> Metrics:
         """Trains the rounding model on the cached signals and returns its validation metrics."""
         run, config, loss = self.run, self.config, self.config.loss.without_layer_terms
-        if self.quantization.learned:
+        if self.quantization.learned_scales:
             learn_scales(model)
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(

@@ -15,7 +15,7 @@ from compress.export.common.huggingface import input_names
 from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
-from compress.export.processors import resolve_reduced
+from compress.export.processors import resolve_reduce_range
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert_quantized, prepare_quantized
@@ -54,7 +54,7 @@ def settings_of(**quantize: object) -> DistillConfig:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "export", "reduced"),
+    ("scheme", "export", "reduce_range"),
     [
         ("int8-static", "onnx", True),
         ("int8-static", "openvino", True),
@@ -65,22 +65,22 @@ def settings_of(**quantize: object) -> DistillConfig:
         ("fp8-dynamic", "torchao", False),
     ],
 )
-def test_files_have_7_bits_where_their_runtime_saturates_on_the_processor(scheme: str, export: str, reduced: bool):
+def test_files_have_7_bits_where_their_runtime_saturates_on_the_processor(scheme: str, export: str, reduce_range: bool):
     processor = "here" if scheme in ("int8-weights", "fp8-dynamic") else "avx2"
     config = settings_of(scheme=scheme, export=export, processor=processor)
-    assert quantization_by(config, scheme).reduced is reduced
+    assert quantization_by(config, scheme).reduce_range is reduce_range
 
 
 def test_each_int8_scheme_has_the_bits_that_its_files_need():
     config = settings_of(scheme="int8", export="onnx,litert", processor="avx512")
-    assert [quantization_by(config, name).reduced for name in ("int8-static", "int8-dynamic")] == [True, False]
+    assert [quantization_by(config, name).reduce_range for name in ("int8-static", "int8-dynamic")] == [True, False]
 
 
 def test_the_report_contains_the_resolved_bits():
     config = settings_of(scheme="int8", export="onnx,litert", processor="avx2")
-    assert reported_settings(config)["quantize"]["reduced"] == {"int8-static": True, "int8-dynamic": False}
+    assert reported_settings(config)["quantize"]["reduce_range"] == {"int8-static": True, "int8-dynamic": False}
     config = settings_of(scheme="int8-static", processor="avx2")
-    assert reported_settings(config)["quantize"]["reduced"] is True
+    assert reported_settings(config)["quantize"]["reduce_range"] is True
     parity = {"texts": 8, "layers": 1e-7, "same_class": 1.0, "load_ms": 1.0, "peak_bytes": 1}
     entry = {"name": "student", "runtime": "onnxruntime", "precision": "int8"}
     compared = Comparison("texts", "class")
@@ -89,23 +89,26 @@ def test_the_report_contains_the_resolved_bits():
 
 
 def test_auto_resolves_to_the_bits_that_the_local_processor_needs():
-    assert resolve_reduced("auto", "here", ["onnx"]) is products_saturate()
-    assert resolve_reduced("auto", "here", ["executorch", "litert"]) is False
-    assert resolve_reduced(True, "here", ["litert"]) is True
+    assert resolve_reduce_range("auto", "here", ["onnx"]) is products_saturate()
+    assert resolve_reduce_range("auto", "here", ["executorch", "litert"]) is False
+    assert resolve_reduce_range(True, "here", ["litert"]) is True
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
-            {"scheme": "int8", "reduced": True, "processor": "avx2"},
-            "quantize.processor avx2: expected quantize.reduced a",
+            {"scheme": "int8", "reduce_range": True, "processor": "avx2"},
+            "quantize.processor avx2: expected quantize.reduce_range a",
         ),
         (
             {"scheme": "fp8-dynamic", "processor": "avx2"},
             "quantize.processor: expected a scheme with integer products",
         ),
-        ({"scheme": "int8-weights", "reduced": True}, "quantize.reduced: expected a scheme with integer products"),
+        (
+            {"scheme": "int8-weights", "reduce_range": True},
+            "quantize.reduce_range: expected a scheme with integer products",
+        ),
     ],
 )
 def test_settings_without_effect_on_int8_products_are_refused(settings: dict, message: str):
@@ -122,7 +125,7 @@ def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token
         prepare_quantized(model, resolve_scheme("int4-dynamic"), reduce_range=reduce_range)
         assert model.lm_head.scheme.inputs == inputs
     model = build_model("bert", hidden_size=64, intermediate_size=96)
-    quantize_model(model, QuantizeConfig(scheme="int8-dynamic", reduced=True), [token_batch])
+    quantize_model(model, QuantizeConfig(scheme="int8-dynamic", reduce_range=True), [token_batch])
     stored = {
         name: r.quantize(model.get_submodule(name).weight) for name, r in convert_quantized(model).items() if r.scheme
     }
@@ -157,11 +160,11 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     assert "with 7-bit weights" in message
     made = stage_folder(output, "quantize")
     kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
-    assert kept["reduced"] is True
-    assert "processor" not in kept, "it says nothing more than reduced, and would make the stage again"
+    assert kept["reduce_range"] is True
+    assert "processor" not in kept, "it says nothing more than reduce_range, and would make the stage again"
     assert {each.scheme.bits for each in load_quantization(made / "model").values() if each.scheme is not None} == {7}
     # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
-    plan = run_to_success("quantize", [*arguments, "--quantize.reduced", "--dry-run", "--predict", "false"])
+    plan = run_to_success("quantize", [*arguments, "--quantize.reduce_range", "--dry-run", "--predict", "false"])
     assert "complete, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
     plan = run_to_success("quantize", [*arguments, "--dry-run", "--predict", "false"])
     expected = "complete, will be skipped" if products_saturate() else "will run"
@@ -193,7 +196,7 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
     whole, joined, small = (tmp_path / name / ONNX_FILE for name in ("whole", "joined", "small"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
     fuse_operators(whole, joined)
-    quantize_int8(joined, small, reduced=True)
+    quantize_int8(joined, small, reduce_range=True)
     assert largest_weight(small) <= 64
     graph = onnx.load(small).graph
     rows = {name for node in graph.node if node.op_type == "Gather" for name in node.input}
@@ -216,9 +219,13 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        ("quantize", ["--quantize.reduced", "false"], "quantize.reduced false: expected a processor here"),
+        ("quantize", ["--quantize.reduce_range", "false"], "quantize.reduce_range false: expected a processor here"),
         ("quantize", ["--quantize.processor", "vnni"], "quantize.processor vnni: expected a processor here"),
-        ("distill", ["--speedup", "2", "--quantize.reduced", "false"], "--quantize.reduced true gives weights 7 bits"),
+        (
+            "distill",
+            ["--speedup", "2", "--quantize.reduce_range", "false"],
+            "--quantize.reduce_range true gives weights 7 bits",
+        ),
     ],
 )
 def test_unverifiable_8_bit_weights_are_refused_before_training(command, arguments, message, inputs, tmp_path):
@@ -240,7 +247,7 @@ def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, token
     model = build_model("bert")
     export_onnx(model, tokenizer, tmp_path / "whole", input_names(model.config))
     fuse_operators(tmp_path / "whole" / ONNX_FILE, tmp_path / "joined" / ONNX_FILE)
-    quantize_int8(tmp_path / "joined" / ONNX_FILE, tmp_path / "small" / ONNX_FILE, reduced=True)
+    quantize_int8(tmp_path / "joined" / ONNX_FILE, tmp_path / "small" / ONNX_FILE, reduce_range=True)
     ids = np.random.default_rng(0).integers(5, 60, (8, 12))
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     np.savez(tmp_path / "batch.npz", **batch)

@@ -42,8 +42,8 @@ def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = config_of(recipe)
     found = resolve(config, config.machine.devices).layouts
-    assert found.student.processes + config.teacher.ranks == config.machine.devices
-    assert found.teacher.processes in (config.teacher.ranks, config.machine.devices)
+    assert found.student.processes + config.teacher.processes == config.machine.devices
+    assert found.teacher.processes in (config.teacher.processes, config.machine.devices)
     assert found.teacher.processes > 1
     if config.teacher.layout != "auto":
         assert str(found.teacher) == config.teacher.layout
@@ -92,9 +92,9 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--teacher.ranks", "1"), "expected teacher.signals online, found cached"),
-        (("--teacher.signals", "online", "--teacher.ranks", "2"), "expected fewer than the 2 processes"),
-        (("--teacher.signals", "online", "--teacher.ranks", "-1"), "expected at least 0"),
+        (("--teacher.processes", "1"), "expected teacher.signals online, found cached"),
+        (("--teacher.signals", "online", "--teacher.processes", "2"), "expected fewer than the 2 processes"),
+        (("--teacher.signals", "online", "--teacher.processes", "-1"), "expected at least 0"),
         (("--strategy", "deepspeed_stage_4"), "expected deepspeed_stage_1, 2 or 3"),
         (("--strategy", "deepspeed_stage_2", "--student.layout", "fsdp=2"), "leave one of the two out"),
         (("--student.offload", "true", "--student.layout", "zero1"), "expected student.layout fsdp=N or zero2"),

@@ -65,7 +65,7 @@ def test_two_processes_write_all_stages_and_the_student(undisturbed):
 def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
     beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
-    apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.ranks", "1")
+    apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.processes", "1")
     run_to_success("distill", beside)
     assert run_to_success("distill", apart).count("Stages") == 1, "the teacher's process speaks too"
     ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")

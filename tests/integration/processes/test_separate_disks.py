@@ -175,7 +175,7 @@ def test_one_machine_goes_on_alone(store, inputs, layout, expected, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (("--teacher.ranks", "1", "--teacher.signals", "online"), "teacher.ranks"),
+        (("--teacher.processes", "1", "--teacher.signals", "online"), "teacher.processes"),
         (("--strategy", "deepspeed"), "strategy"),
     ],
 )

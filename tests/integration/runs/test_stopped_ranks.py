@@ -94,7 +94,7 @@ def test_the_error_of_the_failed_process_is_the_last_line(inputs, tmp_path):
 
 def test_a_teacher_on_separate_processes_stops_after_the_checkpoint(inputs, tmp_path):
     output = tmp_path / "run"
-    apart = ("--devices", "2", "--teacher.ranks", "1", "--teacher.signals", "online", "--epochs", "20")
+    apart = ("--devices", "2", "--teacher.processes", "1", "--teacher.signals", "online", "--epochs", "20")
     apart = (*apart, "--teacher_train.epochs", "1", "--until", "distill", *RESTARTS)
     running = Running.of("distill", small_run(*inputs, output, *apart, "--train.checkpoint_every", "1000"))
     running.wait_for_line(EPOCH)

@@ -139,7 +139,7 @@ def flag_cases() -> Iterator[Case]:
         ("teacher.layout", "auto=2", "layout"),
         ("teacher.signals", "cache", "signals"),
         ("teacher.finetune", "sometimes", "finetune"),
-        ("teacher.ranks", "3", "ranks"),
+        ("teacher.processes", "3", "processes"),
         ("dry_run", "maybe", "dry_run"),
         ("measure.texts", "0", r"measure\.texts"),
         ("measure.rounds", "-1", r"measure\.rounds"),

@@ -102,7 +102,7 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
     if world.is_teacher:
         assert job.teacher is not None
         given = DistillConfig(
-            str(job.place), TeacherConfig(str(job.teacher), signals="online", ranks=job.teachers),
+            str(job.place), TeacherConfig(str(job.teacher), signals="online", processes=job.teachers),
             student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
         )  # fmt: skip
         layouts = Layouts(parse_layout(job.teacher_layout, job.teachers), Layout(), Layout())

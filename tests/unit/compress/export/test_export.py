@@ -75,7 +75,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
         write_target(fuse_operators, made, "onnx", "onnxruntime")
         write_target(
-            functools.partial(quantize_int8, reduced=products_saturate()), made, "onnxruntime", "onnxruntime-int8"
+            functools.partial(quantize_int8, reduce_range=products_saturate()), made, "onnxruntime", "onnxruntime-int8"
         )
         write_target(export_openvino, made, "onnx", "openvino")
         return made

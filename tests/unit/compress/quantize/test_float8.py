@@ -163,8 +163,8 @@ def test_the_language_modelling_head_has_int8_weights_under_fp8_dynamic():
 def test_reduced_range_is_rejected_for_float8_schemes():
     assert reduce_weight_range(resolve_scheme("fp8-dynamic")) == resolve_scheme("fp8-dynamic")
     assert widen_scheme(resolve_scheme("fp8-weights")) is None
-    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with integer products"):
-        QuantizeConfig(scheme="fp8-dynamic", reduced=True)
+    with pytest.raises(CompressError, match="quantize.reduce_range: expected a scheme with integer products"):
+        QuantizeConfig(scheme="fp8-dynamic", reduce_range=True)
 
 
 def test_runtimes_without_float8_products_reject_fp8():

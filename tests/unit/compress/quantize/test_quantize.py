@@ -245,7 +245,7 @@ def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: 
 def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
     for name in ("int8-static", "int8-dynamic"):
         model = build_model("bert")
-        quantize_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
+        quantize_model(model, QuantizeConfig(scheme=name, reduce_range=True), [token_batch])
         rounding = convert_quantized(model)
         weight = rounding["bert.encoder.layer.0.intermediate.dense"].quantize(
             model.bert.encoder.layer[0].intermediate.dense.weight
@@ -253,15 +253,15 @@ def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
         assert int(weight.abs().max()) == 63
         assert 2 * 255 * int(weight.abs().max()) < 2**15
         assert find_lowest_precision(rounding) == "int8"
-    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with integer products"):
-        QuantizeConfig(scheme="int8-weights", reduced=True)
+    with pytest.raises(CompressError, match="quantize.reduce_range: expected a scheme with integer products"):
+        QuantizeConfig(scheme="int8-weights", reduce_range=True)
 
 
 def test_settings_that_do_not_apply_to_the_scheme_or_method_are_rejected():
     with pytest.raises(CompressError, match="quantize.ranges mse: expected scheme int8-static, found int4-weights"):
         QuantizeConfig(scheme="int4-weights", ranges="mse")
-    with pytest.raises(CompressError, match="quantize.learned: expected method qat, found ptq"):
-        QuantizeConfig(scheme="int8", learned=True, method="ptq")
+    with pytest.raises(CompressError, match="quantize.learned_scales: expected method qat, found ptq"):
+        QuantizeConfig(scheme="int8", learned_scales=True, method="ptq")
 
 
 def test_an_already_quantized_model_is_rejected(token_batch):

@@ -121,7 +121,7 @@ def test_calibrating_on_one_text_is_rejected(batch):
     ("settings", "message"),
     [
         ({"min_score": 1.5}, "quantize.min_score: expected a number from 0 to 1"),
-        ({"smooth": -0.1}, "quantize.smooth: expected a number from 0 to 1"),
+        ({"smoothquant": -0.1}, "quantize.smoothquant: expected a number from 0 to 1"),
         ({"scheme": "int5"}, "quantize.scheme: expected one of"),
         ({"samples": 0}, "quantize.samples: expected at least 1"),
     ],

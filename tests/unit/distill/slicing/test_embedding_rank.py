@@ -267,10 +267,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> tuple[PreTr
     return model, whole, joined
 
 
-@pytest.mark.parametrize("reduced", sorted({products_saturate(), True}))
-def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, exported, tmp_path: Path, tokenizer):
+@pytest.mark.parametrize("reduce_range", sorted({products_saturate(), True}))
+def test_onnx_logits_match_and_int8_quantizes_both_factors(reduce_range, exported, tmp_path: Path, tokenizer):
     (model, whole, joined), small = exported, tmp_path / ONNX_FILE
-    quantize_int8(joined, small, reduced=reduced)
+    quantize_int8(joined, small, reduce_range=reduce_range)
     batch = tokenizer(TEXTS, padding=True, return_tensors="np")
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(value) for name, value in batch.items()}).logits.numpy()

@@ -40,8 +40,10 @@ def test_short_names_dashes_and_switches_reach_the_nested_settings():
 
 
 def test_switches_need_no_value_but_accept_one():
-    config = parse(*NEEDED, "--speedup", "4", "--uniform", "--quantize.learned", "--quantize", "int8", "--dry-run")
-    assert (config.budget.uniform, config.quantize.learned, config.dry_run) == (True, True, True)
+    config = parse(
+        *NEEDED, "--speedup", "4", "--uniform", "--quantize.learned_scales", "--quantize", "int8", "--dry-run"
+    )
+    assert (config.budget.uniform, config.quantize.learned_scales, config.dry_run) == (True, True, True)
     assert not parse(*NEEDED, "--speedup", "4", "--uniform", "false").budget.uniform
 
 

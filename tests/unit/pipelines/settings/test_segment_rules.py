@@ -67,7 +67,7 @@ def test_other_tasks_are_refused(task):
         ({"machine": MachineConfig(rank_speeds="1,2")}, "data.rank_speeds: expected none .* found 1,2"),
         ({"machine": MachineConfig(memory="8GB")}, "machine.memory: expected none .* found 8GB"),
         ({"train": TrainConfig(checkpointing="auto")}, "train.checkpointing: expected a mode .* found auto"),
-        ({"teacher": replace(ONLINE, ranks=1)}, "teacher.ranks: expected 0 .* found 1"),
+        ({"teacher": replace(ONLINE, processes=1)}, "teacher.processes: expected 0 .* found 1"),
         ({"own_tokenizer": True}, "student: expected the teacher's .* found a tokenizer of its own"),
     ],
 )
@@ -81,7 +81,12 @@ def test_what_needs_whole_rows_of_a_student_is_refused(parts, message):
     ("student", "teacher", "parts", "message"),
     [
         (TWO, TWO, {}, r"teacher.layout cp=2: expected teacher.signals online .* found cached"),
-        (WHOLE, TWO, {"teacher": replace(ONLINE, ranks=2)}, r"teacher.layout cp=2: .* with cp, found teacher.ranks 2"),
+        (
+            WHOLE,
+            TWO,
+            {"teacher": replace(ONLINE, processes=2)},
+            r"teacher.layout cp=2: .* with cp, found teacher.processes 2",
+        ),
         (TWO, TWO, {"teacher": ONLINE, "sequences": SequencesConfig(share=0.5)}, r"teacher.layout cp=2: .* by token"),
         (TWO, WHOLE, {"teacher": ONLINE}, r"teacher.layout replicated: expected cp=2, as student.layout cp=2 has"),
         (WHOLE, TWO, {"teacher": ONLINE}, r"teacher.layout cp=2: expected a layout without cp, as student.layout rep"),

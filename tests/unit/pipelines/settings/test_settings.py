@@ -293,7 +293,10 @@ REFUSALS = [
         ("--devices", "2", "--student.layout", "cp=2", "--task", "text-classification"),
         "student.layout cp=2: expected mas",
     ),
-    (("--teacher.signals", "online", "--teacher.ranks", "3"), "teacher.ranks 3: expected fewer than the 1 processes"),
+    (
+        ("--teacher.signals", "online", "--teacher.processes", "3"),
+        "teacher.processes 3: expected fewer than the 1 processes",
+    ),
     (("--student.offload",), "student.offload: expected student.layout fsdp=N or zero2"),
     (
         ("--devices", "2", "--student.layout", "fsdp=2", "--machine.gradient_compression", "fp16"),
