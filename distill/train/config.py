@@ -65,7 +65,7 @@ class TrainConfig:
         patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
             disables early stopping.
         recoveries: How often training may go back to its last checkpoint after a loss spike and continue at half the
-            learning rate without that batch; 0 disables spike detection.
+            learning rate without that step's batches; 0 disables spike detection.
         spike: A loss is a spike if it isn't finite or is more than this many times the median of the last 32.
         checkpointing: Layers whose activations are recomputed in the backward pass instead of kept: `none`, `full` (all
             layers), `every=K` (every K-th), `selective` (all, but the results of costly products are kept), or `auto`,

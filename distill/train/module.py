@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric, Metric
@@ -126,6 +127,8 @@ class DistillationModule(lightning.LightningModule):
         self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
         self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
         self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
+        self.is_skipping = False  # whether the current step has one of them
+        self.spike: Spike | None = None  # in the current batch
         self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
         if train.freeze_embeddings:
@@ -207,29 +210,30 @@ class DistillationModule(lightning.LightningModule):
             return None
         return partial(self._trainer.strategy.reduce, reduce_op="mean")
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the weighted sum of the terms on a batch, and logs it in the steps in which Lightning logs.
 
         Returns:
-            None for a batch in `skipped_batches`.
+            For the batches of a step that has one of `skipped_batches`, a zero without gradients.
 
         Raises:
             InputError: The loss isn't finite in a step that logs.
-            LossSpikeError: The loss is a spike, where `recoveries` are allowed.
         """
-        if self.skipped_batches and self._count_batches(batch_idx) in self.skipped_batches:
-            return None
+        self.is_skipping, self.spike = self._is_skipped(batch_idx), None
+        self._clear_gradients(batch_idx)
+        if self.is_skipping:
+            return torch.zeros((), device=self.device, requires_grad=True)
         is_logged, values = is_logging_step(self._trainer), TermValues()
         if self.stages is not None:
-            total = self._train_stages(self.stages, batch, batch_idx)
+            total = self._train_stages(self.stages, batch)
         elif self.splits_batches:
             total, values = self._train_micro_batches(batch, batch_idx, is_logged=is_logged)
         else:
             total, terms = self.compute_loss(self._select_batch(batch))
             values = self._collect_values(terms) if is_logged else values
         if self.train_config.recoveries:
-            self._check_spike(total, batch_idx)
-        if is_logged:
+            self.spike = self._find_spike(total, batch_idx)
+        if is_logged and self.spike is None:
             self._log_step(total, values)
         return total
 
@@ -270,8 +274,6 @@ class DistillationModule(lightning.LightningModule):
                 measured.append(self._collect_values(terms))
             return total, terms
 
-        if batch_idx % accumulated == 0:
-            self.zero_grad()
         total, terms = self.micro_batches.run(
             batch,
             compute,
@@ -320,19 +322,39 @@ class DistillationModule(lightning.LightningModule):
         """Returns the number of a batch, counted from the start of the training."""
         return self.trainer.current_epoch * int(self.trainer.num_training_batches) + batch_idx
 
-    def _check_spike(self, total: Tensor, batch_idx: int) -> None:
+    def _is_skipped(self, batch_idx: int) -> bool:
+        """Returns whether a batch of the batch's optimizer step is to be skipped.
+
+        Without its last batch, processes wouldn't exchange the gradients of a step.
+        """
+        if not self.skipped_batches:
+            return False
+        accumulated = self.trainer.accumulate_grad_batches
+        first = batch_idx - batch_idx % accumulated
+        step = range(first, min(first + accumulated, int(self.trainer.num_training_batches)))
+        return any(self._count_batches(number) in self.skipped_batches for number in step)
+
+    def _find_spike(self, total: Tensor, batch_idx: int) -> Spike | None:
+        """Returns the spike if the loss is one; the backward pass then also reduces gradients that FSDP accumulates."""
         loss = total.detach().nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.trainer.world_size > 1:
             loss = cast(Tensor, self.trainer.strategy.reduce(loss.clone(), reduce_op="max"))
         usual = self.spikes.usual
-        if self.spikes.is_spike(float(loss)):
-            spike = Spike(self._count_batches(batch_idx), self.trainer.global_step, float(loss), usual)
-            raise LossSpikeError(spike)
+        if not self.spikes.is_spike(float(loss)):
+            return None
+        for each in self.student.modules():
+            if isinstance(each, FSDPModule):
+                each.set_requires_gradient_sync(True)
+        return Spike(self._count_batches(batch_idx), self.trainer.global_step, float(loss), usual)
 
-    def _train_stages(self, stages: PipelineTrainer, batch: Batch, batch_idx: int) -> Tensor:
-        accumulated = self.trainer.accumulate_grad_batches
-        if batch_idx % accumulated == 0:
+    def _clear_gradients(self, batch_idx: int) -> None:
+        """Removes the last step's gradients where `optimizer_zero_grad` doesn't."""
+        is_first = batch_idx % self.trainer.accumulate_grad_batches == 0
+        if is_first and (self.stages is not None or self.splits_batches):
             self.zero_grad()
+
+    def _train_stages(self, stages: PipelineTrainer, batch: Batch) -> Tensor:
+        accumulated = self.trainer.accumulate_grad_batches
         signals = self.read_signals(batch)
         settings = find_distribution_settings(self.student, signals)
         return train_stages(stages, batch, signals, settings, self.current_loss, accumulated)
@@ -370,8 +392,17 @@ class DistillationModule(lightning.LightningModule):
             self.trainer.accumulate_grad_batches = self.growth.accumulated
 
     def on_after_backward(self) -> None:
-        """Measures the noise of the gradient, except in micro-batches, where earlier batches' gradients are apart."""
-        if not self.splits_batches:
+        """Ends the training at a spike; otherwise measures the noise of the gradient, except in micro-batches.
+
+        In these, the gradients of earlier batches are apart. A spike waits until here because sharded weights and their
+        gradients are in order only after a backward pass.
+
+        Raises:
+            LossSpikeError: The loss is a spike, where `recoveries` are allowed.
+        """
+        if self.spike is not None:
+            raise LossSpikeError(self.spike)
+        if not (self.splits_batches or self.is_skipping):
             self._measure_noise(self.trainer.fit_loop.batch_idx)
 
     def _measure_noise(self, batch_idx: int) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from distill.train.module import DistillationModule
+
 
 class LossScaling(MixedPrecision):
     """Products in float16 by autocast, of a loss that is scaled so that small gradients don't become 0.
@@ -33,11 +35,11 @@ class LossScaling(MixedPrecision):
         super().__init__("16-mixed", device, ShardedScaler(device))
 
     def optimizer_step(  # type: ignore[override]
-        self, optimizer: Optimizer, model: LightningModule, closure: Callable[[], Tensor | None], **kwargs: Any
+        self, optimizer: Optimizer, model: LightningModule, closure: Callable[[], Tensor], **kwargs: Any
     ) -> Any:
         """Computes the gradients, unscales and clips them, and takes the step if they are finite."""
-        loss = closure()
-        if loss is None:  # the batch is skipped
+        closure()
+        if cast(DistillationModule, model).is_skipping:
             self._after_closure(model, optimizer)
             return None
         self.scaler.unscale_(optimizer)

@@ -386,8 +386,8 @@ class FitProgress(Callback):
         """Adds the rows of the batch and shows its loss."""
         if self._advance is None:
             return
-        found = cast(Mapping[str, Tensor], outputs or {})  # empty for a batch that is skipped
-        loss = f"{found['loss'].item():.3f}" if "loss" in found else "of a skipped batch"
+        is_skipped = cast(DistillationModule, pl_module).is_skipping
+        loss = "of a skipped batch" if is_skipped else f"{cast(Mapping[str, Tensor], outputs)['loss'].item():.3f}"
         rows = batch.get("batch_rows", len(batch["labels"]))
         self._advance(cast(int, rows), f"loss {loss} {self.note}")
 

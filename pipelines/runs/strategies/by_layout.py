@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -194,8 +194,8 @@ class PipelineStrategy(MeshStrategy):
     """A student in pipeline stages; the pipeline schedule runs the backward pass before it returns the loss."""
 
     def backward(self, closure_loss: Tensor, optimizer: object, *args: object, **kwargs: object) -> Tensor:
-        """Returns the loss, whose gradients the schedule has already computed."""
-        return closure_loss
+        """Calls the hooks that follow a backward pass and returns the loss, whose gradients are computed already."""
+        return self.precision_plugin.post_backward(closure_loss, cast(LightningModule, self._module))
 
 
 def build_strategy(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None) -> Strategy:

@@ -70,10 +70,10 @@ class MaskedModule(DistillationModule):
         """Whether a batch may be trained in parts: no, since gates are scored after each backward pass."""
         return False
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Returns the distillation loss plus the penalty of learned masks; None for a batch that is skipped."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Returns the distillation loss plus the penalty of learned masks; a zero for a batch that is skipped."""
         loss = super().training_step(batch, batch_idx)
-        if loss is None or not isinstance(self.masks, LearnedMasks):
+        if self.is_skipping or not isinstance(self.masks, LearnedMasks):
             return loss
         if is_logging_step(self._trainer):
             share = self.masks.cost(self.masks.compute_open_probability()).detach()

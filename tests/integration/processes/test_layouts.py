@@ -118,6 +118,25 @@ def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path
         assert differing_weights(found["weights"], expected) == {}
 
 
+@pytest.mark.parametrize("batch", [6, 7])  # the first and the second of a step
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "replicated",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("zero1", "zero2", "fsdp=2", "tp=2", "pp=2")),
+    ],
+)
+def test_a_spike_costs_the_same_step_in_every_layout(layout, batch, student, tmp_path_factory):
+    plain, single, place = (
+        Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out")
+    )
+    recovering = replace(single.train, recoveries=1, checkpoint_every=1, patience=0)
+    expected = train(0, 1, replace(single, train=recovering, spike=batch), "replicated")["weights"]
+    assert differing_weights(expected, train(0, 1, replace(plain, train=recovering), "replicated")["weights"])
+    for found in run_ranks(train, 2, 2, replace(place, train=recovering, spike=batch), layout, limit=120):
+        assert differing_weights(found["weights"], expected) == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "selective", "every=2"])
 @pytest.mark.parametrize(

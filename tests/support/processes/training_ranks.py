@@ -1,5 +1,6 @@
 """Trains a tiny student on one of several processes, like the distill stage."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
+from distill.train.spikes import SpikeDetector
 from pipelines.runs import trainer
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
@@ -50,6 +52,7 @@ class Training:
     machine: MachineConfig = MachineConfig(accelerator="cpu")
     precision: str = "32"
     stop: int | None = None  # stop every process after this many batches of the attempt
+    spike: int | None = None  # the batch, counted from 0, whose loss is a spike
     teacher: Path | None = None  # queried in every step
     teacher_layout: str = "replicated"
     teachers: int = 0  # processes that only run the teacher
@@ -79,6 +82,18 @@ def stopping(batches: int) -> type[trainer.StepSeed]:
             self.left -= 1
 
     return Stopping
+
+
+class SpikeAt(SpikeDetector):
+    """Finds a spike in one batch of the first attempt."""
+
+    def __init__(self, batch: int):
+        super().__init__(math.inf)
+        self.left = batch
+
+    def is_spike(self, loss: float) -> bool:
+        self.left -= 1
+        return self.left == -1 or super().is_spike(loss)
 
 
 def examples(count: int, seed: int) -> Examples:
@@ -151,6 +166,8 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
         max_length=32,
         signals=remote,
     )
+    if job.spike is not None:
+        module.spikes = SpikeAt(job.spike)
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
     dtypes = RecordDtypes()
