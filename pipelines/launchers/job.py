@@ -3,9 +3,11 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from distill.errors import InputError
 from pipelines.settings.commands.launch import LaunchConfig
+from pipelines.settings.places import is_url
 
 RETRY = 75  # EX_TEMPFAIL of sysexits.h: stopped before its end, to be run again
 INVALID_INPUT = 2  # invalid input: running it again would not help
@@ -30,6 +32,12 @@ class ClusterJob:
     module: str
     arguments: tuple[str, ...]
     config: LaunchConfig
+
+    @property
+    def is_kept_at_url(self) -> bool:
+        """Whether the command's output is at a URL."""
+        words = [part for word in self.arguments for part in word.split("=", 1)]
+        return any(name == "--output" and is_url(value) for name, value in pairwise(words))
 
     def node_command(self, rank: str, address: str) -> list[str]:
         """Returns the words that a node starts.

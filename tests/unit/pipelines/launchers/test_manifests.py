@@ -42,6 +42,21 @@ def test_kubernetes_accepts_the_job_and_its_service(queue):
     assert job["metadata"].get("labels") == ({"kueue.x-k8s.io/queue-name": "team"} if queue else None)
 
 
+@pytest.mark.parametrize(
+    ("output", "volume", "is_warned"),
+    [
+        (["--output", "runs/demo"], "", True),
+        (["--output", "runs/demo"], "claim", False),
+        (["--output", "s3://runs/demo"], "", False),
+        (["--output=s3://runs/demo"], "", False),
+    ],
+)
+def test_outputs_that_would_end_with_their_pods_are_announced(output, volume, is_warned):
+    config = LaunchConfig(nodes="2", image="registry/stillroom:1", volume=volume)
+    job = read_command(["stillroom", "distill", "--data", "s3://texts/all", *output], config)
+    assert any("outputs end with their pods" in note for note in ENGINES["kubernetes"](job).notes) == is_warned
+
+
 def test_a_misspelt_field_of_a_job_is_found():
     """The check above would be worth nothing otherwise."""
     package = pytest.importorskip("kubernetes_validate")
