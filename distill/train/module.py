@@ -349,8 +349,8 @@ class DistillationModule(lightning.LightningModule):
 
     def _clear_gradients(self, batch_idx: int) -> None:
         """Removes the last step's gradients where `optimizer_zero_grad` doesn't."""
-        is_first = batch_idx % self.trainer.accumulate_grad_batches == 0
-        if is_first and (self.stages is not None or self.splits_batches):
+        has_own_backward = self.stages is not None or self.splits_batches
+        if has_own_backward and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.zero_grad()
 
     def _train_stages(self, stages: PipelineTrainer, batch: Batch) -> Tensor:

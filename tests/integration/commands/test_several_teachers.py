@@ -97,7 +97,10 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_
         (("--loss.hidden", "1"), "loss.hidden: expected 0 with several teachers"),
         (("--loss.ramps", '{"temperature": [4, 1]}'), "they are mixed at one temperature"),
         (("--teacher.weights", "[1, 2, 3]"), "teacher.weights: expected 2 numbers above 0"),
-        (("--teacher.signals", "online"), "expected cached signals and no ranks with 2 teachers, found signals online"),
+        (
+            ("--teacher.signals", "online"),
+            "expected cached signals and no processes with 2 teachers, found signals online",
+        ),
     ],
 )
 def test_ensemble_settings_that_cannot_be_combined_are_refused(
