@@ -77,7 +77,7 @@ class Mirror:
             self.folder.mkdir(parents=True, exist_ok=True)
             if writes:
                 self._write_index({})
-                self._mark_in_step()
+                self._record_state()
             return
         self.serial, self.entries = self._parse_index(found)
         known = json.loads(self.state.read_text())["serial"] if self.state.exists() else ""
@@ -88,7 +88,7 @@ class Mirror:
             remove_file(self.folder, path)
         self._download({path: entry for path, entry in wanted.items() if not self._has(path, entry)})
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._mark_in_step()
+        self._record_state()
 
     def push(self) -> None:
         """Brings the store up to date.
@@ -105,7 +105,7 @@ class Mirror:
                 return
             self._upload(entries, files)
             self._replace_index(entries)
-            self._mark_in_step()
+            self._record_state()
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -224,8 +224,8 @@ class Mirror:
         self._write_index(entries)
         self.remote.remove(before - {entry.stored for entry in entries.values()})
 
-    def _mark_in_step(self) -> None:
-        """Records that the folder here is what the index says."""
+    def _record_state(self) -> None:
+        """Records which index the folder here agrees with."""
         write_json(self.state, {"serial": self.serial})
 
 

@@ -44,7 +44,7 @@ class SharedMirror(Mirror):
         Raises:
             InputError: An object is missing or has another content than the index says; or the store can't be written.
         """
-        self._mark_in_step()
+        self._record_state()  # so that no earlier index counts
         super().pull(writes=writes and self.machine == 0)
         self.held = {path: entry for path, entry in self.entries.items() if (self.folder / path).is_file()}
 
@@ -114,8 +114,8 @@ class SharedMirror(Mirror):
         found = [json.loads(wait_for_key(store, f"{name}/{number}")) for number in range(self.machines)]
         return [{path: entry and Entry(*entry) for path, entry in (each or {}).items()} for each in found]
 
-    def _mark_in_step(self) -> None:
-        """Records that the folder here isn't that of the index, which has parts from other machines."""
+    def _record_state(self) -> None:
+        """Records no index, since each also has files that only other machines have."""
         self.state.unlink(missing_ok=True)
 
 
