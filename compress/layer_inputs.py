@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.eval_mode import eval_mode
+from distill.eval_mode import eval_mode
 
 CalibrationBatch = Mapping[
     str, Tensor

@@ -11,6 +11,7 @@ from compress.layer_inputs import CalibrationBatch, InputObserver, drop_padding
 from compress.quantize.grid import compute_tensor_grid
 from compress.quantize.layers import InputGrid, find_quantized_linears
 from compress.quantize.schemes import LARGEST_LEVEL
+from distill.eval_mode import eval_mode
 
 RangeMethod = Literal["minmax", "percentile", "mse"]
 SAMPLED_VALUES = 2**16  # per layer input, for percentiles and errors
@@ -46,17 +47,15 @@ def calibrate(
     """
     layers = {name: layer for name, layer in find_quantized_linears(model).items() if layer.scheme.inputs == "tensor"}
     observer = _RangeObserver(seed)
-    training = model.training
     previous = {name: layer.grid for name, layer in layers.items()}
     try:
-        model.eval()
         for layer in layers.values():
             layer.grid = None  # ranges are those of unrounded values
-        texts = observer.run(model, layers, batches)
+        with eval_mode(model):
+            texts = observer.run(model, layers, batches)
     finally:
         for name, layer in layers.items():
             layer.grid = previous[name]
-        model.train(training)
     if not texts:
         raise CompressError("calibration: expected at least one text, found none: no input range can be determined")
     grids = {

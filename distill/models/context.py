@@ -13,6 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from distill.checkpoint.outputs import logits_of
 from distill.errors import InputError
+from distill.eval_mode import eval_mode
 
 
 class _WrittenBehind(torch.autograd.Function):
@@ -240,18 +241,13 @@ def check_context(model: PreTrainedModel) -> None:
         raise _refuse(model, "a model without keys and values of earlier tokens")
     ids = (torch.arange(18, device=model.device) * 7 % (config.vocab_size - 1) + 1).view(2, 9)
     mask, context = torch.ones_like(ids), Context(ids.shape[1])
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # without dropout the random state of the training is unchanged
-    try:
+    with eval_mode(model):
         whole = logits_of(model(input_ids=ids, attention_mask=mask))
         parts = []
         for span in (slice(0, 5), slice(5, 9)):
             inputs = {"input_ids": ids[:, span], "attention_mask": mask[:, span]}
             parts.append(logits_of(model(**context.add_inputs(model, inputs))))
             context.advance(mask[:, span])
-    finally:
-        for module, training in modes:
-            module.training = training
     difference = (torch.cat(parts, 1) - whole).float().abs().max() / whole.float().abs().max()
     if not difference < torch.finfo(model.dtype).eps ** 0.5:
         raise _refuse(model, f"logits that differ by {float(difference):.2g} of the largest in a text in two parts")

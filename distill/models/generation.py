@@ -21,6 +21,7 @@ from transformers import (
 
 from distill.data.batches.token_blocks import find_end_token
 from distill.errors import InputError
+from distill.eval_mode import eval_mode
 
 
 @dataclass(frozen=True)
@@ -148,15 +149,13 @@ def _sampling_mode(model: PreTrainedModel) -> Iterator[list[int]]:
     change the model's distribution. Layers in training mode would apply dropout and, under gradient checkpointing,
     disable the cache.
     """
-    config, training = model.generation_config, [module for module in model.modules() if module.training]
+    config = model.generation_config
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
-    model.eval()
     try:
-        yield _list_end_tokens(config)
+        with eval_mode(model):
+            yield _list_end_tokens(config)
     finally:
         model.generation_config = config
-        for module in training:
-            module.training = True
 
 
 class TokenSampler(LogitsProcessor):

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
+from distill.eval_mode import eval_mode
 
 ModelInputs = dict[str, Any]  # tensors; the attention mask may be a dict of masks by kind of layer
 HEAD_EXCHANGE = "head_exchange"  # how names of attention implementations of `distill.parallel.ulysses_attention` begin
@@ -158,13 +159,9 @@ def check_family_packing(model: PreTrainedModel) -> None:
     first, second, other = (rng.integers(min(5, vocabulary - 1), vocabulary, size) for size in (9, 7, 9))
     rows = PackedRows(LanguageBlocks([first, second, other]), [np.array([0, 1]), np.array([2, 1])])
     batch = {name: value.to(model.device) for name, value in rows.collate([0, 1], 0).items()}
-    training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         packed = model(**build_packed_inputs(model, batch))[0].float()
         alone = [model(input_ids=torch.as_tensor(ids[None]).to(model.device))[0].float() for ids in (first, second)]
-    finally:
-        model.train(training)
     scale = packed.abs().max()
     step = torch.finfo(model.dtype).eps
     leak = (packed[0, 9:] - packed[1, 9:]).abs().max() / scale

@@ -10,6 +10,7 @@ from distill.checkpoint.outputs import logits_of
 from distill.data.batches.encode import Batch
 from distill.data.batches.segments import cut_segment
 from distill.errors import InputError
+from distill.eval_mode import eval_mode
 from distill.models.inputs import build_inputs
 
 _LENGTH = 11  # of the rows, which few numbers of segments divide
@@ -25,13 +26,8 @@ def check_segments(model: PreTrainedModel, group: dist.ProcessGroup) -> None:
     Raises:
         InputError: The logits of any segment differ, as where positions meet elsewhere than in attention.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # without dropout the random state of the training is unchanged
-    try:
+    with eval_mode(model):
         difference, size = _compare_segment(model, dist.get_rank(group), group.size())
-    finally:
-        for module, training in modes:
-            module.training = training
     dist.all_reduce(difference, dist.ReduceOp.MAX, group)
     if not difference < size**0.5:
         raise InputError(

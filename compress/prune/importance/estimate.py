@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import CompressError
-from compress.eval_mode import eval_mode
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.scores import Scores, compute_fingerprint
 from distill.checkpoint.layers import find_layer_stack
+from distill.eval_mode import eval_mode
 from distill.slicing import Axis, Slot
 
 LossInputs = dict[str, Any]  # tensors with the sample first, and what the loss reads besides

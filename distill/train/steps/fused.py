@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import Batch
 from distill.data.batches.share import loss_mask
+from distill.eval_mode import eval_mode
 from distill.losses.compose import fused_distribution_loss, fused_label_loss
 from distill.losses.config import SPARSE_DIVERGENCES, LossConfig
 from distill.losses.fused import matmul_dtype
@@ -126,16 +127,10 @@ def returns_head_output(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> 
         return False
     row = {name: batch[name][:1] for name in OUTPUT_FIELDS if name in batch}
     outputs: list[tuple[Tensor, int]] = []
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # without dropout the random state of the training is unchanged
-    try:
-        with capture_head_inputs(head, row):
-            hook = head.register_forward_hook(lambda _, inputs, output: outputs.append((output, output._version)))
-            try:
-                logits = find_logits(model(**build_inputs(model, row)))
-            finally:
-                hook.remove()
-    finally:
-        for module, training in modes:
-            module.training = training
+    with eval_mode(model), capture_head_inputs(head, row):
+        hook = head.register_forward_hook(lambda _, inputs, output: outputs.append((output, output._version)))
+        try:
+            logits = find_logits(model(**build_inputs(model, row)))
+        finally:
+            hook.remove()
     return len(outputs) == 1 and logits is outputs[0][0] and logits._version == outputs[0][1]

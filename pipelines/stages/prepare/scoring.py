@@ -14,6 +14,7 @@ from distill.data.batches.batches import EncodedRows, EvalBatches
 from distill.data.batches.encode import Batch
 from distill.data.rows.windows import Windows
 from distill.errors import InputError
+from distill.eval_mode import eval_mode
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
@@ -122,19 +123,19 @@ class Judge:
         Raises:
             InputError: No sample is left.
         """
-        training = student.training
-        student.eval()
         batches, total, count = EvalBatches(self.split, 2 * self.task.eval_batch_size, self.pad_id), 0.0, 0
-        for rows, batch in zip(batches.order, batches, strict=True):
-            own = split_by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
-            comparable = [i for i, row in enumerate(rows) if len(own[i]) == self.count_rows(row)]
-            if comparable:
-                part = {name: value[comparable] for name, value in batch.items()}
-                distance, size = self.compare(
-                    part, torch.cat([own[i] for i in comparable]), [self.teacher_samples[rows[i]] for i in comparable]
-                )
-                total, count = total + distance * size, count + size
-        student.train(training)
+        with eval_mode(student):
+            for rows, batch in zip(batches.order, batches, strict=True):
+                own = split_by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
+                comparable = [i for i, row in enumerate(rows) if len(own[i]) == self.count_rows(row)]
+                if comparable:
+                    part, logits = (
+                        {name: value[comparable] for name, value in batch.items()},
+                        [own[i] for i in comparable],
+                    )
+                    teacher = [self.teacher_samples[rows[i]] for i in comparable]
+                    distance, size = self.compare(part, torch.cat(logits), teacher)
+                    total, count = total + distance * size, count + size
         if not count:
             raise InputError(
                 f"validation: expected samples that student and teacher tokenize into the same rows, found none of "

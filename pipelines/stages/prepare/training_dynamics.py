@@ -9,6 +9,7 @@ from torch import Tensor
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.sampling import EveryRow
+from distill.eval_mode import eval_mode
 from distill.train.module import DistillationModule
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Artefact
@@ -46,16 +47,14 @@ def record_dynamics(data: RowsDataModule, module: DistillationModule, folder: Pa
 @torch.no_grad()
 def compute_logits_of_rows(data: RowsDataModule, module: DistillationModule) -> Tensor:
     """Returns the model's logits for each training row, float32 [rows, classes]."""
-    training = module.training
-    module.eval()
     batches = EvalBatches(data.train, _ROWS, data.pad_id)
     device = next(module.parameters()).device
     found: Tensor | None = None
-    for rows, batch in zip(batches.order, batches, strict=True):
-        logits = module({name: value.to(device) for name, value in batch.items()})["logits"].float().cpu()
-        found = logits.new_empty(len(data.train), logits.shape[1]) if found is None else found
-        found[torch.from_numpy(rows)] = logits
-    module.train(training)
+    with eval_mode(module):
+        for rows, batch in zip(batches.order, batches, strict=True):
+            logits = module({name: value.to(device) for name, value in batch.items()})["logits"].float().cpu()
+            found = logits.new_empty(len(data.train), logits.shape[1]) if found is None else found
+            found[torch.from_numpy(rows)] = logits
     assert found is not None
     return found
 

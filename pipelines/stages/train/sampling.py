@@ -19,6 +19,7 @@ from distill.data.batches.sampling import (
 )
 from distill.data.select.scores import entropy
 from distill.data.splits.examples import Splits
+from distill.eval_mode import eval_mode
 from distill.losses.logits import row_kl
 from distill.tasks.logit_rows import OutputRows
 from distill.train.module import DistillationModule
@@ -81,11 +82,8 @@ def build_sampler(
             return row_kl(*logs).clamp(min=0)
 
         def measure() -> np.ndarray:
-            training = module.training
-            module.eval()
-            found = measure_rows(data, output_rows, compare, module.device)
-            module.train(training)
-            return found
+            with eval_mode(module):
+                return measure_rows(data, output_rows, compare, module.device)
 
         return DistanceSampler(rows, measure, seed, config.sampling.unbiased)
     return None
