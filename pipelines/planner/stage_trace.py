@@ -51,7 +51,7 @@ def count_micro_batches(rows: int) -> tuple[int, int]:
 
 
 def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> StepTrace:
-    """Returns what the largest stage takes for a batch: the most memory and work of the first and the last one.
+    """Returns what the largest stage takes for a batch: the most memory and the most work of any.
 
     Args:
         work: The training or query, with batches of the rows of a micro-batch.
@@ -59,15 +59,26 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
         micro_batches: Number of micro-batches.
     """
     parts = split_layers(build_on_meta(work.build), layout.pp)
-    first, last = (extrapolate_stage(work, parts, micro_batches, index) for index in (0, layout.pp - 1))
-    larger = max(first, last, key=lambda stage: stage.peak)
-    busier = max(first, last, key=lambda stage: stage.flops)
+    traces = [extrapolate_stage(work, parts, micro_batches, index) for index in list_candidates(parts)]
+    larger = max(traces, key=lambda stage: stage.peak)
+    busier = max(traces, key=lambda stage: stage.flops)
     stretch = (micro_batches + layout.pp - 1) / micro_batches
     return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
 
 
+def list_candidates(parts: Sequence[range]) -> list[int]:
+    """Returns the indices of the stages of which one is the largest.
+
+    Stages between the first and the last have nothing but layers, so that only the one with the most counts: of several
+    the earliest, which keeps the activations of the most micro-batches. The first stage has that and the embeddings.
+    """
+    last = len(parts) - 1
+    between = max(range(1, last), key=lambda index: len(parts[index]), default=0)
+    return sorted({0, last} | ({between} if len(parts[between]) > len(parts[0]) else set()))
+
+
 def extrapolate_stage(work: Training | Query, parts: Sequence[range], micro_batches: int, index: int) -> StepTrace:
-    """Returns what the first or the last stage takes for a batch, from its traces with one and with two layers.
+    """Returns what a stage takes for a batch, from its traces with one and with two layers.
 
     Args:
         work: As in `trace_stages`.
@@ -85,7 +96,7 @@ def extrapolate_stage(work: Training | Query, parts: Sequence[range], micro_batc
 def trace_stage(
     work: Training | Query, parts: Sequence[range], micro_batches: int, index: int, layers: int
 ) -> StepTrace:
-    """Returns what the first or the last stage takes for a batch with only this number of its layers."""
+    """Returns what a stage takes for a batch with only this number of its layers."""
     stage, stages = build_on_meta(work.build), list(parts)
     stages[index] = parts[index][:layers] if index == 0 else parts[index][-layers:]
     reduce_to_stage(stage, stages, index)

@@ -2,13 +2,19 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from distill.parallel.layout import Layout
 from distill.parallel.pipeline_stage import split_layers
 from distill.train.config import TrainConfig
 from pipelines.planner.fake_process_group import simulate_world
-from pipelines.planner.stage_trace import count_micro_batches, extrapolate_stage, trace_stage, trace_stages
+from pipelines.planner.stage_trace import (
+    count_micro_batches,
+    extrapolate_stage,
+    list_candidates,
+    trace_stage,
+    trace_stages,
+)
 from pipelines.planner.trace import Query, Training, build_on_meta, trace_step
 
 CONFIG = LlamaConfig(
@@ -61,6 +67,37 @@ def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
     ((collective, sent),) = found.sent.items()
     assert collective.waits
     assert sent == 2 * 4 * ROWS * LENGTH * CONFIG.hidden_size * 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [((4, 4), [0, 1]), ((3, 2, 3), [0, 2]), ((1, 4, 4, 3), [0, 1, 3]), ((2, 2, 3, 1), [0, 2, 3]), ((8,), [0])],
+)
+def test_the_largest_stage_is_among_the_candidates(layers, expected):
+    starts = [sum(layers[:number]) for number in range(len(layers))]
+    parts = [range(start, start + count) for start, count in zip(starts, layers, strict=True)]
+    assert list_candidates(parts) == expected
+
+
+def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddings():
+    config = BertConfig(
+        vocab_size=1024, hidden_size=64, num_hidden_layers=9, num_attention_heads=4, intermediate_size=256
+    )
+
+    def build_classifier() -> BertForSequenceClassification:
+        return BertForSequenceClassification(config)
+
+    def build_batch() -> dict[str, torch.Tensor]:
+        return build_fake_batch() | {"labels": torch.zeros(ROWS, dtype=torch.long)}
+
+    work, layout = Training(build_classifier, build_batch), Layout(pp=4)
+    parts = split_layers(build_on_meta(build_classifier), 4)
+    assert max(range(4), key=lambda index: len(parts[index])) not in (0, 3)
+    with simulate_world(4):
+        every = [extrapolate_stage(work, parts, 4, index) for index in range(4)]
+        found = trace_stages(work, layout, 4)
+    assert found.peak == max(each.peak for each in every) > max(every[0].peak, every[3].peak)
+    assert found.flops == max(each.flops for each in every)
 
 
 @pytest.mark.slow
