@@ -59,14 +59,14 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
         micro_batches: Number of micro-batches.
     """
     parts = split_layers(build_on_meta(work.build), layout.pp)
-    traces = [extrapolate_stage(work, parts, micro_batches, index) for index in list_candidates(parts)]
+    traces = [extrapolate_stage(work, parts, micro_batches, index) for index in list_extreme_stages(parts)]
     larger = max(traces, key=lambda stage: stage.peak)
     busier = max(traces, key=lambda stage: stage.flops)
     stretch = (micro_batches + layout.pp - 1) / micro_batches
     return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
 
 
-def list_candidates(parts: Sequence[range]) -> list[int]:
+def list_extreme_stages(parts: Sequence[range]) -> list[int]:
     """Returns the indices of the stages of which one is the largest.
 
     Stages between the first and the last have nothing but layers, so that only the one with the most counts: of several

@@ -11,7 +11,7 @@ from pipelines.planner.fake_process_group import simulate_world
 from pipelines.planner.stage_trace import (
     count_micro_batches,
     extrapolate_stage,
-    list_candidates,
+    list_extreme_stages,
     trace_stage,
     trace_stages,
 )
@@ -73,10 +73,10 @@ def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
     ("layers", "expected"),
     [((4, 4), [0, 1]), ((3, 2, 3), [0, 2]), ((1, 4, 4, 3), [0, 1, 3]), ((2, 2, 3, 1), [0, 2, 3]), ((8,), [0])],
 )
-def test_the_largest_stage_is_among_the_candidates(layers, expected):
+def test_the_largest_stage_is_among_those_traced(layers, expected):
     starts = [sum(layers[:number]) for number in range(len(layers))]
     parts = [range(start, start + count) for start, count in zip(starts, layers, strict=True)]
-    assert list_candidates(parts) == expected
+    assert list_extreme_stages(parts) == expected
 
 
 def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddings():
