@@ -7,11 +7,12 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor
@@ -517,6 +518,19 @@ class DistillationModule(lightning.LightningModule):
         if self.metric is not None:
             self.metric.update(logits, labels)
         return labels
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer | LightningOptimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Takes the optimizer's step, and none after batches that are skipped, which have no gradients."""
+        if optimizer_closure is not None and self._is_skipped(batch_idx):
+            optimizer_closure()
+        else:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over the replicas of a pipeline."""

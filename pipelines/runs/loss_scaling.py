@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from distill.train.module import DistillationModule
-
 
 class LossScaling(MixedPrecision):
     """Products in float16 by autocast, of a loss that is scaled so that small gradients don't become 0.
@@ -39,9 +37,6 @@ class LossScaling(MixedPrecision):
     ) -> Any:
         """Computes the gradients, unscales and clips them, and takes the step if they are finite."""
         closure()
-        if cast(DistillationModule, model).is_skipping:
-            self._after_closure(model, optimizer)
-            return None
         self.scaler.unscale_(optimizer)
         self._after_closure(model, optimizer)
         result = self.scaler.step(optimizer, **kwargs)

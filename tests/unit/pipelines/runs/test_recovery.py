@@ -10,6 +10,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
 
+from compress.sparsity.config import SparsityConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.train.config import TrainConfig
@@ -18,6 +19,7 @@ from distill.train.spikes import SpikeDetector
 from pipelines.runs.manifest import LOGS
 from pipelines.runs.training_logs import SPIKES
 from pipelines.stages.deliver.training_events import read_training_events
+from pipelines.stages.train.sparsity import SparsityCallback
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 
 RECOVERING = replace(BASE, recoveries=1, warmup=0, schedule="constant", dropout=0.0)  # 7 batches an epoch
@@ -101,6 +103,14 @@ def test_a_run_killed_after_its_recovery_ends_with_the_same_bits(poison, tiny_mo
                 train_once(tiny_model, tokenizer, tmp_path / f"at-{batch}", RECOVERING, LossConfig(kl=1))
         found = train_once(tiny_model, tokenizer, tmp_path / f"at-{batch}", RECOVERING, LossConfig(kl=1))
         assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_masks_that_depend_on_gradients_leave_out_the_skipped_step(poison, tiny_model, tokenizer, tmp_path):
+    poison({POISONED})
+    sparsity = SparsityConfig("unstructured", 0.5, score="movement", begin=0.0, end=0.8)
+    train_once(tiny_model, tokenizer, tmp_path, RECOVERING, LossConfig(kl=1), [callback := SparsityCallback(sparsity)])
+    assert (spikes_in(tmp_path)[0]["batch"], callback.training.step) == (POISONED, 20)
+    assert all(scores.isfinite().all() for scores in callback.training.scores.values())
 
 
 def test_more_spikes_than_recoveries_end_the_training(poison, tiny_model, tokenizer, tmp_path):
