@@ -67,10 +67,10 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
 
 
 def list_extreme_stages(parts: Sequence[range]) -> list[int]:
-    """Returns the indices of the stages of which one is the largest.
+    """Returns the indices of the stages that may need the most memory or work: the first, the last, and one between.
 
-    Stages between the first and the last have nothing but layers, so that only the one with the most counts: of several
-    the earliest, which keeps the activations of the most micro-batches. The first stage has that and the embeddings.
+    Those between consist of layers only, so one with the most layers is enough: the earliest, which keeps the
+    activations of the most micro-batches. The first stage needs more than that if it has as many layers.
     """
     last = len(parts) - 1
     between = max(range(1, last), key=lambda index: len(parts[index]), default=0)

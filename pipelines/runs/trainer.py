@@ -123,7 +123,6 @@ def fit_module(
     if world.is_rank_zero:
         logs.write_falls(module.rate_control.falls)
     strategy_of(trainer).restore_weights(module)
-    world.share_files(stopper.folder)
     stopper.restore(module)
     if not MODES[precision].is_stock:
         restore_stock_layers(module.student)
@@ -321,8 +320,11 @@ class EarlyStop(Callback):
             self._stop_if_due(trainer)
 
     def restore(self, module: DistillationModule) -> None:
-        """Loads the best weights into the student, if any were saved."""
-        if self.patience and self.folder.exists():
+        """Loads the best weights into the student, if any were saved; every process calls it."""
+        if not self.patience:
+            return
+        self.world.share_files(self.folder)
+        if self.folder.exists():
             load_weights(self.folder, module.student)
 
     def _stop_if_due(self, trainer: Trainer) -> None:

@@ -112,7 +112,7 @@ def trace(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -
     """
     stack = find_layer_stack(model)
     reduced = build_reduced_copy(model, stack)
-    if len(reduced.layers) < len(model.get_submodule(stack)):  # type: ignore[arg-type]
+    if any(len(group) > 1 for group in reduced.layers):
         with suppress(InputError):  # a model whose code needs all of its layers
             return expand_to_all_layers(trace_whole(reduced.model, example), model, stack, reduced)
     return trace_whole(model, example)

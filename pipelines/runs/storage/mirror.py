@@ -97,17 +97,12 @@ class Mirror:
             InputError: Another machine has written to the output since.
         """
         self._check_alone()
-        place = self.state.with_name(SNAPSHOT)
-        try:
-            files = take_snapshot(self.folder, place)
-            entries = self._read_entries(files)
+        with self._hold_files() as (entries, files):
             if entries == self.entries:
                 return
             self._upload(entries, files)
             self._replace_index(entries)
             self._record_state()
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
     @contextmanager
     def keep_pushed(self) -> Iterator[None]:
@@ -169,6 +164,16 @@ class Mirror:
                 f"output {self.remote.url!r}: expected to be the only run that writes there, found that another one "
                 f"has since; what was made here is in {str(self.folder)!r}"
             )
+
+    @contextmanager
+    def _hold_files(self) -> Iterator[tuple[dict[str, Entry], dict[str, Path]]]:
+        """Yields the folder's files as they are now, and path -> file with this content that stays during the block."""
+        place = self.state.with_name(SNAPSHOT)
+        try:
+            files = take_snapshot(self.folder, place)
+            yield self._read_entries(files), files
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
     def _upload(self, entries: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
         """Uploads the files whose objects the store doesn't have."""

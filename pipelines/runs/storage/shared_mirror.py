@@ -7,7 +7,6 @@ machines had together: a checkpoint whose parts are on several machines is in it
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from distill.errors import InputError
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.processes import KeyValueStore, wait_for_key
-from pipelines.runs.storage.mirror import SNAPSHOT, Entry, Mirror, is_needed, remove_file, take_snapshot
+from pipelines.runs.storage.mirror import Entry, Mirror, is_needed, remove_file
 
 Changes = dict[str, Entry | None]  # path -> the file's new content, or None if it was removed
 
@@ -83,17 +82,11 @@ class SharedMirror(Mirror):
 
     def _exchange(self, store: KeyValueStore) -> list[Changes]:
         """Uploads the changes of this machine and returns those of all; the index has them all at the end."""
-        place = self.state.with_name(SNAPSHOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            files = take_snapshot(self.folder, place)
-            here = self._read_entries(files)
+        with self._hold_files() as (here, files):
             own = find_changes(self.held, here)
             changes = self._gather(store, own)
             merged = merge_changes(self.entries, changes)
             self._upload({path: entry for path, entry in own.items() if entry is not None}, files)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
         self._gather(store, None)
         if merged != self.entries and self.machine == 0:
             self._check_alone()

@@ -1,28 +1,23 @@
 """Two machines that share no folder train together, with their output in an object store."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fsspec.implementations.arrow import ArrowFSWrapper
-from pyarrow.fs import S3FileSystem
 from safetensors.numpy import load, load_file
 
-from pipelines.runs.storage.mirror import INDEX
 from pipelines.runs.storage.remote import CACHE_VARIABLE
 from support.commands import ROOT, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.services.environments import shared_folder
-from support.services.object_store import object_store
+from support.services.object_store import connected_store, wait_for_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SETTINGS = (
@@ -35,12 +30,8 @@ NEAR = 1e-5
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    with object_store(shared_folder(tmp_path_factory, "moto-environment")) as variables:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            files = S3FileSystem(endpoint_override=variables["AWS_ENDPOINT_URL"], allow_bucket_creation=True)
-            yield ArrowFSWrapper(files)
+    with connected_store(shared_folder(tmp_path_factory, "moto-environment")) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +88,6 @@ def finish(agents: Sequence[subprocess.Popen]) -> list[str]:
     printed = [agent.communicate(timeout=300)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(printed)
     return printed
-
-
-def wait_for_checkpoint(store, bucket: str) -> None:
-    until = time.monotonic() + 240
-    while time.monotonic() < until:
-        index = f"{bucket}/run/{INDEX}"
-        if store.exists(index) and re.search(rb'distill/[^"]*\.ckpt/', store.cat(index)):
-            return
-        time.sleep(0.1)
-    raise AssertionError("no checkpoint came to the store in four minutes")
 
 
 def difference(store, bucket: str, expected: dict[str, np.ndarray]) -> float:

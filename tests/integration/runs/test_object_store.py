@@ -1,22 +1,18 @@
 """A run with data, teacher and output in an object store: killed, resumed elsewhere, damaged, without permission."""
 
 import os
-import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from fsspec.implementations.arrow import ArrowFSWrapper
-from pyarrow.fs import S3FileSystem
 
-from pipelines.runs.storage.mirror import INDEX
 from pipelines.runs.storage.remote import CACHE_VARIABLE
 from support.commands import ROOT, command, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.services.environments import shared_folder
-from support.services.object_store import object_store
+from support.services.object_store import connected_store, object_store, wait_for_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SETTINGS = ("--train.checkpoint_every", "5", "--epochs", "30", "--until", "distill", "--accelerator", "cpu")
@@ -29,11 +25,8 @@ def environment(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(environment):
-    with object_store(environment) as variables, pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        files = S3FileSystem(endpoint_override=variables["AWS_ENDPOINT_URL"], allow_bucket_creation=True)
-        yield ArrowFSWrapper(files)
+    with connected_store(environment) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +55,6 @@ def start(arguments: list[str], cache: Path) -> subprocess.Popen:
         command("distill", *arguments), cwd=ROOT, env=variables, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-
-
-def wait_for_checkpoint(store, bucket: str) -> None:
-    """Waits for a checkpoint of the student; the teacher's training has its own."""
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        index = f"{bucket}/run/{INDEX}"
-        if store.exists(index) and re.search(rb'distill/[^"]*\.ckpt/', store.cat(index)):
-            return
-        time.sleep(0.2)
-    raise AssertionError("no checkpoint came to the store in two minutes")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

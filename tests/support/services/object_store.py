@@ -1,6 +1,7 @@
 """An S3 server as a process (moto), in an environment of its own, which is made once."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
+from pyarrow.fs import S3FileSystem
+
+from pipelines.runs.storage.mirror import INDEX
 from support.services.environments import make_environment
 
 PACKAGES = ("moto[s3]==5.2.5", "flask", "flask-cors")
@@ -36,6 +42,25 @@ def object_store(environment: Path, **variables: str) -> Iterator[dict[str, str]
     finally:
         server.kill()
         server.wait()
+
+
+@contextmanager
+def connected_store(environment: Path) -> Iterator[ArrowFSWrapper]:
+    """Yields a client of a server, which commands also find in their environment."""
+    with object_store(environment) as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield ArrowFSWrapper(S3FileSystem(endpoint_override=variables["AWS_ENDPOINT_URL"], allow_bucket_creation=True))
+
+
+def wait_for_checkpoint(store: ArrowFSWrapper, bucket: str) -> None:
+    """Waits for a checkpoint of the student in a bucket's run; the teacher's training has its own."""
+    index, until = f"{bucket}/run/{INDEX}", time.monotonic() + 240
+    while time.monotonic() < until:
+        if store.exists(index) and re.search(rb'distill/[^"]*\.ckpt/', store.cat(index)):
+            return
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint came to the store in four minutes")
 
 
 def wait_for_port(port: int) -> None:

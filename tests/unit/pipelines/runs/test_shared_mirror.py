@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distill.errors import InputError
 from pipelines.runs.console import Console
-from pipelines.runs.storage.mirror import INDEX, Mirror, list_kept_files
+from pipelines.runs.storage.mirror import INDEX, Entry, Mirror, list_kept_files
 from pipelines.runs.storage.remote import CACHE_VARIABLE, RemoteFolder
 from pipelines.runs.storage.shared_mirror import SharedMirror, find_changes, merge_changes
 
@@ -205,11 +205,11 @@ def test_a_file_that_two_machines_wrote_alike_is_stored_once(machines, tmp_path)
 
 
 def test_changes_are_merged():
-    before = {"same": 1, "removed": 2, "changed": 3}
-    assert find_changes(before, {"same": 1, "changed": 4, "new": 5}) == {"removed": None, "changed": 4, "new": 5}  # type: ignore[arg-type]
-    assert merge_changes(before, [{"removed": None}, {"removed": None, "new": 5}]) == {
-        "same": 1,
-        "changed": 3,
-        "new": 5,
-    }  # type: ignore[arg-type]
-    assert merge_changes(before, [{"changed": 4}, {"changed": None}]) == {"same": 1, "removed": 2, "changed": 4}  # type: ignore[arg-type]
+    one, two, three, four, five = (Entry(size, f"{size}", f"object-{size}") for size in range(1, 6))
+    before = {"same": one, "removed": two, "changed": three}
+    found = find_changes(before, {"same": one, "changed": four, "new": five})
+    assert found == {"removed": None, "changed": four, "new": five}
+    merged = merge_changes(before, [{"removed": None}, {"removed": None, "new": five}])
+    assert merged == {"same": one, "changed": three, "new": five}
+    merged = merge_changes(before, [{"changed": four}, {"changed": None}])
+    assert merged == {"same": one, "removed": two, "changed": four}
