@@ -1,12 +1,14 @@
-"""Measured time of a student's step in every layout, and that of the layout which the planner chooses.
+"""Measured time of a run with every pair of layouts, and with the pair that the planner chooses.
 
     python -m benchmarks.distributed.planned_speed --output runs/planned-speed  # six cases on 2 processes of this CPU
-    python -m benchmarks.distributed.planned_speed --cases small-8 --output runs/planned-speed
+    python -m benchmarks.distributed.planned_speed --cases medium-small-8 --output runs/planned-speed
 
-A case is a size of BERT and the rows of a batch of all processes. The planner knows the model, and what this CPU
-reached in products and sums. Printed are, per case, the layout that it chooses, its measured time over that of the
-fastest layout, and the predicted and measured times of all layouts relative to the fastest. Each layout is timed in
-processes of its own, all of them in turns. Times on a busy machine mean nothing.
+A case is a teacher and a student, BERTs of one of three sizes, and the rows of a batch of all processes. The teacher
+answers every row once, as for a cache, and then the student trains on them for some epochs. The planner knows the
+models, and what this CPU reached in products and sums. Printed are, per case, the chosen pair, its measured time over
+that of the fastest pair, and the predicted and measured times of all layouts of teacher and student relative to the
+fastest. Each layout is timed in processes of its own, all of them in turns; timings are kept in the output's
+results.jsonl, so that the same command goes on where it was stopped. Times on a busy machine mean nothing.
 """
 
 import argparse
@@ -14,15 +16,18 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple, TypedDict
 
-from benchmarks.distributed.planned_memory import SIZES, predict, prepare_student
+from benchmarks.distributed.planned_memory import PREPARE, SIZES, predict
 from benchmarks.distributed.sharded_memory import Peak, run_processes, save_model
 
 import torch  # isort: skip
 
+from benchmarks.common.results_folder import Results, check_settings
 from distill.parallel.layout import Layout, parse_layout
 from pipelines.planner.hardware import Hardware, estimate_step
 from pipelines.planner.machines import measure_this_processor
@@ -31,73 +36,152 @@ from pipelines.settings.commands.plan import CPU, ClusterConfig
 from pipelines.settings.this_machine import describe_machine
 
 PROCESSES = 2
-LAYOUTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2", "pp=2")
-CASES = ("small-8", "small-64", "medium-8", "medium-64", "base-8", "base-32")
+STUDENTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2", "pp=2")
+TEACHERS = ("replicated", "fsdp=2", "tp=2", "pp=2")
+QUERIED = 32  # rows that the teacher answers at a time
+CASES = ("medium-small-8", "medium-small-32", "base-small-8", "base-small-32", "base-medium-8", "base-medium-32")
+
+
+class Timing(TypedDict):
+    """A line of results.jsonl: median seconds of a step of a student, or of a query of a teacher."""
+
+    role: str
+    size: str
+    rows: int
+    layout: str
+    round: int
+    seconds: float
+
+
+class Model(NamedTuple):
+    """A model that is timed: its role, its size, and the rows of a batch of all processes."""
+
+    role: str
+    size: str
+    rows: int
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layouts that a model of this role can have."""
+        return STUDENTS if self.role == "student" else TEACHERS
 
 
 def main() -> None:
-    """Times all layouts of the cases and prints the table."""
+    """Times all layouts of the models in the cases, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", default=list(CASES))
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.set_defaults(processes=PROCESSES)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    hardware = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1)
-    console = Console()
+    check_settings(options.output, options, free=("cases", "epochs", "rounds"))
+    hardware, console = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1), Console()
     console.say(
         f"{describe_machine()}, torch {torch.__version__}; each of {PROCESSES} processes reaches "
         f"{hardware.flops / 1e9:,.0f} GFLOP/s, {hardware.links / 1e9:.2f} GB/s and {1e6 * hardware.latency:,.0f} us"
     )
-    rows = [describe_case(case, hardware, options) for case in options.cases]
-    header = ("case", "chosen", "its time over the fastest", *(f"{name}: predicted, measured" for name in LAYOUTS))
-    console.table("Time of a step", header, rows)
+    cases = {case: parse_case(case) for case in options.cases}
+    models = dict.fromkeys(model for pair in cases.values() for model in pair)
+    predicted = {model: predict_times(model, hardware, options) for model in models}
+    measured = {model: time_layouts(model, options) for model in models}
+    rows = [(case, *describe_case(pair, predicted, measured, options.epochs)) for case, pair in cases.items()]
+    header = ("case", "chosen: teacher, student", "fastest", "chosen / fastest", "pairs within 10 %")
+    console.table(f"Time of a run of {options.epochs} epochs", header, rows)
+    for role, names in (("teacher", TEACHERS), ("student", STUDENTS)):
+        chosen = [model for model in models if model.role == role]
+        table = [describe_model(model, predicted[model], measured[model]) for model in chosen]
+        console.table(f"Time of a {role}'s batch: predicted, measured", (role, *names, "seconds"), table)
 
 
-def describe_case(case: str, hardware: Hardware, options: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the table row of a case."""
-    size, _, count = case.partition("-")
-    options.rows = int(count)
-    folder = options.output / f"model-{size}"
+def parse_case(case: str) -> tuple[Model, Model]:
+    """Returns the teacher and the student of a case."""
+    teacher, student, rows = case.split("-")
+    return Model("teacher", teacher, QUERIED), Model("student", student, int(rows))
+
+
+def predict_times(model: Model, hardware: Hardware, options: argparse.Namespace) -> dict[str, float]:
+    """Returns layout -> predicted seconds of a batch."""
+    told = argparse.Namespace(rows=model.rows, length=options.length, processes=PROCESSES)
+    folder = save_once(model.size, options.output)
+    times = {}
+    for name in model.layouts:
+        trace = predict(folder, model.role, parse_layout(name, PROCESSES), "none", told)
+        times[name] = estimate_step(trace, hardware).total
+    return times
+
+
+def time_layouts(model: Model, options: argparse.Namespace) -> dict[str, float]:
+    """Returns layout -> median over the rounds of the measured seconds of a batch."""
+    results, folder = Results[Timing](options.output), save_once(model.size, options.output)
+    found: dict[str, list[float]] = {name: [] for name in model.layouts}
+    for turn, name in product(range(options.rounds), model.layouts):
+        known = results.find(**model._asdict(), layout=name, round=turn)
+        if known is None:
+            seconds = time_layout(model, folder, name, options)
+            role, size, rows = model
+            known = results.add(Timing(role=role, size=size, rows=rows, layout=name, round=turn, seconds=seconds))
+        found[name].append(known["seconds"])
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def save_once(size: str, output: Path) -> Path:
+    """Returns the folder of a model of this size, which is saved if it isn't there."""
+    folder = output / f"model-{size}"
     if not folder.exists():
         save_model(folder, *SIZES[size])
-    predicted, measured = {}, {}
-    for name in LAYOUTS:
-        trace = predict(folder, "student", parse_layout(name, PROCESSES), "none", options)
-        predicted[name] = estimate_step(trace, hardware).total
-    for _ in range(options.rounds):
-        for name in LAYOUTS:
-            measured.setdefault(name, []).append(time_layout(folder, name, options))
-    times = {name: statistics.median(found) for name, found in measured.items()}
-    chosen, fastest = min(predicted, key=predicted.__getitem__), min(times.values())
-    least = min(predicted.values())
-    cells = [f"{predicted[name] / least:.2f}, {times[name] / fastest:.2f}" for name in LAYOUTS]
-    return (case, chosen, f"{times[chosen] / fastest:.2f}", *cells)
+    return folder
 
 
-def time_layout(folder: Path, name: str, options: argparse.Namespace) -> float:
-    """Returns the median seconds of a step on new processes."""
+def time_layout(model: Model, folder: Path, name: str, options: argparse.Namespace) -> float:
+    """Returns the median seconds of a batch on new processes."""
     file = options.output / "seconds.json"
-    run_processes(partial(time_steps, options.rows, options.length, options.steps, file), PROCESSES, folder, name)
+    work = partial(time_batches, model.role, model.rows, options.length, options.steps, file)
+    run_processes(work, PROCESSES, folder, name)
     return float(json.loads(file.read_text()))
 
 
-def time_steps(rows: int, length: int, steps: int, file: Path, folder: Path, layout: Layout) -> Peak:
-    """Writes the median seconds of a step, after two that aren't timed."""
-    take_step: Callable[[], object] = prepare_student(rows, length, "none", folder, layout)
+def time_batches(role: str, rows: int, length: int, steps: int, file: Path, folder: Path, layout: Layout) -> Peak:
+    """Writes the median seconds of a batch, after one that isn't timed."""
+    run_batch = PREPARE[role](rows, length, "none", folder, layout)
     spent = []
-    for _ in range(2 + steps):
+    for _ in range(1 + steps):
         torch.distributed.barrier()
         start = time.perf_counter()
-        take_step()
+        run_batch()
         torch.distributed.barrier()
         spent.append(time.perf_counter() - start)
     if torch.distributed.get_rank() == 0:
-        file.write_text(json.dumps(statistics.median(spent[2:])))
+        file.write_text(json.dumps(statistics.median(spent[1:])))
     return Peak()
+
+
+def describe_case(
+    pair: tuple[Model, Model],
+    predicted: Mapping[Model, Mapping[str, float]],
+    measured: Mapping[Model, Mapping[str, float]],
+    epochs: int,
+) -> tuple[str, ...]:
+    """Returns the cells of a case: the chosen pair, the fastest one, and how the chosen one compares with it."""
+    teacher, student = pair
+
+    def add_up(times: Mapping[Model, Mapping[str, float]]) -> dict[tuple[str, str], float]:
+        pairs = product(teacher.layouts, student.layouts)
+        query, step = times[teacher], times[student]
+        return {(own, other): query[own] / QUERIED + epochs * step[other] / student.rows for own, other in pairs}
+
+    expected, found = add_up(predicted), add_up(measured)
+    chosen, fastest = min(expected, key=expected.__getitem__), min(found, key=found.__getitem__)
+    near = sum(seconds <= 1.1 * found[fastest] for seconds in found.values())
+    return ", ".join(chosen), ", ".join(fastest), f"{found[chosen] / found[fastest]:.2f}", f"{near} of {len(found)}"
+
+
+def describe_model(model: Model, predicted: Mapping[str, float], measured: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns the cells of a model: its times in all layouts over those of the fastest, and the fastest's seconds."""
+    least, fastest = min(predicted.values()), min(measured.values())
+    cells = [f"{predicted[name] / least:.2f}, {measured[name] / fastest:.2f}" for name in model.layouts]
+    return (f"{model.size}, {model.rows} rows", *cells, f"{least:.2f}, {fastest:.2f}")
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ class LayoutTracer:
         def trace(layers: int) -> StepTrace:
             query = self.workload.describe_query(size, layers, layout.cp)
             if layout.pp > 1:
-                return trace_stages(query, layout, micro_batches)
+                return trace_stages(query, layout, micro_batches, self.hardware.memory)
             return trace_query(query, layout, is_new=self._is_new("query", layout, size))
 
         layers = self.workload.teacher.get_text_config().num_hidden_layers
@@ -249,7 +249,7 @@ class LayoutTracer:
         training = self.workload.describe_training(size, layers, traced, online=online, segments=layout.cp)
         training = replace(training, backend=self.hardware.backend)
         if layout.pp > 1:
-            found = trace_stages(training, layout, micro_batches)
+            found = trace_stages(training, layout, micro_batches, self.hardware.memory)
         else:
             found = trace_step(training, layout, is_new=self._is_new("step", layout, size, train.optimizer, online))
         return scale_states(found, STATES.get(train.optimizer, 1.0))

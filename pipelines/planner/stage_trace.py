@@ -5,6 +5,7 @@ send. A batch of m micro-batches through p stages takes as long as m + p - 1 of 
 2019, GPipe, arXiv 1811.06965, section 2.3).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,16 +51,21 @@ def count_micro_batches(rows: int) -> tuple[int, int]:
     return -(-rows // size), size
 
 
-def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> StepTrace:
+def trace_stages(work: Training | Query, layout: Layout, micro_batches: int, limit: float = math.inf) -> StepTrace:
     """Returns what the largest stage takes for a batch: the most memory and the most work of any.
 
     Args:
         work: The training or query, with batches of the rows of a micro-batch.
         layout: Layout with pipeline stages.
         micro_batches: Number of micro-batches.
+        limit: Bytes of a process: stages after one that needs more aren't traced.
     """
     parts = split_layers(build_on_meta(work.build), layout.pp)
-    traces = [extrapolate_stage(work, parts, micro_batches, index) for index in list_extreme_stages(parts)]
+    traces: list[StepTrace] = []
+    for index in list_extreme_stages(parts):
+        traces.append(extrapolate_stage(work, parts, micro_batches, index))
+        if traces[-1].peak > limit:
+            break
     larger = max(traces, key=lambda stage: stage.peak)
     busier = max(traces, key=lambda stage: stage.flops)
     stretch = (micro_batches + layout.pp - 1) / micro_batches
@@ -67,14 +73,16 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int) -> 
 
 
 def list_extreme_stages(parts: Sequence[range]) -> list[int]:
-    """Returns the indices of the stages that may need the most memory or work: the first, the last, and one between.
+    """Returns the indices of the stages that may need the most memory or work, those with the most layers first.
 
-    Those between consist of layers only, so one with the most layers is enough: the earliest, which keeps the
-    activations of the most micro-batches. The first stage needs more than that if it has as many layers.
+    They are the first, the last, and one of those between. These consist of layers only, so one with the most layers
+    is enough: the earliest, which keeps the activations of the most micro-batches. The first stage needs more than
+    that if it has as many layers.
     """
     last = len(parts) - 1
     between = max(range(1, last), key=lambda index: len(parts[index]), default=0)
-    return sorted({0, last} | ({between} if len(parts[between]) > len(parts[0]) else set()))
+    found = {0, last} | ({between} if len(parts[between]) > len(parts[0]) else set())
+    return sorted(found, key=lambda index: (-len(parts[index]), index))
 
 
 def extrapolate_stage(work: Training | Query, parts: Sequence[range], micro_batches: int, index: int) -> StepTrace:

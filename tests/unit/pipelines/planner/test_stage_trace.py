@@ -7,6 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 from distill.parallel.layout import Layout
 from distill.parallel.pipeline_stage import split_layers
 from distill.train.config import TrainConfig
+from pipelines.planner import stage_trace
 from pipelines.planner.fake_process_group import simulate_world
 from pipelines.planner.stage_trace import (
     count_micro_batches,
@@ -71,9 +72,9 @@ def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
 
 @pytest.mark.parametrize(
     ("layers", "expected"),
-    [((4, 4), [0, 1]), ((3, 2, 3), [0, 2]), ((1, 4, 4, 3), [0, 1, 3]), ((2, 2, 3, 1), [0, 2, 3]), ((8,), [0])],
+    [((4, 4), [0, 1]), ((3, 2, 3), [0, 2]), ((1, 4, 4, 3), [1, 3, 0]), ((2, 2, 3, 1), [2, 0, 3]), ((8,), [0])],
 )
-def test_the_largest_stage_is_among_those_traced(layers, expected):
+def test_the_largest_stage_is_among_those_traced_which_begin_with_the_most_layers(layers, expected):
     starts = [sum(layers[:number]) for number in range(len(layers))]
     parts = [range(start, start + count) for start, count in zip(starts, layers, strict=True)]
     assert list_extreme_stages(parts) == expected
@@ -98,6 +99,25 @@ def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddin
         found = trace_stages(work, layout, 4)
     assert found.peak == max(each.peak for each in every) > max(every[0].peak, every[3].peak)
     assert found.flops == max(each.flops for each in every)
+
+
+def test_no_stage_is_traced_after_one_that_does_not_fit(monkeypatch):
+    traced, trace = [], stage_trace.extrapolate_stage
+
+    def extrapolate(work, parts, micro_batches, index):
+        traced.append(index)
+        return trace(work, parts, micro_batches, index)
+
+    monkeypatch.setattr(stage_trace, "extrapolate_stage", extrapolate)
+    work, layout = Training(build, build_fake_batch), Layout(pp=2)
+    with simulate_world(2):
+        large = trace_stages(work, layout, 4).peak
+        assert trace_stages(work, layout, 4, large).peak == large
+        assert traced == [0, 1, 0, 1]
+        traced.clear()
+        first = trace_stages(work, layout, 4, 1.0)
+    assert traced == [0]
+    assert 1.0 < first.peak <= large
 
 
 @pytest.mark.slow
