@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import build_samples
@@ -40,7 +41,6 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 BATCH = 8
 
@@ -120,10 +120,7 @@ def main() -> None:
         ("writing", f"{forward_rate / writing_ratio:,.0f} tokens/s", f"{writing_ratio:.3f}x the time of the forward"),
     ]
     console.table(f"{signal}, vocabulary of {width:,} tokens", ("operation", "rate", "ratio"), rows)
-    console.say(
-        f"{describe_machine()}, {options.device}, torch {torch.__version__}, {options.threads} threads, "
-        f"commit {find_commit()}"
-    )
+    console.say(f"{describe_setup()}, {options.device}, {options.threads} threads")
 
 
 def load_model(folder: Path, *, layers: int = 6, width: int = 256) -> LlamaForCausalLM:

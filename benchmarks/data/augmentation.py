@@ -21,7 +21,7 @@ from benchmarks.common.results_folder import check_settings
 from benchmarks.common.tables import draw_few, draw_others, read_table, write_table
 from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
+from pipelines.settings.this_machine import find_processor
 
 LABELS = ("category", "intent", "label", "tags")
 STUDENT = "layers=4,hidden=192,heads=12,ffn=768"
@@ -70,7 +70,7 @@ def main() -> None:
     runs = StudentRuns(options.output, words, 32)
     variants = choose_variants(list_variants(options), options.only)
     runs.compare(variants, options.rates, options.seeds, dict.fromkeys(variants, options.visits))
-    title = f"{Path(options.data).name}, {describe_machine()['processor']}"
+    title = f"{Path(options.data).name}, {find_processor()}"
     Console().table(title, HEADER, runs.table([*variants], "none"))
 
 

@@ -29,7 +29,7 @@ from distill.data.sources.text_column import TextColumn
 from distill.data.splits.examples import Examples, Splits
 from distill.data.stored.encoding import count_processors
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
+from pipelines.settings.this_machine import find_processor
 
 STEPS = ("standard,language=off", "near-duplicates", "spelling", "language")
 _COPIED_EVERY, _MISTYPED_EVERY = 20, 5
@@ -58,7 +58,7 @@ def main() -> None:
         table.append((steps, f"{cost.seconds:.0f}", f"{cost.extra / 2**20:,.0f}", f"{cost.rows:,}"))
         print(table[-1], flush=True)
     header = ("steps", "seconds", "MiB beyond the rows", "changed or dropped")
-    Console().table(f"Cleaning {options.rows:,} rows, {describe_machine()['processor']}", header, table)
+    Console().table(f"Cleaning {options.rows:,} rows, {find_processor()}", header, table)
 
 
 def make_texts(texts: list[str], count: int, seed: int) -> Iterator[str]:

@@ -29,7 +29,7 @@ from distill.data.clean.label_errors import draw_folds, estimate_label_errors
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
 from pipelines.settings.task_settings import run_task_arguments
-from pipelines.settings.this_machine import describe_machine
+from pipelines.settings.this_machine import find_processor
 from pipelines.stages.prepare.clean import DOUBTED
 from pipelines.stages.prepare.data import data_stage, read_data, read_task
 from pipelines.stages.prepare.fold_logits import compute_out_of_fold_logits
@@ -64,7 +64,7 @@ def main() -> None:
         f"{wrong.sum():,} of {len(wrong):,} labels are wrong; the teacher agrees with {is_right:.1%} of the rest"
     )
     title = f"{Path(options.data).name}, wrong labels of {options.noise} classes, {options.teacher_epochs} epochs"
-    console.table(f"{title}, {describe_machine()['processor']}", ("method", "doubted", "precision", "recall"), table)
+    console.table(f"{title}, {find_processor()}", ("method", "doubted", "precision", "recall"), table)
 
 
 def mislabel_rows(rows: Sequence[tuple[str, str]], noise: str) -> list[DamagedRow]:

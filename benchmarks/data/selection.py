@@ -22,7 +22,7 @@ from benchmarks.common.tables import draw_few, draw_others, read_table, write_ta
 from benchmarks.data.augmentation import COMMON, LABELS, STUDENT, VALIDATION
 from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
+from pipelines.settings.this_machine import find_processor
 
 METHODS = ("random", "balanced", "margin", "loss", "aum", "ccs", "k-centre", "facility", "mixture")
 POOL_METHODS = (
@@ -71,9 +71,7 @@ def main() -> None:
     visits = dict.fromkeys(variants, options.epochs * rows if options.equal == "steps" else None)
     runs = StudentRuns(options.output, words, 32)
     runs.compare(variants, options.rates, options.seeds, visits)
-    Console().table(
-        f"{Path(options.data).name}, {describe_machine()['processor']}", HEADER, runs.table([*variants], "random")
-    )
+    Console().table(f"{Path(options.data).name}, {find_processor()}", HEADER, runs.table([*variants], "random"))
 
 
 def write_rows(options: argparse.Namespace) -> int:

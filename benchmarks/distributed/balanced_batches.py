@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio
 from benchmarks.memory.activations import LABELS_ONLY
 from benchmarks.training.batch_tokens import CLASSES, draw_texts
@@ -43,7 +44,6 @@ from distill.tasks.text_classification import TextClassification
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 PROCESSES = 2
 ORDERS = ("usual", "shuffled")
@@ -66,7 +66,7 @@ def main() -> None:
         )
         found = json.loads((Path(place) / "times.json").read_text())
     console = Console()
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {PROCESSES} processes of a thread")
+    console.say(f"{describe_setup()}, {PROCESSES} processes of a thread")
     rows = [
         (order, f"{median_ratio(times['balanced'], times['alternate']):.3f}", f"{found['padding'][order]:.3f}")
         for order, times in found["even"].items()

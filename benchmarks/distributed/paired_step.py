@@ -34,6 +34,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, time_in_turns
 from compress.measure.precision_speed import measure_peak_flops
 from distill.losses.logits import forward_kl
@@ -50,7 +51,6 @@ from pipelines.runs.console import Console
 from pipelines.runs.placement import detect_device_type, load_in_layout
 from pipelines.runs.processes import count_processes, join_world, leave_world
 from pipelines.runs.strategies.by_layout import choose_device
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 AUTO = AutoModelForSequenceClassification
 CLASSES, VOCABULARY = 64, 30522
@@ -87,10 +87,7 @@ def main() -> None:
         compare(options, folder, console)
         dist.barrier()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else NO_GPU
-    console.say(
-        f"{describe_machine()}, {device}, {count_processes()} processes, torch {torch.__version__}, "
-        f"commit {find_commit()}"
-    )
+    console.say(f"{describe_setup()}, {device}, {count_processes()} processes")
     leave_world()
 
 

@@ -21,19 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.distributed.planned_memory import SIZES, predict, prepare_student
-from benchmarks.distributed.sharded_memory import save_model
-
-import torch  # isort: skip
 import torch.distributed as dist
 
+from benchmarks.common.machine import describe_setup
+from benchmarks.distributed.planned_memory import SIZES, predict, prepare_student
+from benchmarks.distributed.sharded_memory import save_model
 from benchmarks.distributed.two_machines import ADDRESSES, LINKS, limit_link, read_sent_bytes, two_machines
 from distill.parallel.layout import parse_layout
 from pipelines.planner.hardware import Hardware, count_sent, estimate_step
 from pipelines.planner.trace import StepTrace
 from pipelines.runs.console import Console
 from pipelines.settings.commands.plan import parse_rate
-from pipelines.settings.this_machine import describe_machine
 
 PORT = 29511
 PROCESSES = 2
@@ -71,7 +69,7 @@ def main() -> None:
         time_rates(options)
         return
     console = Console()
-    console.say(f"{describe_machine()}, torch {torch.__version__}, gloo, {PROCESSES} network namespaces")
+    console.say(f"{describe_setup()}, gloo, {PROCESSES} network namespaces")
     rows = [format_row(each) for name in options.layouts for each in measure_layout(name, options)]
     header = (
         "layout", "rate", "predicted MB", "sent MB", "ratio", "predicted s", "measured s", "ratio", "unlimited step s"

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.distributed.sharded_memory import (  # sets the allocator up first
     AUTO,
     Peak,
@@ -44,7 +45,6 @@ from pipelines.planner.stage_trace import count_micro_batches, trace_stages
 from pipelines.planner.trace import Query, StepTrace, Training, trace_query, trace_step
 from pipelines.runs.console import Console
 from pipelines.runs.placement import build_pipeline_trainer, detect_device_type, load_in_layout
-from pipelines.settings.this_machine import describe_machine
 
 SIZES = {"small": (256, 4), "medium": (512, 6), "base": (768, 12), "large": (1024, 24)}  # hidden, layers
 LAYOUTS = (
@@ -85,9 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     check_settings(options.output, options, free=("sizes", "layouts", "checkpointing"))
     console, results = Console(), Results[Result](options.output)
-    console.say(
-        f"{describe_machine()}, torch {torch.__version__}, {detect_device_type()}, {options.processes} processes"
-    )
+    console.say(f"{describe_setup()}, {detect_device_type()}, {options.processes} processes")
     rows, ratios = [], []
     for size in options.sizes:
         folder = options.output / f"model-{size}"

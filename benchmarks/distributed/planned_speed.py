@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.distributed.planned_memory import PREPARE, SIZES, predict
 from benchmarks.distributed.sharded_memory import Peak, run_processes, save_model
 
@@ -33,7 +34,6 @@ from pipelines.planner.hardware import Hardware, estimate_step
 from pipelines.planner.machines import measure_this_processor
 from pipelines.runs.console import Console
 from pipelines.settings.commands.plan import CPU, ClusterConfig
-from pipelines.settings.this_machine import describe_machine
 
 PROCESSES = 2
 STUDENTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2", "pp=2")
@@ -77,9 +77,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     check_settings(options.output, options, free=("cases", "epochs", "rounds"))
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:  # for measurements of memory alone
+        del os.environ[name]
     hardware, console = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1), Console()
     console.say(
-        f"{describe_machine()}, torch {torch.__version__}; each of {PROCESSES} processes reaches "
+        f"{describe_setup()}; each of {PROCESSES} processes reaches "
         f"{hardware.flops / 1e9:,.0f} GFLOP/s, {hardware.links / 1e9:.2f} GB/s and {1e6 * hardware.latency:,.0f} us"
     )
     cases = {case: parse_case(case) for case in options.cases}

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.memory.activations import LABELS_ONLY, build_decoder, draw_batch, measure_peak
 from compress.measure.memory import return_freed_memory
 from distill.data.batches.segments import cut_segment
@@ -34,7 +35,6 @@ from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 BLOCKS, ALL_LOGITS = "in blocks", "all at a time"
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     console = Console()
-    console.say(f"{describe_machine()}, torch {torch.__version__}, one thread a process")
+    console.say(f"{describe_setup()}, one thread a process")
     sizes = options.width, options.layers, options.vocabulary, options.checkpointing, options.rounds
     cases = [Case(length, logits, *sizes) for length, logits in product(options.lengths, (BLOCKS, ALL_LOGITS))]
     costs = {count: run_processes(cases, count) for count in options.processes}

@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from compress.measure.memory import read_kernel_sizes
 from distill.losses.teacher_signals import SignalSource
 from distill.parallel.layout import Layout, parse_layout
@@ -47,7 +48,6 @@ from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.runs.placement import detect_device_type, load_in_layout
-from pipelines.settings.this_machine import describe_machine
 
 AUTO = AutoModelForSequenceClassification
 BATCH, LENGTH = 4, 32
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
     console = Console()
-    console.say(f"{describe_machine()}, torch {torch.__version__}")
+    console.say(describe_setup())
     with TemporaryDirectory() as place:
         model = save_model(Path(place) / "model", options.hidden, options.layers)
         weights = 4 * sum(parameter.numel() for parameter in model.parameters())

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
 from benchmarks.distributed.sharded_memory import record_peak
 from compress.measure.memory import read_peak_memory, reset_peak_memory, return_freed_memory
@@ -36,7 +37,6 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.memory.step_cost import measure_call
-from pipelines.settings.this_machine import describe_machine
 
 MODES = ("none", "selective", "every=2", "full")
 ALL_LOGITS = "none, all logits at once"
@@ -66,7 +66,7 @@ def main() -> None:
     drawn = draw_batch(options.vocabulary, options.rows, options.length)
     batch = {name: value.to(device) for name, value in drawn.items()}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    console.say(f"{describe_machine()}, {options.device}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.device}, {options.threads} threads")
     steps = {mode: build_step(model, batch, mode, options.folder) for mode in (ALL_LOGITS, *MODES, *OFFLOADED)}
     loss, gradients = steps["none"]()
     expected = loss, [gradient.clone() for gradient in gradients]

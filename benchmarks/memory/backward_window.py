@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, time_in_turns
 from benchmarks.memory.activations import (
     LABELS_ONLY,
@@ -33,7 +34,6 @@ from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 WHOLE = 0
 
@@ -56,7 +56,7 @@ def main() -> None:
     model = build_decoder(options.width, options.layers, options.vocabulary, dropout=0.0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.threads} threads")
     rows: list[tuple[str, ...]] = []
     for length in options.lengths:
         batch = draw_batch(options.vocabulary, 1, length)

@@ -26,6 +26,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
 from compress.measure.memory import read_peak_memory, reset_peak_memory
 from compress.measure.precision_speed import measure_peak_flops
@@ -33,7 +34,6 @@ from distill.losses.fused import fused_sampled_cross_entropy
 from distill.losses.logits import soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 Loss: TypeAlias = Callable[[], Tensor]
 MEGABYTE = 1e6
@@ -58,7 +58,7 @@ def main() -> None:
     console = Console()
     for positions in options.positions:
         compare(argparse.Namespace(**vars(options) | {"positions": [positions]}), console)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
+    console.say(f"{describe_setup()}, {options.rounds} rounds")
 
 
 def compare(options: argparse.Namespace, console: Console) -> None:

@@ -27,6 +27,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, time_in_turns
 from compress.measure.memory import read_peak_memory
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -42,7 +43,6 @@ from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.prepare.data import data_stage, read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder
 
@@ -67,7 +67,7 @@ def main() -> None:
         print(json.dumps(start_training(options)))
         return
     console = Console()
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.threads} threads")
     with TemporaryDirectory(dir=options.folder) as place:
         options.folder = Path(place)
         text = StoredTexts.write(options.folder / "text.parquet", made_texts(options.rows))

@@ -25,6 +25,7 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings
 from benchmarks.pruning.sparse_runtimes import RUNTIMES, LogitsRunner, StudentFiles, UnavailableError, compute_logits
 from benchmarks.training.logit_training import collate_arrays, compute_all_logits, load_targets, take_steps
@@ -44,7 +45,6 @@ from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.schedule import build_schedule
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 PATTERNS = {
     "dense": SparsityConfig(),
@@ -81,7 +81,7 @@ def main() -> None:
     models[COPY] = copy.deepcopy(models["dense"])
     rows = [row for runtime in RUNTIMES for row in measure_runtime(runtime, experiment, models, console)]
     console.table(f"Latency, {options.threads} threads, medians; speedups are over the dense student", HEADER, rows)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
+    console.say(f"{describe_setup()}, {options.rounds} rounds")
 
 
 class Experiment:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import BertTokenizerFast, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import measure_copy_rate, time_in_turns
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget, with_sources
@@ -28,7 +29,6 @@ from compress.quantize.prepare import convert_quantized, find_lowest_precision, 
 from compress.quantize.schemes import SCHEMES, resolve_scheme
 from pipelines.runs.console import Console
 from pipelines.runs.files import count_bytes
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 FLOAT = "float32"
 DEFAULT = ("int8-dynamic", "int8-groups", "int4-weights", "int4-groups")
@@ -62,7 +62,7 @@ def main() -> None:
         rows.append((name, f"{sizes[name] / 1e6:,.0f}", f"{own:.2f}", *ratios, f"{floor:.2f}"))
     console = Console()
     console.table(f"{options.layers} layers of {options.width}, after {options.length} tokens", HEADER, rows)
-    console.say(f"{describe_machine()}, commit {find_commit()}")
+    console.say(describe_setup())
 
 
 def build_decoder(options: argparse.Namespace) -> PreTrainedModel:

@@ -24,6 +24,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import measure_copy_rate, median_ratio, synchronize, time_in_turns
 from compress.export.common.source import Source
 from compress.export.common.targets import FORMATS, ExportTarget
@@ -35,7 +36,6 @@ from compress.quantize.schemes import SCHEMES
 from distill.checkpoint.folder import DOWNLOADED, locate_folder
 from distill.checkpoint.tokenizer import load_tokenizer
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 AUTO = AutoModelForSequenceClassification
 FLOAT, BFLOAT = "float32", "bfloat16"
@@ -68,7 +68,7 @@ def main() -> None:
     batches = [cell for batch in BATCHES for cell in (f"ms, batch {batch}", "of float32")]
     console.table(f"Forward pass: {sizes}", ("form", "weights MB", *batches, "floor ms", "difference"), rows)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
-    console.say(f"{describe_machine()}, {name}, torch {torch.__version__}, commit {find_commit()}")
+    console.say(f"{describe_setup()}, {name}")
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.tables import read_table
 from compress.export.common.targets import target_of
 from compress.export.openvino.ir import OpenVinoModel
 from compress.export.runtimes import open_export
 from distill.checkpoint.tokenizer import load_tokenizer
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 RUNTIMES = ("onnxruntime", "openvino", "executorch", "litert")
 CALLS = 200  # of a text whose operators are listed
@@ -66,7 +66,7 @@ def main() -> None:
     console.table(f"{options.student}, {len(texts)} single texts, one thread", header, build_rows(found))
     for place in sorted(options.student.glob("openvino*")):
         console.table(f"{place.name}, {options.length} tokens", ("operator", "number", "µs"), profile(place, options))
-    console.say(f"{describe_machine()}, commit {find_commit()}")
+    console.say(describe_setup())
 
 
 def open_models(student: Path) -> Models:

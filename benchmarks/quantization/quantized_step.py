@@ -14,6 +14,7 @@ import statistics
 import torch
 import transformers
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio
 from benchmarks.training.training_step import Setup, Step
 from compress.quantize.config import QuantizeConfig
@@ -23,7 +24,6 @@ from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import SignalSource
 from distill.models.inputs import select_inputs
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 PRECISIONS = ("32", "bf16-mixed")
 PLAIN = "plain"
@@ -59,7 +59,7 @@ def main() -> None:
         ]
     title = f"One step: batch {options.batch_size}, student {options.student[0]}, {options.threads} threads"
     console.table(title, ("precision", "scheme", "median ms", "ratio to plain"), rows)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
+    console.say(f"{describe_setup()}, {options.rounds} rounds")
 
 
 def build_scheme_step(setup: Setup, signals: SignalSource | None, scheme: str, precision: str) -> Step:

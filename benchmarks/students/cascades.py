@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.command import run_command
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint, read_report
 from benchmarks.common.spread import format_gain, format_percent, format_spread
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 HEADER = ("student", "alone", "cascade", "gain", "ms alone", "ms", "members")
 
@@ -48,7 +48,7 @@ def main() -> None:
     rows = [build_row(name, compare_all(options, name)) for name in list_requested(options)]
     console = Console()
     console.table(f"{options.data}, seeds {', '.join(map(str, options.seeds))}", HEADER, rows)
-    console.say(f"{describe_machine()}, commit {find_commit()}")
+    console.say(describe_setup())
 
 
 def list_requested(options: argparse.Namespace) -> list[str]:

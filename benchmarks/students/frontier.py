@@ -21,13 +21,13 @@ from statistics import mean
 from typing import NamedTuple
 
 from benchmarks.common.command import run_command
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint, read_report
 from benchmarks.common.spread import format_percent
 from compress.prune.budget import TOLERANCE
 from pipelines.reports.headline import speedup_of
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 HEADER = ("student", "score", "% of the teacher", "speed-up", "as requested", "MB", "parameters")
 
@@ -61,7 +61,7 @@ def main() -> None:
     console = Console()
     title = f"{options.data}, {reports[0]['metric']}, seeds {', '.join(map(str, options.seeds))}"
     console.table(title, HEADER, build_rows(reports))
-    console.say(f"{describe_floor(reports[0])}; {describe_machine()}, commit {find_commit()}")
+    console.say(f"{describe_floor(reports[0])}; {describe_setup()}")
 
 
 def fine_tune(words: Sequence[str], folder: Path) -> Path:

@@ -22,13 +22,13 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.common.command import run_command
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, require_entry
 from benchmarks.common.spread import format_gain, format_percent, format_spread
 from benchmarks.students.frontier import fine_tune
 from pipelines.reports.headline import speedup_of
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 PLAIN = "plain"
 VARIANTS = {
@@ -73,7 +73,7 @@ def main() -> None:
     console = Console()
     title = f"{options.data}, {options.epochs} epochs, seeds {', '.join(map(str, options.seeds))}"
     console.table(title, HEADER, build_rows(found))
-    console.say(f"{describe_machine()}, commit {find_commit()}")
+    console.say(describe_setup())
 
 
 class Ingredients:

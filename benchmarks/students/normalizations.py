@@ -24,6 +24,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.spread import format_percent
@@ -42,7 +43,6 @@ from distill.student.build import build_student
 from distill.train.config import TrainConfig
 from distill.train.optimizer import set_dropout
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 TRAINING_BATCH, TIMED_TEXTS = 32, 100
 COPY = "stock, second copy"
@@ -90,7 +90,7 @@ def main() -> None:
     rows.append((COPY, "", "", *format_latency(latencies[COPY], latencies[options.kinds[0]]), "", "", ""))
     title = f"{options.student}, {options.epochs} epochs, {len(options.rates)} rates, {options.seeds} seeds, {RUNTIME}"
     console.table(title, HEADER, rows)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.threads} threads")
 
 
 class Experiment(LogitExperiment):

@@ -13,7 +13,6 @@ report.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -25,10 +24,10 @@ import onnxruntime
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import Results, read_report
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 BLOCK, ROUNDS = 16, 8  # texts that a model runs uninterrupted, and calls of each
 MISSED, DRIFTED = 0.05, 0.10  # accepted deviations from the requested speed and from the report's
@@ -162,7 +161,7 @@ def print_table(found: Sequence[RepeatedSpeed]) -> None:
     equal = sum(abs(each["repeated"] / each["reported"] - 1) <= DRIFTED for each in found)
     console.say(f"{kept} of {len(found)} reports are at most {MISSED:.0%} below the requested speed-up")
     console.say(f"{equal} of {len(found)} repeated speed-ups are within {DRIFTED:.0%} of the report's")
-    console.say(json.dumps(describe_machine()))
+    console.say(describe_setup())
 
 
 def format_row(each: RepeatedSpeed) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ import torch
 from transformers import AutoModel
 
 from benchmarks.common.command import run_command
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings, require_entry
 from benchmarks.common.spread import format_percent
@@ -33,7 +34,6 @@ from distill.tasks.correlation import spearman
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from pipelines.reports.schema import Report
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 PEER = "model2vec"
 SPECS = ("static,pooling=mean", "static,pooling=weighted", "static,pooling=weighted+max", "cnn", "gru")
@@ -72,7 +72,7 @@ def main() -> None:
     console.table(
         f"{options.data}, tables of {options.width}", ("way", "parameters", "Spearman", "% of the teacher"), rows
     )
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}")
+    console.say(describe_setup())
 
 
 def train_all(options: argparse.Namespace, spec: str) -> list[Scored]:

@@ -23,6 +23,7 @@ import torch
 import transformers
 from transformers import AutoModel, PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
@@ -39,7 +40,6 @@ from distill.student.token_vectors import compute_token_vectors, fill_table, lea
 from distill.train.config import TrainConfig
 from distill.train.optimizer import set_dropout
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 PEER, TRAINED_PEER = "model2vec", "model2vec-trained"
 SPECS = ("static", "static,pooling=weighted+max", "static,ngrams=65536", "cnn", "gru")
@@ -86,7 +86,7 @@ def main() -> None:
         rows.append((way, *chosen_value, format_percent(scores), share, *rates[way]))
     header = ("way", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "ratio to the first")
     console.table(f"{options.data}, tables of {options.width}, {options.seeds} seeds", header, rows)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.threads} threads")
 
 
 class Experiment(LogitExperiment):

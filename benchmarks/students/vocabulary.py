@@ -22,6 +22,7 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.common.machine import describe_setup
 from compress.prune.vocabulary.tokenizer import have_same_tokens
 from compress.prune.vocabulary.vocabulary import (
     DEFAULT_COVERAGE,
@@ -36,7 +37,6 @@ from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.labelled import load_splits
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 BATCH = 64
 HEADER = (
@@ -88,11 +88,9 @@ def main() -> None:
         )
     rows = compare(options, model, tokenizer, splits, console)
     console.table(f"{options.model} on {len(splits.test):,} test texts of {options.data}", HEADER, rows)
-    packages = (torch, transformers, tokenizers)
+    packages = (transformers, tokenizers)
     versions = ", ".join(f"{package.__name__} {package.__version__}" for package in packages)
-    console.say(
-        f"{describe_machine()}, {versions}, {options.threads} threads, batches of {BATCH}, commit {find_commit()}"
-    )
+    console.say(f"{describe_setup()}, {versions}, {options.threads} threads, batches of {BATCH}")
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -29,6 +29,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from benchmarks.common.command import run_command
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import (
     check_settings,
     copy_stages,
@@ -52,7 +53,6 @@ from pipelines.reports.headline import speedup_of
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 from pipelines.runs.files import replace_folder
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 # No term on the teacher's signals, whichever terms other arguments request.
 LABELS = ("--loss.ramps", "{}", *(f"--loss.{term}={int(term == 'ce')}" for term in TERMS))
@@ -98,9 +98,7 @@ def main() -> None:
         for name, runs in found.items()
     ]
     console.table(f"{options.task}, seeds {options.seeds}", ("", *metrics, "parameters", "speedup"), rows)
-    console.say(
-        f"{options.student} of {options.teacher} on {options.data}; {describe_machine()}, commit {find_commit()}"
-    )
+    console.say(f"{options.student} of {options.teacher} on {options.data}; {describe_setup()}")
     (output / "results.json").write_text(json.dumps(found, indent=1))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, time_in_turns
 from benchmarks.memory.activations import LABELS_ONLY
 from benchmarks.training.optimizer_scores import MODEL
@@ -37,7 +38,6 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 CLASSES = 10
 
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console()
-    console.say(f"{describe_machine()}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.threads} threads")
     source = locate_checkpoint(MODEL, "teacher")
     tokenizer = load_tokenizer(source)
     task = TextClassification(tuple(map(str, range(CLASSES))))

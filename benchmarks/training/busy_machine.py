@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.common.machine import describe_setup
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 DEFAULT = "default"
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1500)
     options = parser.parse_args()
     console = Console()
-    console.say(f"{describe_machine()}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.threads} threads")
     found: dict[tuple[str, bool], list[float]] = {}
     with TemporaryDirectory() as place:
         write_data(Path(place) / "data", options.rows)

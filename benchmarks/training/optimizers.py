@@ -19,13 +19,13 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import BertConfig, BertForSequenceClassification
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import measure_copy_rate, median_ratio, synchronize, time_in_turns
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.runs.console import Console
 from pipelines.runs.training_checkpoint import flatten_state
-from pipelines.settings.this_machine import describe_machine
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def main() -> None:
     times = time_in_turns(steps, options.rounds, warmup=2, before=wait, after=wait)
     copied = measure_copy_rate(torch.device(options.device))
     parameters = count_parameters(found["adamw"].optimizer)
-    console.say(f"{describe_machine()}, {options.device}, torch {torch.__version__}, {options.threads} threads")
+    console.say(f"{describe_setup()}, {options.device}, {options.threads} threads")
     console.say(f"{parameters / 1e6:.1f}M parameters; memory copies {copied / 1e9:.1f} GB/s")
     rows = []
     for name, each in found.items():

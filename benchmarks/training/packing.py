@@ -22,18 +22,18 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, time_in_turns
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import EncodedRows, epoch_order
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows, find_padding_id, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.sources.text_files import read_texts
+from distill.losses.logits import IGNORED
 from distill.models.inputs import select_inputs
 from distill.models.packed_inputs import build_packed_inputs, check_family_packing
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 
 def main() -> None:
@@ -152,7 +152,7 @@ def print_table(
         rows,
     )
     model = f"{options.layers} layers of {options.hidden}, {options.threads} threads, fp32, {options.rounds} rounds"
-    console.say(f"{model}; {describe_machine()}, torch {torch.__version__}, commit {find_commit()}")
+    console.say(f"{model}; {describe_setup()}")
 
 
 if __name__ == "__main__":

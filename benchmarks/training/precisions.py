@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, copy_stages, find_only, find_only_checkpoint
 from benchmarks.students.two_teachers import format_accuracies, measure_accuracy, run_distill
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import JsonObject, Manifest
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 SHARED_STAGES = ("data", "teacher", "cache")
 
@@ -56,7 +56,7 @@ def main() -> None:
     header = ("precision", "test accuracy", "seconds of training", f"speedup over {first}, median")
     console.table(f"{Path(options.data).name}, seeds {options.seeds}", header, rows)
     console.say(f"auto: {describe_choice(choice)}")
-    console.say(f"{describe_machine()}, commit {find_commit()}")
+    console.say(describe_setup())
 
 
 def train_student(options: argparse.Namespace, precision: str, seed: int) -> Path:

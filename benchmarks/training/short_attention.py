@@ -22,7 +22,7 @@ from compress.measure.precision_speed import measure_peak_flops
 from distill.models import short_attention
 from distill.models.short_attention import attend_to_short_texts
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine
+from pipelines.settings.this_machine import find_processor
 
 HEADER = ("tokens", "fused, ms", "products, ms", "fused / products", "floor, ms")
 
@@ -52,9 +52,7 @@ def main() -> None:
         medians = [f"{1e3 * statistics.median(each):.0f}" for each in times.values()]
         ratio = f"{median_ratio(times['fused'], times['products']):.2f}"
         table.append((str(length), *medians, ratio, f"{1e3 * counter.get_total_flops() / peak:.0f}"))
-    title = (
-        f"{options.rows} rows, {options.threads} threads, {describe_machine()['processor']}, torch {torch.__version__}"
-    )
+    title = f"{options.rows} rows, {options.threads} threads, {find_processor()}, torch {torch.__version__}"
     Console().table(title, HEADER, table)
 
 

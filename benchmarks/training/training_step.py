@@ -25,6 +25,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, time_in_turns
 from compress.measure.memory import read_peak_memory, reset_peak_memory
 from compress.measure.precision_speed import autocast_to_mode, measure_peak_flops
@@ -47,7 +48,6 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, set_dropout
 from pipelines.runs.console import Console
-from pipelines.settings.this_machine import describe_machine, find_commit
 
 TARGETS = ("labels", "cached", "online")
 STUDENTS = ["layers=2,ffn=768", "layers=2", "layers=1"]
@@ -75,7 +75,7 @@ def main() -> None:
     console = Console()
     for student in options.student:
         compare(argparse.Namespace(**vars(options) | {"student": [student]}), console)
-    console.say(f"{describe_machine()}, torch {torch.__version__}, commit {find_commit()}, {options.rounds} rounds")
+    console.say(f"{describe_setup()}, {options.rounds} rounds")
 
 
 def compare(options: argparse.Namespace, console: Console) -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from distill.cache.plan import BATCH_TOKENS, Samples, group_batches
-from distill.data.batches.encode import IGNORED, Batch, pad_rows, pad_tokens
+from distill.data.batches.encode import Batch, pad_rows, pad_tokens
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 from distill.losses.teacher_signals import SignalSource
 from distill.tasks.logit_rows import select_distribution_settings
 

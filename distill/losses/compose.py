@@ -17,7 +17,7 @@ from distill.losses.features import (
     relation_kl,
 )
 from distill.losses.fused import fused_sampled_cross_entropy, fused_topk_kl
-from distill.losses.logits import DIVERGENCE_FUNCTIONS, IGNORE_INDEX, forward_kl, label_loss
+from distill.losses.logits import DIVERGENCE_FUNCTIONS, IGNORED, forward_kl, label_loss
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 from distill.losses.teacher_signals import TeacherSignals
 
@@ -156,9 +156,9 @@ def fused_label_loss(
     Args:
         hidden: Inputs of the head.
         head: The student's language-modelling head.
-        labels: Ids of tokens; rows with `IGNORE_INDEX` are ignored.
+        labels: Ids of tokens; rows with `IGNORED` are ignored.
     """
-    labelled = labels != IGNORE_INDEX
+    labelled = labels != IGNORED
     ids = labels[labelled][:, None]
     weights = torch.ones(ids.shape, device=ids.device)
     return fused_sampled_cross_entropy(hidden[labelled], head.weight, ids, weights, bias=head.bias)

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction, once_differentiable
 from distill.errors import InputError
 from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
 from distill.losses.fused import CHUNK_BYTES
-from distill.losses.logits import IGNORE_INDEX, upcast
+from distill.losses.logits import IGNORED, upcast
 from distill.losses.spans import (
     Vocabularies,
     merge_spans,
@@ -126,8 +126,8 @@ def find_labelled_spans(
     """
     found = spans[..., 1] > spans[..., 0]
     for labelled, first, end in (
-        (labels != IGNORE_INDEX, spans[..., 0], spans[..., 1]),
-        (teacher_labels != IGNORE_INDEX, spans[..., 2], spans[..., 3]),
+        (labels != IGNORED, spans[..., 0], spans[..., 1]),
+        (teacher_labels != IGNORED, spans[..., 2], spans[..., 3]),
     ):
         before = F.pad(labelled.long().cumsum(1), (1, 0))
         found = found & (before.gather(1, end) - before.gather(1, first) == end - first)

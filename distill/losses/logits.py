@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-IGNORE_INDEX = -100
+IGNORED = -100  # the label of a row that losses and metrics leave out
 RowDivergence = Callable[[Tensor, Tensor], Tensor]  # (log p, log q), each [rows, classes] -> [rows]
 
 
@@ -123,7 +123,7 @@ def decoupled_kl(
 
     Source: Zhao et al. 2022, DKD (arXiv 2203.08679), equation 7; the defaults are its values for CIFAR-100.
     """
-    labelled = labels != IGNORE_INDEX
+    labelled = labels != IGNORED
     column = labels[labelled, None]
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def logit_cosine(
 
 
 def cross_entropy(
-    student: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"], *, ignored: int = IGNORE_INDEX
+    student: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"], *, ignored: int = IGNORED
 ) -> Float[Tensor, ""]:
     """Mean over labelled rows of -log softmax(student)[label], in nats; 0 if no row has a label."""
     total = F.cross_entropy(student.float(), labels, ignore_index=ignored, reduction="sum")
@@ -163,7 +163,7 @@ def cross_entropy(
 
 
 def squared_error(
-    student: Float[Tensor, "rows 1"], labels: Float[Tensor, "rows"], *, ignored: float = IGNORE_INDEX
+    student: Float[Tensor, "rows 1"], labels: Float[Tensor, "rows"], *, ignored: float = IGNORED
 ) -> Float[Tensor, ""]:
     """Mean over labelled rows of (student - label)², for numeric labels; 0 if no row has a label."""
     labelled = labels != ignored

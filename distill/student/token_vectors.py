@@ -13,6 +13,7 @@ from distill.checkpoint.custom_models.modeling_token_vectors import (
     TokenVectorsForTokenClassification,
     TokenVectorsSentenceModel,
 )
+from distill.data.batches.encode import split_special_tokens
 from distill.errors import InputError
 from distill.models.sentence_encoder import PooledModel, get_stock_body
 from distill.student.spec import DEFAULT_POOLING, StudentSpec
@@ -189,20 +190,13 @@ def compute_token_vectors(teacher: PreTrainedModel, tokenizer: PreTrainedTokeniz
     """Returns the mean of the teacher's last layer over each token alone between special tokens, [tokens, width]."""
     body: Any = get_stock_body(teacher).base_model
     size = teacher.config.vocab_size
-    before, after = (torch.tensor(ids, dtype=torch.long) for ids in split_specials(tokenizer))
+    before, after = (torch.tensor(ids, dtype=torch.long) for ids in split_special_tokens(tokenizer))
     found = []
     for ids in torch.arange(size).split(TOKENS_AT_ONCE):
         rows = torch.cat([before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)], 1).to(teacher.device)
         states = body(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state
         found.append(states.mean(1).float().cpu())
     return torch.cat(found)
-
-
-def split_specials(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Returns the ids of special tokens before and after a text."""
-    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
-    start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-    return whole[:start], whole[start + len(bare) :]
 
 
 def reduce_width(vectors: Tensor, width: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EncodedRows
-from distill.data.batches.encode import IGNORED, TokenRows
+from distill.data.batches.encode import TokenRows
 from distill.data.batches.packing import PackedRows, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig, Packing
@@ -27,6 +27,7 @@ from distill.data.splits.examples import Examples, Splits
 from distill.data.stored.rows import StreamBlocks, TextRows
 from distill.data.stored.tokens import StoredTokens
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 from distill.tasks.scorer import RowAccuracy, Scorer
 from distill.tasks.task import Task
 

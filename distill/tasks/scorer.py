@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from distill.data.batches.encode import IGNORED
+from distill.losses.logits import IGNORED
 
 
 class Scorer(Metric):

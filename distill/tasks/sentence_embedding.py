@@ -15,10 +15,11 @@ from distill.checkpoint.auto_class import AutoClass
 from distill.checkpoint.config import load_config
 from distill.checkpoint.sentence_folder import read_form
 from distill.checkpoint.weights import load_model
-from distill.data.batches.encode import IGNORED, Batch, Encoded
+from distill.data.batches.encode import Batch, Encoded
 from distill.data.config import DataConfig
 from distill.data.rows.sentences import encode_sentences, load_all_sentences, load_sentences
 from distill.data.splits.examples import Examples, Splits
+from distill.losses.logits import IGNORED
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.sentence_encoder import PooledModel, check_projections, find_encoder_class
 from distill.tasks.correlation import pearson, spearman

@@ -11,10 +11,11 @@ from torchmetrics.classification import MulticlassF1Score
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import set_padding_id
-from distill.data.batches.encode import IGNORED, Encoded, encode_samples
+from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.data.splits.labelled import load_all_texts, load_labelled, load_numbers, load_splits
+from distill.losses.logits import IGNORED
 from distill.tasks.baseline import Baseline, repeat_for_rows
 from distill.tasks.correlation import pearson, spearman
 from distill.tasks.logit_rows import LabelRows, OutputRows

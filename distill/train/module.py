@@ -25,11 +25,11 @@ from transformers.modeling_outputs import ModelOutput
 
 from distill.checkpoint.norm_kinds import BATCHNORM
 from distill.checkpoint.outputs import logits_of
-from distill.data.batches.encode import IGNORED, Batch
+from distill.data.batches.encode import Batch
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import DYNAMIC, LayerSizes, LossConfig
-from distill.losses.logits import label_loss
+from distill.losses.logits import IGNORED, label_loss
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.context import check_context
 from distill.models.short_attention import attend_to_short_texts

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.launchers.job import INVALID_INPUT, RETRY
 from pipelines.runs import stops
-from pipelines.runs.launch import STOP_CODES, share_cores
+from pipelines.runs.launch import STOP_CODES, set_thread_share
 from pipelines.settings.commands.launch import parse_nodes
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def build_agent_config(options: argparse.Namespace) -> "AgentConfig":
     host = options.address.rpartition(":")[0]
     is_single = most == 1
     address = None if is_single else find_local_address(host, is_first=options.rank == 0)
-    share_cores(options.processes)
+    set_thread_share(options.processes)
     interface = find_interface(address) if address else None
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

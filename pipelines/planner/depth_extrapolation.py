@@ -59,6 +59,8 @@ def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times:
         add(trace.sent, before.sent, after.sent),
         add(trace.calls, before.calls, after.calls),
         after.stretch,
+        round(trace.touched + times * (after.touched - before.touched)),
+        round(trace.sharded + times * (after.sharded - before.sharded)),
     )
 
 

@@ -6,6 +6,7 @@ replicas sum gradients while they compute, tensor parallelism waits for each sum
 Collective Communication Operations in MPICH, ring algorithms); the slowest link of the ring decides.
 """
 
+import math
 from dataclasses import dataclass
 
 from pipelines.planner.operator_counter import BROADCAST, Collective
@@ -26,6 +27,9 @@ class Hardware:
         links: Bytes a second that a device sends to others of its node.
         bandwidth: Bytes a second that a device sends to those of other nodes.
         latency: Seconds that a collective takes in addition.
+        touching: Bytes a second that operators other than products read and write; infinite where `flops` is that of
+            whole trainings, which include them.
+        dispatch: Seconds that an operator on a sharded tensor takes in addition.
         can_overlap: Whether sending leaves the device free to compute; a CPU does both itself.
         host_link: Bytes a second between a device and the CPU's memory: what is usually reached of PCIe 4 x16.
         host_memory: Bytes a second that the CPU of a node reads and writes.
@@ -38,6 +42,8 @@ class Hardware:
     links: float
     bandwidth: float
     latency: float = 20e-6
+    touching: float = math.inf
+    dispatch: float = 0.0
     can_overlap: bool = True
     host_link: float = 20e9
     host_memory: float = 100e9
@@ -63,7 +69,7 @@ class StepTime:
     """Seconds of a step.
 
     Args:
-        compute: Of the products.
+        compute: Of the operators.
         waited: Of sending what the computation waits for, such as sums in tensor parallelism.
         beside: Of sending what may be sent beside the computation: weights and gradients.
         exposed: The part of these that isn't hidden behind the computation.
@@ -84,7 +90,7 @@ class StepTime:
 
 def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     """Returns the time of a traced step."""
-    compute = trace.flops / hardware.flops
+    compute = trace.flops / hardware.flops + trace.touched / hardware.touching + trace.sharded * hardware.dispatch
     seconds = {
         each: count_sent(each, size, hardware.backend) / hardware.find_speed(each.ranks)
         + hardware.latency * trace.calls[each]

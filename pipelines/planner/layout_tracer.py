@@ -143,7 +143,10 @@ class LayoutTracer:
     def _trace_student(
         self, layout: Layout, train: TrainConfig, *, online: bool, offloads: bool = False
     ) -> LayoutCandidate:
-        """Returns a layout with the first kind of checkpointing that fits, from the given one on."""
+        """Returns a layout with the first kind of checkpointing that fits, from the given one on.
+
+        The last kind, which takes the least memory, is tried second: with it most layouts fit, or none does.
+        """
         rows, rest = divmod(train.rows, layout.data_parallel)
         if rest:
             reason = f"a batch of {train.rows} rows can't be divided among {layout.data_parallel} processes"
@@ -151,13 +154,20 @@ class LayoutTracer:
         first = "none" if train.checkpointing == AUTO else train.checkpointing
         modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
 
-        for mode in modes:
+        def plan(mode: str) -> LayoutCandidate:
             tried = replace(train, checkpointing=mode)
             step = partial(self._step, train=tried, rows=rows, online=online)
-            found = self._plan(layout, step, rows, tried, offloads=offloads)
-            if not found.refusal or found.trace is None or found.trace.held > self.hardware.memory:
-                break
-        return found
+            return self._plan(layout, step, rows, tried, offloads=offloads)
+
+        found = plan(first)
+        never_fits = found.trace is None or found.trace.held > self.hardware.memory
+        if not found.refusal or never_fits or len(modes) == 1:
+            return found
+        smallest = plan(modes[-1])
+        if smallest.refusal:
+            return smallest
+        between = map(plan, modes[1:-1])
+        return next((each for each in between if not each.refusal), smallest)
 
     def _exchange_signals(self, cached: LayoutCandidate) -> LayoutCandidate:
         """Returns a student's layout whose teacher computes in every step, from the one that reads a cache."""

@@ -7,19 +7,26 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
+from torch.nn import functional
 
 from compress.measure.memory import read_resident_memory
 from compress.prune.budget import parse_bytes
 from pipelines.planner.hardware import Hardware
+from pipelines.planner.operator_counter import WorkCounter
 from pipelines.settings.commands.plan import CPU, GPU_KINDS, REACHED, ClusterConfig, GpuKind, parse_rate
 from pipelines.settings.layouts import process_memory, read_memory
 
 ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
 MESSAGE = 16 << 20  # bytes of the sums that are timed
+DISPATCHED = 200  # operators on a sharded tensor that are timed together
 TIMED_ROUNDS = 5
 RESERVED = 10**9  # bytes of a GPU for its context, NCCL's buffers and workspaces of products, approximately
 
@@ -57,7 +64,7 @@ def measure_this_processor(cluster: ClusterConfig, threads: int) -> Hardware:
         memory = parse_bytes(cluster.gpu_memory, "cluster.gpu_memory")
     return Hardware(
         cluster.nodes, cluster.gpus, memory - rates.resident, rates.flops, rates.bandwidth, rates.bandwidth,
-        rates.latency, can_overlap=False,
+        rates.latency, rates.touching, rates.dispatch, can_overlap=False,
     )  # fmt: skip
 
 
@@ -68,14 +75,18 @@ class ProcessorRates:
     Args:
         flops: Floating-point operations a second of a process.
         resident: Bytes of a process before it has tensors.
+        touching: Bytes a second that operators between products read and write.
         bandwidth: Bytes a second between two of them; 1 for a lone process.
         latency: Seconds of the shortest sum over all.
+        dispatch: Seconds that an operator on a sharded tensor takes longer than on another.
     """
 
     flops: float
     resident: int
+    touching: float
     bandwidth: float = 1.0
     latency: float = 0.0
+    dispatch: float = 0.0
 
 
 def measure_processor(processes: int, threads: int) -> ProcessorRates:
@@ -95,14 +106,41 @@ def _measure_process(rank: int, processes: int, threads: int, place: str) -> Non
     resident = read_resident_memory()
     left, right = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, 4 * WIDTH)
     product = time_work(lambda: left @ right)
-    rates = ProcessorRates(2 * left.numel() * right.shape[1] / product, resident)
+    rates = ProcessorRates(2 * left.numel() * right.shape[1] / product, resident, measure_touching())
     if processes > 1:
         latency = time_work(lambda: dist.all_reduce(torch.zeros(1)))
         message = torch.zeros(MESSAGE // 4)
         seconds = max(1e-9, time_work(lambda: dist.all_reduce(message)) - latency)
-        rates = ProcessorRates(rates.flops, resident, 2 * MESSAGE * (processes - 1) / processes / seconds, latency)
+        sent = 2 * MESSAGE * (processes - 1) / processes
+        rates = replace(rates, bandwidth=sent / seconds, latency=latency, dispatch=measure_dispatch(processes))
     (Path(place) / f"{rank}.json").write_text(json.dumps(asdict(rates)))
     dist.destroy_process_group()
+
+
+def measure_touching() -> float:
+    """Returns the bytes a second of what is between the products of a layer, forward and backward."""
+    hidden = torch.randn(ROWS, 4 * WIDTH, requires_grad=True)
+    weight = torch.ones(4 * WIDTH, requires_grad=True)
+
+    def work() -> None:
+        functional.dropout(functional.layer_norm(functional.gelu(hidden), weight.shape, weight), 0.1).sum().backward()
+
+    with WorkCounter() as counter:
+        work()
+    rate: float = counter.touched / time_work(work)
+    return rate
+
+
+def measure_dispatch(processes: int) -> float:
+    """Returns the seconds that an operator on a sharded tensor takes longer than on another."""
+    plain = torch.zeros(1)
+    sharded = distribute_tensor(plain, init_device_mesh("cpu", (processes,)))
+
+    def repeat(tensor: Tensor) -> None:
+        for _ in range(DISPATCHED):
+            tensor.neg()
+
+    return max(0.0, time_work(partial(repeat, sharded)) - time_work(partial(repeat, plain))) / DISPATCHED
 
 
 def time_work(work: Callable[[], object]) -> float:
@@ -127,7 +165,7 @@ def describe_this_machine(processes: int, precision: str) -> Hardware:
     bandwidth = parse_rate(ClusterConfig().bandwidth, "cluster.bandwidth")
     if not torch.cuda.is_available():
         free = memory - read_resident_memory()
-        return Hardware(nodes, here, free, 50e9, 1e9, 1e9, latency=200e-6, can_overlap=False)
+        return Hardware(nodes, here, free, 50e9, 1e9, 1e9, latency=200e-6, touching=3e9, can_overlap=False)
     name = torch.cuda.get_device_name().lower()
     kind = GPU_KINDS[next((kind for kind in GPU_KINDS if kind in name.replace("-", " ").split()), "a100")]
     return Hardware(nodes, here, memory - RESERVED, look_up_flops(kind, precision), kind.links, bandwidth)

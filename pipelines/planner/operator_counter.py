@@ -1,5 +1,6 @@
 """The work and the traffic of a step, counted operator by operator."""
 
+import math
 import weakref
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 SPACES = ("c10d", "_c10d_functional")
 BROADCAST = "broadcast"  # of updated weights after an optimizer's step, by ZeRO 1
+LOOKUPS = ("embedding", "index", "index_select", "gather")  # they read as much of their table as they return
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class WorkCounter(TorchDispatchMode):
 
     Attributes:
         flops: Floating-point operations.
+        touched: Bytes that operators other than products and collectives read and write.
+        sharded: Number of operators on sharded tensors.
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
         logits: Bytes of the tensors that are as wide as the logits and in use now.
@@ -54,6 +58,7 @@ class WorkCounter(TorchDispatchMode):
     def __init__(self, classes: int = 0) -> None:
         super().__init__()
         self.classes, self.flops, self.logits, self.scattered = classes, 0, 0, 0
+        self.touched, self.sharded = 0, 0
         self.sent, self.calls = Counter[Collective](), Counter[Collective]()
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
 
@@ -64,6 +69,7 @@ class WorkCounter(TorchDispatchMode):
         if asks_device(function, args):
             return args[0].fake_device
         if any(issubclass(each, DTensor) for each in types):
+            self.sharded += 1
             return NotImplemented
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
@@ -81,6 +87,8 @@ class WorkCounter(TorchDispatchMode):
             self.calls[key] += 1
             if key.kind.startswith("reduce_scatter"):
                 self.scattered = size * len(key.ranks)
+        elif packet not in flop_registry:
+            self.touched += count_touched_bytes(function, (args, kwargs), tensors)
         if self.classes:
             self._watch_logits(tensors)
         return result
@@ -103,6 +111,22 @@ def asks_device(function: Any, args: tuple[Any, ...]) -> bool:
     """Returns whether an operator only asks for the device of a fake tensor, which may be answered at once."""
     is_asked = function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
     return is_asked and not args[0].fake_mode.in_kernel_invocation  # where it counts as a tensor on meta
+
+
+def count_touched_bytes(function: Any, inputs: object, outputs: list[Tensor]) -> int:
+    """Returns the bytes that an operator reads and writes; views, and tensors without values, take none."""
+    name = str(function).split(".")[1]
+    if name.startswith(("empty", "new_empty")) or getattr(function, "is_view", False):
+        return 0
+    written = sum(map(count_bytes, outputs))
+    read = [count_bytes(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return written + sum(min(size, written) if name in LOOKUPS else size for size in read)
+
+
+def count_bytes(tensor: Tensor) -> int:
+    """Returns the bytes of a tensor's values, each once, though it may show them several times."""
+    shown = [count for count, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(shown) * tensor.element_size()
 
 
 def find_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:

@@ -65,6 +65,8 @@ class StepTrace:
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
         stretch: How many times as long the step takes as the work of this process, where others keep it waiting.
+        touched: Bytes that operators other than products and collectives read and write.
+        sharded: Number of operators on sharded tensors.
     """
 
     memory: Mapping[str, int]
@@ -73,6 +75,8 @@ class StepTrace:
     sent: Mapping[Collective, int]
     calls: Mapping[Collective, int]
     stretch: float = 1.0
+    touched: int = 0
+    sharded: int = 0
 
     @property
     def peak(self) -> int:
@@ -150,6 +154,9 @@ class StepTracker(MemTracker):
         """Runs an operator and counts its memory."""
         if asks_device(func, args):  # more than half of all calls
             return args[0].fake_device
+        if any(issubclass(each, DTensor) for each in types):  # this mode runs first: the counter doesn't see them
+            self.counter.sharded += 1
+            return NotImplemented
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> tuple[int, int]:
@@ -349,4 +356,12 @@ def collect_trace(memory: StepTracker, counter: WorkCounter, held: int) -> StepT
         share = min(found[name], memory.logits - found["logits"])
         found[name] -= share
         found["logits"] += share
-    return StepTrace(dict(found), held, counter.flops, dict(counter.sent), dict(counter.calls))
+    return StepTrace(
+        dict(found),
+        held,
+        counter.flops,
+        dict(counter.sent),
+        dict(counter.calls),
+        touched=counter.touched,
+        sharded=counter.sharded,
+    )

@@ -16,6 +16,7 @@ from pipelines.runs.console import print_error
 from pipelines.settings.this_machine import count_cores
 
 STOP_CODES = {128 + number for number in stops.SIGNALS}
+THREADS = "OMP_NUM_THREADS"
 _POLL_SECONDS = 0.1
 
 
@@ -33,7 +34,7 @@ def launch_processes(module: str, argv: Sequence[str], processes: int, restarts:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ[stops.LAUNCHED] = str(os.getpid())
-    share_cores(processes)
+    set_thread_share(processes)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # exit statuses are reported below
     stops.defer_stop(lambda number: threading.Thread(target=_stop_children, daemon=True).start())
     for remaining in range(restarts, -1, -1):
@@ -50,9 +51,9 @@ def launch_processes(module: str, argv: Sequence[str], processes: int, restarts:
     stops.raise_if_requested()
 
 
-def share_cores(processes: int) -> None:
-    """Gives each process its share of the cores, unless OMP_NUM_THREADS says how many."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
+def set_thread_share(processes: int) -> None:
+    """Gives each process that is started from now on its share of the cores, unless OMP_NUM_THREADS says how many."""
+    os.environ.setdefault(THREADS, str(max(1, count_cores() // processes)))
 
 
 def _run_processes(module: str, argv: Sequence[str], processes: int) -> None:

@@ -1,7 +1,6 @@
 """The learning-rate range test: which peak rate a training can take, before it starts."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int, 
     rates: list[float] = []
     losses: list[float] = []
     average = 0.0
-    for step, batch in zip(range(STEPS), yield_batches(data), strict=False):
+    for step, batch in zip(range(STEPS), data.repeat_train_batches(), strict=False):
         torch.manual_seed(seed + step)
         factor = LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -125,10 +124,3 @@ class StepTaker:
     def backward(self, loss: Tensor) -> None:
         """Runs a backward pass of the scaled loss."""
         self.scaler.scale(loss).backward()
-
-
-def yield_batches(data: RowsDataModule) -> Iterator[Batch]:
-    """Yields training batches from the first epoch on, without an end; the position of `data` doesn't change."""
-    batches = data.build_train_batches()
-    while True:
-        yield from batches

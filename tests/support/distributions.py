@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from distill.losses.logits import IGNORED
 
 
 def draw(*shape: int, seed: int, scale: float = 3.0) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.alignment.tokens import align_spans, check_offsets
-from distill.data.batches.encode import Batch, TokenRows, pad_tokens
+from distill.data.batches.encode import Batch, TokenRows, pad_tokens, split_special_tokens
 from distill.data.batches.token_blocks import TEXTS_AT_ONCE, find_end_token, shift_tokens
 from distill.errors import InputError
 
@@ -181,7 +181,7 @@ class _Side:
                 f"tokenizer {type(tokenizer).__name__}: expected an eos or a sep token, found neither: "
                 "no model could learn where a text ends"
             )
-        before, after = _find_frame(tokenizer)
+        before, after = (np.array(ids, np.int64) for ids in split_special_tokens(tokenizer))
         room = length - len(before) - len(after)
         if room < 2:
             raise InputError(
@@ -205,10 +205,3 @@ class _Side:
             )
             for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 yield np.asarray(ids, np.int64), np.asarray(offsets, np.int64).reshape(-1, 2)
-
-
-def _find_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the special tokens that the tokenizer puts before and after a text."""
-    bare, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    first = next(i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)
-    return np.array(full[:first], np.int64), np.array(full[first + len(bare) :], np.int64)

@@ -1,6 +1,6 @@
 """Lightning data modules of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning
@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import WHOLE_ROWS, EncodedRows, EvalBatches, Signals, TrainBatches
 from distill.data.batches.claimed import ClaimedBatches, Claims
+from distill.data.batches.encode import Batch
 from distill.data.batches.encode import encode_samples as encode_texts
 from distill.data.batches.packing import find_padding_id
 from distill.data.batches.rank_speeds import RankSpeeds
@@ -88,6 +89,12 @@ class RowsDataModule(lightning.LightningDataModule):
             pinned_for=self.find_gpu(),
             speeds=self.speeds,
         )
+
+    def repeat_train_batches(self) -> Iterator[Batch]:
+        """Yields this process's batches from the first one on, epoch after epoch; no position is kept."""
+        batches = self.build_train_batches()
+        while True:
+            yield from batches
 
     def measure_wait_share(self) -> float:
         """Returns the share of the time since the last call in which training waited for data."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.splits.examples import Examples
+from distill.losses.logits import IGNORED
 
-IGNORED = -100  # a label that losses and metrics ignore
 ENCODED_AT_ONCE = 4096  # tokenized together: the tokenizer's own rows take ten times the memory of the ids
 Batch = dict[str, Tensor]
 
@@ -152,6 +152,13 @@ def encode_samples(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_l
             types += [np.asarray(encoded["token_type_ids"][i], np.int64) for i in first]
         truncated += len({owner[i] for i in range(1, len(owner)) if owner[i] == owner[i - 1]})
     return Encoded(ids, types or None, _convert_labels(examples.labels or [IGNORED] * len(examples)), truncated)
+
+
+def split_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Returns the ids of the special tokens that the tokenizer puts before and after a text."""
+    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    start = next(i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
 
 
 def _convert_labels(labels: Sequence[object]) -> np.ndarray:

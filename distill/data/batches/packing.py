@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.batches import EncodedRows
-from distill.data.batches.encode import IGNORED, Batch
+from distill.data.batches.encode import Batch
 from distill.data.batches.token_blocks import (
     TEXTS_AT_ONCE,
     LanguageBlocks,
@@ -19,6 +19,7 @@ from distill.data.batches.token_blocks import (
     is_framed,
 )
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 
 def best_fit(lengths: Sequence[int] | np.ndarray, length: int, seed: int = 0) -> list[np.ndarray]:

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distill.data.batches.encode import IGNORED, Batch
+from distill.data.batches.encode import Batch
 from distill.data.batches.share import fields_of_tokens, loss_counts, loss_mask
+from distill.losses.logits import IGNORED
 
 ROW_MASK, ROW_DOCUMENTS = "row_mask", "row_documents"  # entries with all positions of a segment's rows
 _FILLS = {"labels": IGNORED}  # of positions behind the longest row; 0 for other fields

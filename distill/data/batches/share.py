@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.data.batches.encode import IGNORED
+from distill.losses.logits import IGNORED
 
 _COUNTS = ("rows", "labels", "tokens")  # of `loss_counts`
 # Fields with an entry for each token.

@@ -7,8 +7,9 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, Batch, TokenRows, pad_rows
+from distill.data.batches.encode import Batch, TokenRows, pad_rows
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 TEXTS_AT_ONCE = 256  # tokenized together: a corpus as Python lists takes ten times the memory of its ids
 

@@ -8,10 +8,11 @@ from hashlib import blake2b
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, Batch, pad_rows, pad_tokens
+from distill.data.batches.encode import Batch, pad_rows, pad_tokens
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 
 def mask_tokens(

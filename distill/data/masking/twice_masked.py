@@ -7,10 +7,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.alignment.encoded import AlignedRows, pad_spans
-from distill.data.batches.encode import IGNORED, Batch, pad_rows, pad_tokens
+from distill.data.batches.encode import Batch, pad_rows, pad_tokens
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import check_mask_inputs, draw_bits, to_regular_ids, to_uniform
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 MaskedIds = tuple[np.ndarray, np.ndarray]  # masked input ids, and positions to predict [length]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, Batch, TokenRows, pad_rows
+from distill.data.batches.encode import Batch, TokenRows, pad_rows
 from distill.data.batches.packing import find_first_ids, require_end_token
 from distill.data.batches.token_blocks import TEXTS_AT_ONCE
 from distill.data.rows.chat_config import ChatConfig
@@ -24,6 +24,7 @@ from distill.data.rows.chat_template import (
 )
 from distill.data.sources.columns import check_readable, check_text, find_column
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 MESSAGES, PROMPT, COMPLETION = ("messages", "conversation"), ("prompt",), ("completion", "response")
 INSTRUCTION, INPUT, OUTPUT = ("instruction",), ("input",), ("output",)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, Encoded, encode_samples
+from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.sources.cells import parse_number
 from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column, find_columns
@@ -25,6 +25,7 @@ from distill.data.splits.labels import has_labels
 from distill.data.splits.overlap import report_overlap
 from distill.data.splits.raw_rows import LabelledRows, read_raw_rows, read_strings
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 NUMBER = (*SCORE, *LABEL)
 LINES = "train.txt"

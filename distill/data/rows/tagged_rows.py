@@ -7,9 +7,10 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, TokenRows, pad_rows
+from distill.data.batches.encode import TokenRows, pad_rows
 from distill.data.rows.tagged import Tagged
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 BLANKS = ("Ġ", "▁", "▁▁")  # tokens that are only blanks, in byte-level and SentencePiece tokenizers
 

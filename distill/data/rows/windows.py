@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches.encode import IGNORED, TokenRows
+from distill.data.batches.encode import TokenRows
 from distill.data.rows.questions import Questions
 from distill.data.sources.answer_cells import Answer, is_out_of_context
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 WINDOW_SHARE = 3  # windows over a long context overlap by a third of their length, like BERT's 128 of 384
 

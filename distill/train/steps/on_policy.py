@@ -12,11 +12,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.cache import CacheReader
 from distill.checkpoint.positions import find_max_tokens
-from distill.data.batches.encode import IGNORED, Batch
+from distill.data.batches.encode import Batch
 from distill.data.batches.prefetch import WaitTimer
 from distill.data.batches.share import loss_counts, loss_mask
 from distill.errors import InputError
 from distill.losses.config import LossConfig
+from distill.losses.logits import IGNORED
 from distill.models.generation import Continuations, check_causal_lm, generate
 from distill.train.steps.batch_entries import find_shares
 from distill.train.steps.on_policy_config import OnPolicyConfig

@@ -16,10 +16,9 @@ from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.cli import exit_on_invalid_input
 from pipelines.runs.console import Console
-from pipelines.runs.launch import STOP_CODES
+from pipelines.runs.launch import STOP_CODES, THREADS, set_thread_share
 from pipelines.runs.replicas.replica import Outcome, Replica, name_folder, read_outcomes
 from pipelines.settings.commands.distill import MachineConfig
-from pipelines.settings.this_machine import count_cores
 
 WATCH_SECONDS = 0.05
 END_SECONDS = 30.0  # in which replicas that are asked to stop do so
@@ -145,14 +144,13 @@ def run_replica(train: TrainReplica, replica: Replica) -> None:
 @contextmanager
 def share_threads(count: int) -> Iterator[None]:
     """Gives the processes that are started in the block their share of the cores, unless OMP_NUM_THREADS says it."""
-    name = "OMP_NUM_THREADS"
-    is_given = name in os.environ
-    os.environ.setdefault(name, str(max(1, count_cores() // count)))
+    is_given = THREADS in os.environ
+    set_thread_share(count)
     try:
         yield
     finally:
         if not is_given:
-            del os.environ[name]
+            del os.environ[THREADS]
 
 
 @contextmanager

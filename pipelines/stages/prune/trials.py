@@ -1,12 +1,11 @@
 """Short trainings of candidates side by side; the candidate that learns best from the teacher is trained to the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import Batch
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import SignalSource
@@ -40,7 +39,7 @@ class Trial:
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.batches, self.steps, self.max_grad_norm = repeat_batches(data), 0, train.max_grad_norm
+        self.batches, self.steps, self.max_grad_norm = data.repeat_train_batches(), 0, train.max_grad_norm
 
     def run(self, steps: int) -> None:
         """Trains for a number of further steps."""
@@ -54,13 +53,6 @@ class Trial:
                 torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
             self.optimizer.step()
             self.steps += 1
-
-
-def repeat_batches(data: TextDataModule) -> Iterator[Batch]:
-    """Yields training batches in the seed's order, epoch after epoch."""
-    batches = data.train_dataloader()
-    while True:
-        yield from batches
 
 
 def eliminate_trials(

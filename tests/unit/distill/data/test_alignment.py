@@ -11,12 +11,12 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from distill.data.alignment.encoded import AlignedRows, encode_aligned, select_teacher_inputs
 from distill.data.alignment.tokens import align_spans, find_spellings, shared_vocabulary
 from distill.data.batches.batches import TrainBatches
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
 from distill.losses.cross_tokenizer import find_labelled_spans
+from distill.losses.logits import IGNORED
 from support.two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
 
 PAIRS = {

@@ -10,7 +10,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows, find_padding_id
 from distill.data.config import DataConfig
 from distill.data.rows.chat import (
@@ -25,6 +24,7 @@ from distill.data.rows.chat import (
 )
 from distill.data.rows.conversations import load_all_conversations
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>

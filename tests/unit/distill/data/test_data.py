@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import BertTokenizerFast
 
 from distill.data.batches.batches import EvalBatches, TrainBatches, epoch_order, length_order
-from distill.data.batches.encode import IGNORED, Encoded, encode_samples
+from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.sources.cells import find_multi_hot_width
 from distill.data.sources.tables import _read_hub, read_splits, read_table
@@ -20,6 +20,7 @@ from distill.data.splits.examples import Examples
 from distill.data.splits.holdout import hold_out
 from distill.data.splits.labelled import load_all_texts, load_labelled, load_splits
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 from support.tiny_models import LABELS, VOCABULARY
 
 AWKWARD = [

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import TEXTS_AT_ONCE, LanguageBlocks, token_blocks
 from distill.data.masking.masks import MaskConfig, MaskedBlocks, mask_tokens, to_regular_ids
 from distill.data.sources.text_files import read_texts
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 from support.tiny_models import FILLERS, VOCABULARY, make_rows
 
 ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".conll")

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import BertTokenizerFast, PreTrainedModel, PreTrainedTokenizerFast
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows, best_fit, find_padding_id, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
@@ -19,6 +18,7 @@ from distill.data.masking.masks import MaskedBlocks
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
+from distill.losses.logits import IGNORED
 from distill.models.layer_sizes import read_layer_sizes
 from distill.models.packed_inputs import build_packed_inputs, check_family_packing
 from distill.teacher.online import OnlineTeacher

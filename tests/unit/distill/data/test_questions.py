@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import BertTokenizerFast
 
-from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
 from distill.data.rows.questions import Questions, load_questions
 from distill.data.rows.windows import encode_questions
 from distill.data.sources.answer_cells import Answer, locate_answer, parse_answers
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 from distill.tasks.logit_rows import SpanRows
 from distill.tasks.question_answering import AnswerScorer, QuestionAnswering, find_best_span
 from support.tiny_models import VOCABULARY

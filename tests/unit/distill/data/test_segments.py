@@ -9,12 +9,12 @@ from torch import Tensor
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.data_module import RowsDataModule
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.segments import cut_segment
 from distill.data.batches.share import loss_counts, loss_mask
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.rows.chat import TargetBlocks
+from distill.losses.logits import IGNORED
 
 LENGTHS = (11, 6, 3, 11, 2)
 IDS = [np.arange(10 * row + 3, 10 * row + 3 + length) for row, length in enumerate(LENGTHS)]

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.data.batches.encode import IGNORED
 from distill.errors import InputError
 from distill.losses.cross_tokenizer import cross_tokenizer_loss, sorted_distance
 from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
-from distill.losses.logits import forward_kl, jensen_shannon
+from distill.losses.logits import IGNORED, forward_kl, jensen_shannon
 from distill.losses.spans import sort_ascending
 from support.distributions import draw, same_value_and_gradient, softmax
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from distill.errors import InputError
 from distill.losses.compose import distribution_loss
 from distill.losses.config import LossConfig
-from distill.losses.logits import forward_kl
+from distill.losses.logits import IGNORED, forward_kl
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
@@ -19,7 +19,6 @@ from support.tiny_models import build_model
 
 SHAPES = [(1, 2, 1), (3, 5, 2), (17, 77, 9), (5, 1001, 24), (4, 13, 12)]  # positions, vocabulary, k
 TRAIN = TrainConfig(dropout=0)
-IGNORED = -100
 
 # The textbook: full distributions by exp and division, loops over ids, in the precision of the inputs.
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from distill.cache import CacheReader, Generated, Identity, TopK, write_cache
 from distill.cache.samples import build_samples, from_rows
 from distill.cache.sequences import Sequences, collect_sequences
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.losses.config import LossConfig
+from distill.losses.logits import IGNORED
 from distill.models.generation import Continuations, TokenSampler, find_end_tokens, generate
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout

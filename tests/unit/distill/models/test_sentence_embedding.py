@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from distill.checkpoint.sentence_form import DenseProjection, SentenceForm, set_form
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
 from distill.data.rows.sentences import _load_unlabelled_sentences, load_sentences
 from distill.data.splits.examples import Examples, Splits
@@ -23,6 +22,7 @@ from distill.errors import InputError
 from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
 from distill.losses.features import embedding_cosine, embedding_mse, pairwise_cosines, similarity_kl, similarity_mse
+from distill.losses.logits import IGNORED
 from distill.models.layer_sizes import read_layer_sizes
 from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student

@@ -12,10 +12,11 @@ from torch import nn
 from compress.export.common.huggingface import input_names
 from distill.checkpoint.custom_models import load_model_folder, register_custom_classes, save_model_folder
 from distill.checkpoint.custom_models.modeling_token_vectors import hash_pairs
+from distill.data.batches.encode import split_special_tokens
 from distill.errors import InputError
 from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student, student_config
-from distill.student.token_vectors import compute_token_vectors, reduce_width, split_specials, weigh_by_frequency
+from distill.student.token_vectors import compute_token_vectors, reduce_width, weigh_by_frequency
 from support.tiny_models import build_model, saved
 
 SPECS = ("static", "static,pooling=mean+max+order,positions=4,ngrams=64", "cnn,layers=2", "gru,hidden=16,layers=2")
@@ -112,7 +113,7 @@ def test_a_pairs_student_reads_token_types_and_needs_a_tokenizer_that_has_them(t
 def test_the_table_has_the_principal_components_of_what_the_teacher_makes_of_each_token(tokenizer):
     teacher = build_model("bert").eval()
     vectors = compute_token_vectors(teacher, tokenizer)
-    before, after = split_specials(tokenizer)
+    before, after = split_special_tokens(tokenizer)
     ids = torch.tensor([[*before, 7, *after]])
     with torch.no_grad():
         expected = teacher.base_model(input_ids=ids).last_hidden_state.mean(1)[0]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from distill.data.batches.encode import IGNORED, Encoded
+from distill.data.batches.encode import Encoded
+from distill.losses.logits import IGNORED
 from distill.tasks.language import CausalLM, TokenScorer
 from distill.tasks.scorer import Scorer
 from distill.tasks.sentence_embedding import SentenceEmbedding

@@ -17,7 +17,6 @@ from transformers import BertTokenizerFast
 from compress.prune.vocabulary.vocabulary import count_tokens
 from distill.cache.samples import from_rows
 from distill.checkpoint.outputs import find_logits
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.share import loss_counts, shard_batch
 from distill.data.config import DataConfig
 from distill.data.rows.tagged import Tagged, load_all_words, load_tagged
@@ -26,7 +25,7 @@ from distill.data.sources.conll import read_conll
 from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.logits import squared_error
+from distill.losses.logits import IGNORED, squared_error
 from distill.tasks.logit_rows import LabelRows, SpanRows
 from distill.tasks.text_classification import MultiLabel, Regression, TextClassification
 from distill.tasks.token_classification import TokenClassification

@@ -20,11 +20,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from distill.cache import CacheReader, Dense, Identity, Samples, sample_keys, write_cache
 from distill.data.batches.data_module import TextDataModule
-from distill.data.batches.encode import IGNORED, encode_samples
+from distill.data.batches.encode import encode_samples
 from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.logits import forward_kl
+from distill.losses.logits import IGNORED, forward_kl
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.online import OnlineTeacher

@@ -14,12 +14,11 @@ from distill.cache import CacheReader, Identity, TopK, write_cache
 from distill.cache.samples import build_samples
 from distill.cache.sequences import Sequences
 from distill.data.batches.data_module import RowsDataModule
-from distill.data.batches.encode import IGNORED
 from distill.data.batches.share import shard_batch
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.logits import reverse_kl
+from distill.losses.logits import IGNORED, reverse_kl
 from distill.models.generation import generate
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig

@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import BertTokenizerFast
 
-from distill.data.batches.encode import IGNORED, pad_tokens
+from distill.data.batches.encode import pad_tokens
 from distill.data.rows.questions import Questions
 from distill.data.rows.tagged import Tagged
 from distill.data.rows.tagged_rows import encode_tagged
 from distill.data.rows.windows import encode_questions
 from distill.errors import InputError
+from distill.losses.logits import IGNORED
 from distill.tasks.logit_rows import LabelRows, OutputRows, SpanRows
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import VectorRows

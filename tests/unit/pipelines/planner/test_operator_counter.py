@@ -1,0 +1,35 @@
+"""What single operators read and write, against arithmetic."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipelines.planner.operator_counter import WorkCounter
+
+VALUES = torch.ones(4, 8)  # 128 bytes
+TABLE, IDS = torch.ones(1000, 8), torch.zeros(3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("operator", "touched"),
+    [
+        (lambda: VALUES + VALUES, 3 * 128),
+        (lambda: VALUES.add_(0.0), 2 * 128),
+        (lambda: VALUES.sum(), 128 + 4),
+        (lambda: VALUES + torch.ones(8).expand(4, 8), 2 * 32 + 2 * 128),  # the row is written once, and read once
+        (lambda: VALUES.view(8, 4).transpose(0, 1), 0),
+        (lambda: torch.empty(4, 8), 0),
+        (lambda: functional.embedding(IDS, TABLE), 24 + 2 * 96),  # only the rows that are looked up
+        (lambda: VALUES @ VALUES.T, 0),  # a product, which counts by its work
+    ],
+)
+def test_bytes_that_an_operator_reads_and_writes(operator, touched):
+    with WorkCounter() as counter:
+        operator()
+    assert counter.touched == touched
+
+
+def test_products_count_as_work():
+    with WorkCounter() as counter:
+        _ = VALUES @ VALUES.T
+    assert counter.flops == 2 * 4 * 8 * 4
