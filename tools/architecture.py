@@ -36,10 +36,10 @@ def list_packages() -> tuple[str, ...]:
 def modules() -> dict[str, Path]:
     """Returns dotted name -> file of every module of the three packages."""
     files = sorted(file for package in COLORS for file in (ROOT / package).rglob("*.py"))
-    return {".".join(parts_of(file)): file for file in files}
+    return {".".join(split_path(file)): file for file in files}
 
 
-def parts_of(file: Path) -> tuple[str, ...]:
+def split_path(file: Path) -> tuple[str, ...]:
     """Returns the module path of a file as parts."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
@@ -63,12 +63,12 @@ def imports_between_packages() -> dict[str, list[str]]:
     known, every = modules(), list_packages()
     found: dict[str, set[str]] = {outer_package(package): set() for package in every}
     for name, file in known.items():
-        own = outer_package(package_of(name, every))
-        found[own] |= {outer_package(package_of(other, every)) for other in imported_modules(file, known)} - {own}
+        own = outer_package(find_package(name, every))
+        found[own] |= {outer_package(find_package(other, every)) for other in imported_modules(file, known)} - {own}
     return {package: sorted(others) for package, others in found.items()}
 
 
-def package_of(module: str, every: Sequence[str]) -> str:
+def find_package(module: str, every: Sequence[str]) -> str:
     """Returns the folder or module of `every` that a module belongs to."""
     return module if module in every else module.rpartition(".")[0]
 

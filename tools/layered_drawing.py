@@ -41,11 +41,11 @@ def draw(boxes: Sequence[Box], arrows: Graph) -> str:
     """
     by_name = {box.name: box for box in boxes}
     reduced = without_shortcuts({box.name: arrows.get(box.name, ()) for box in boxes})
-    floors, lanes = floors_of(reduced)
+    floors, lanes = list_floors(reduced)
     for number in range(SWEEPS):
         sort_floors(floors, lanes, downward=number % 2 == 0)
-    places = places_of(floors, by_name)
-    width = max(x + size_of(name, by_name)[0] for name, (x, _) in places.items()) + MARGIN
+    places = place_boxes(floors, by_name)
+    width = max(x + measure_box(name, by_name)[0] for name, (x, _) in places.items()) + MARGIN
     height = MARGIN * 2 + len(floors) * HEIGHT + (len(floors) - 1) * FLOOR
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-family="sans-serif">',
@@ -74,7 +74,7 @@ def without_shortcuts(arrows: Graph) -> dict[str, list[str]]:
     }
 
 
-def floors_of(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
+def list_floors(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
     """Returns the floors from top to bottom, and the lanes of the arrows: each a chain of names from floor to floor.
 
     A box stands on the lowest floor below all boxes whose arrows lead to it.
@@ -119,20 +119,20 @@ def sort_floors(floors: list[list[str]], lanes: Sequence[Sequence[str]], *, down
         floor.sort(key=lambda name: wanted[name])
 
 
-def size_of(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
+def measure_box(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
     """Returns the width and height of a box."""
     return (WIDTH if name in boxes else LANE), HEIGHT
 
 
-def places_of(floors: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict[str, tuple[float, int]]:
+def place_boxes(floors: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict[str, tuple[float, int]]:
     """Returns name -> left upper corner; every floor is centred."""
-    widths = [sum(size_of(name, boxes)[0] for name in floor) + GAP * (len(floor) - 1) for floor in floors]
+    widths = [sum(measure_box(name, boxes)[0] for name in floor) + GAP * (len(floor) - 1) for floor in floors]
     places = {}
     for number, (floor, width) in enumerate(zip(floors, widths, strict=True)):
         x = MARGIN + (max(widths) - width) / 2
         for name in floor:
             places[name] = (x, MARGIN + number * (HEIGHT + FLOOR))
-            x += size_of(name, boxes)[0] + GAP
+            x += measure_box(name, boxes)[0] + GAP
     return places
 
 
@@ -141,7 +141,7 @@ def arrow_path(lane: Sequence[str], places: Mapping[str, tuple[float, int]], box
     points = []
     for name in lane:
         x, y = places[name]
-        middle = x + size_of(name, boxes)[0] / 2
+        middle = x + measure_box(name, boxes)[0] / 2
         points += [(middle, y)] if name == lane[-1] else [(middle, y + HEIGHT)] if name == lane[0] else []
         points += [(middle, y), (middle, y + HEIGHT)] if name not in boxes else []
     path = f"M {points[0][0]:.0f} {points[0][1]}"

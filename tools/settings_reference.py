@@ -99,7 +99,7 @@ def called_parser(name: str, main: Any, arguments: Sequence[str]) -> Command:
     raise AssertionError(f"stillroom {name}: its settings were not parsed by pipelines.runs.cli.parse")
 
 
-def settings_of(command: Command) -> list[Setting]:
+def list_settings(command: Command) -> list[Setting]:
     """Returns the command's settings in the order of their classes, each group after the settings beside it."""
     parser = cli.build_parser(
         command.config, prog=command.name, about=command.about, examples="", short=command.short
@@ -116,20 +116,20 @@ def leaves(config: type | Any, prefix: str = "") -> Iterator[tuple[str, Any, Any
     fields = dataclasses.fields(config)
     for field in fields:
         if not dataclasses.is_dataclass(field.type):
-            yield prefix + field.name, field.type, default_of(config, field)
+            yield prefix + field.name, field.type, find_default(config, field)
     for field in fields:
         if dataclasses.is_dataclass(field.type):
-            yield from leaves(default_of(config, field), f"{prefix}{field.name}.")
+            yield from leaves(find_default(config, field), f"{prefix}{field.name}.")
 
 
-def default_of(config: type | Any, field: dataclasses.Field) -> Any:
+def find_default(config: type | Any, field: dataclasses.Field) -> Any:
     """Returns the default value of a field."""
     if not isinstance(config, type):
         return getattr(config, field.name)
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def groups_of(command: Command) -> dict[str, str]:
+def list_groups(command: Command) -> dict[str, str]:
     """Returns group -> its description, such as `general.train` -> `Optimizer, schedule and training loop of …`."""
     parser = cli.build_parser(command.config, prog=command.name, about="", examples="", short={})
     return {
@@ -213,9 +213,9 @@ def short_names_text(command: Command) -> str:
 
 def tables(command: Command, known: Container[str] = ()) -> Iterator[str]:
     """Yields a table for the settings beside no group, then heading and table of each group, without known ones."""
-    groups = groups_of(command)
+    groups = list_groups(command)
     by_group: dict[str, list[Setting]] = {}
-    for setting in settings_of(command):
+    for setting in list_settings(command):
         if setting.name in known:
             continue
         by_group.setdefault(setting.name.rpartition(".")[0], []).append(setting)

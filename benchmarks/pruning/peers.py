@@ -45,7 +45,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.resolve import resolve
 from pipelines.stages.prepare.data import read_data
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.run_stages import run_stages
 from pipelines.stages.train.training_inputs import open_cached_signals
 
@@ -189,7 +189,7 @@ def train_ours(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> T
     other_folders = {each.folder for each in setup.made.values()} | {stage.folder}
     search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in other_folders)
     label, seconds = f"{outline.hidden} wide, {layers}", stage.manifest["wall_seconds"]
-    return TrainedStudent(model, tokenizer_of(stage.folder / MODEL), label, seconds, search)
+    return TrainedStudent(model, load_student_tokenizer(stage.folder / MODEL), label, seconds, search)
 
 
 def train_fewer_layers(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:

@@ -24,7 +24,7 @@ from transformers.utils import ModelOutput
 
 from distill.data.batches.encode import Encoded
 from distill.slicing.attributes import FFN, HIDDEN, LAYER_ATTRIBUTES, find_attribute
-from distill.student.family import family_of
+from distill.student.family import find_family
 from distill.train.optimizer import set_dropout
 
 # Share of the teacher's width and of its feed-forward width: TextBrewer's students over BERT-base's 768 and 3072.
@@ -67,7 +67,7 @@ def list_sizes(teacher: PreTrainedModel) -> list[TextBrewerSize]:
 
     A narrow student has as many heads as its teacher, as in TextBrewer's configurations.
     """
-    own = family_of(teacher.config).sizes(teacher.config)
+    own = find_family(teacher.config).sizes(teacher.config)
     found = [TextBrewerSize("T3", depth, own.hidden, own.ffn) for depth in range(1, len(own.layers))]
     for kind, (width, ffn) in NARROW.items():
         hidden = max(1, int(own.hidden * width) // own.heads) * own.heads
@@ -78,7 +78,7 @@ def list_sizes(teacher: PreTrainedModel) -> list[TextBrewerSize]:
 
 def build_textbrewer_student(teacher: PreTrainedModel, size: TextBrewerSize, seed: int) -> PreTrainedModel:
     """Returns the student before it is trained."""
-    config, old = copy.deepcopy(teacher.config), family_of(teacher.config).sizes(teacher.config)
+    config, old = copy.deepcopy(teacher.config), find_family(teacher.config).sizes(teacher.config)
     for names, value in ((LAYER_ATTRIBUTES, size.layers), (HIDDEN, size.hidden), (FFN, size.ffn)):
         setattr(config, find_attribute(config, names), value)
     with torch.random.fork_rng(devices=[]):
@@ -123,7 +123,7 @@ def train_with_textbrewer(
     set_dropout(student, 0.0)
     batches = load_random_batches(data, pad_id, settings)
     steps = len(batches) * settings.epochs
-    own, other = (family_of(model.config).sizes(model.config) for model in (student, teacher))
+    own, other = (find_family(model.config).sizes(model.config) for model in (student, teacher))
     matches = match_layers(len(own.layers), len(other.layers), (own.hidden, other.hidden))
     distiller = textbrewer.GeneralDistiller(
         train_config=textbrewer.TrainingConfig(

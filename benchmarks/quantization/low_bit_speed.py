@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.tables import read_table
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.openvino.ir import OpenVinoModel
 from compress.export.runtimes import open_export
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -78,7 +78,7 @@ def open_models(student: Path) -> Models:
         }
         if places and (student / runtime).exists():
             files = {"fp32": student / runtime} | places
-            found |= {(runtime, name): open_export(target_of(file.name), file, 1) for name, file in files.items()}
+            found |= {(runtime, name): open_export(find_target(file.name), file, 1) for name, file in files.items()}
     for (runtime, name), model in list(found.items()):
         if runtime == "openvino":
             found["openvino, any length", name] = AnyLength(model)

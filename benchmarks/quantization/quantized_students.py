@@ -20,7 +20,7 @@ from typing import TypeAlias
 from benchmarks.common.command import run_command
 from benchmarks.common.results_folder import copy_stages, find_checkpoint, find_entry, read_report, require_entry
 from benchmarks.students.two_teachers import format_accuracies
-from compress.export.common.targets import FORMATS, target_of
+from compress.export.common.targets import FORMATS, find_target
 from compress.quantize.schemes import SCHEMES
 from pipelines.reports.schema import Report
 from pipelines.runs.console import Console
@@ -138,7 +138,7 @@ def format_file(report: Report, proof: JsonObject) -> tuple[str, ...]:
 
 def format_latencies(report: Report, target: str) -> tuple[str, str, str]:
     """Returns a file's latency, its speedup over fp32 on the same runtime, and its latency in batches."""
-    runtime, precision = target_of(target).where
+    runtime, precision = find_target(target).where
     own, reference = find_entry(report, "student", runtime, precision), find_entry(report, "student", runtime)
     if own is None:
         return "", "", ""

@@ -25,7 +25,7 @@ from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint, read_report
 from benchmarks.common.spread import format_percent
 from compress.prune.budget import TOLERANCE
-from pipelines.reports.headline import speedup_of
+from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 
@@ -99,13 +99,13 @@ def collect_deployed(reports: Sequence[Report]) -> Mapping[str, list[Deployed]]:
 def build_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
     """Returns a line for each student, the slowest first."""
     found = collect_deployed(reports)
-    rows = {name: (mean(speeds_of(students)), build_row(name, students)) for name, students in found.items()}
+    rows = {name: (mean(list_speeds(students)), build_row(name, students)) for name, students in found.items()}
     return [row for _, row in sorted(rows.values(), key=lambda pair: pair[0])]
 
 
 def build_row(name: str, students: Sequence[Deployed]) -> tuple[str, ...]:
     """Returns the line of a student."""
-    speeds = speeds_of(students)
+    speeds = list_speeds(students)
     shares = [each.entry["target"]["share"]["value"] for each in students if "target" in each.entry]
     met = f"{sum(share >= 1 - TOLERANCE for share in shares)} of {len(shares)}" if shares else ""
     first = students[0].entry
@@ -120,9 +120,9 @@ def build_row(name: str, students: Sequence[Deployed]) -> tuple[str, ...]:
     )
 
 
-def speeds_of(students: Sequence[Deployed]) -> list[float]:
+def list_speeds(students: Sequence[Deployed]) -> list[float]:
     """Returns the measured speed-ups; that of the teacher is 1."""
-    return [speedup_of(each.entry) or 1.0 for each in students]
+    return [read_speedup(each.entry) or 1.0 for each in students]
 
 
 def describe_floor(report: Report) -> str:

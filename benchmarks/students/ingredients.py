@@ -26,7 +26,7 @@ from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, require_entry
 from benchmarks.common.spread import format_gain, format_percent, format_spread
 from benchmarks.students.frontier import fine_tune
-from pipelines.reports.headline import speedup_of
+from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 
@@ -133,7 +133,7 @@ class Ingredients:
         Raises:
             SystemExit: There are none.
         """
-        speeds = [requested_of(entry) for entry in rank_students(self.run(PLAIN, seed))[1:]]
+        speeds = [read_requested_speed(entry) for entry in rank_students(self.run(PLAIN, seed))[1:]]
         if not speeds:
             raise SystemExit(
                 "--speedup: expected several for two steps and assistant, found one: the slowest is a step"
@@ -158,7 +158,7 @@ class Ingredients:
     def find_gain(self, seed: int) -> float:
         """Returns the speed-up of plain's slowest student in fp32, to which those of an assistant's are relative."""
         name = self.find_slowest_entry(seed)["name"]
-        gained = speedup_of(require_entry(self.run(PLAIN, seed), name))
+        gained = read_speedup(require_entry(self.run(PLAIN, seed), name))
         if gained is None:
             raise SystemExit(f"{name}: expected its speed-up in fp32 in the report, found none")
         return gained
@@ -169,7 +169,7 @@ def format_speeds(speeds: Sequence[float]) -> str:
     return ",".join(f"{speed:.4g}" for speed in speeds)
 
 
-def requested_of(entry: ModelEntry) -> float:
+def read_requested_speed(entry: ModelEntry) -> float:
     """Returns the requested speed-up of a student."""
     return entry["target"]["target"]["speedup"]
 
@@ -184,10 +184,10 @@ def build_rows(found: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]]:
         for place in range(min(map(len, students))):
             entries = [each[place] for each in students]
             gains = [100 * (e["score"] - own[place + missing]) for e, own in zip(entries, plain, strict=True)]
-            requested = requested_of(rank_students(found[PLAIN][0])[place + missing])
-            minutes = mean(minutes_of(report, entry) for report, entry in zip(reports, entries, strict=True))
+            requested = read_requested_speed(rank_students(found[PLAIN][0])[place + missing])
+            minutes = mean(sum_minutes(report, entry) for report, entry in zip(reports, entries, strict=True))
             scores = format_percent([entry["score"] for entry in entries])
-            speed = format_spread([speedup_of(entry) or 0.0 for entry in entries], ".1f")
+            speed = format_spread([read_speedup(entry) or 0.0 for entry in entries], ".1f")
             gain = "" if variant == PLAIN else format_gain(gains)
             rows.append((variant, f"{requested:g}", scores, gain, speed, f"{minutes:.0f}"))
     return rows
@@ -195,10 +195,10 @@ def build_rows(found: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]]:
 
 def rank_students(report: Report) -> list[ModelEntry]:
     """Returns the students with a requested speed, the slowest first."""
-    return sorted((entry for entry in report["models"] if "target" in entry), key=requested_of)
+    return sorted((entry for entry in report["models"] if "target" in entry), key=read_requested_speed)
 
 
-def minutes_of(report: Report, entry: ModelEntry) -> float:
+def sum_minutes(report: Report, entry: ModelEntry) -> float:
     """Returns the minutes of the stages of one student, such as `shape-10x` and `distill-10x`."""
     suffix = entry["target"]["target"]["name"]
     own = [each for each in report["stages"] if each["name"].endswith(f"-{suffix}") or f"-{suffix}-" in each["name"]]

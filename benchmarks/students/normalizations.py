@@ -32,7 +32,7 @@ from benchmarks.training.logit_experiment import LogitExperiment, build_parser
 from benchmarks.training.logit_training import collate_arrays
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.write import write_targets
 from compress.measure.latency import Latency, measure_latency
@@ -145,7 +145,7 @@ class Experiment(LogitExperiment):
         """Returns the latency of each kind's file, and of a copy of the first, and the bytes of the files."""
         places = {kind: self.folder / "files" / kind for kind in models}
         for kind, model in models.items():
-            write_targets(Source(fold_norms(model), self.tokenizer), [target_of(RUNTIME)], places[kind])
+            write_targets(Source(fold_norms(model), self.tokenizer), [find_target(RUNTIME)], places[kind])
         places[COPY] = places[next(iter(models))]
         threads = self.options.threads
         runners = {kind: OnnxModel(place / RUNTIME, threads) for kind, place in places.items()}

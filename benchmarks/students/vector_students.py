@@ -31,7 +31,7 @@ from benchmarks.common.timing import median_ratio, time_in_turns
 from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment, build_parser
 from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.write import write_targets
 from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.data.batches.batches import epoch_order
@@ -195,7 +195,7 @@ class Experiment(LogitExperiment):
         if way in (PEER, TRAINED_PEER):
             return self.fit_peer(way, value, seed)[0]
         place = self.name_folder(way, value, seed)
-        write_targets(Source(load_model_folder(place), self.tokenizer), [target_of("numpy")], place / "files")
+        write_targets(Source(load_model_folder(place), self.tokenizer), [find_target("numpy")], place / "files")
         return partial(Reader(place / "files" / "numpy").classify, max_length=MAX_LENGTH)
 
 

@@ -49,7 +49,7 @@ from distill.student.spec import is_relative
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language, MaskedLM
 from distill.tasks.sentence_embedding import SentenceEmbedding
-from pipelines.reports.headline import speedup_of
+from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 from pipelines.runs.files import replace_folder
@@ -197,7 +197,7 @@ def run_report(output: Path, starts: Starts, task: str) -> Report:
 
 def format_sizes(entries: Sequence[ModelEntry]) -> tuple[str, str]:
     """Returns the parameters, and the mean speedup over the teacher if it was measured."""
-    speedups = [speedup for entry in entries if (speedup := speedup_of(entry)) is not None]
+    speedups = [speedup for entry in entries if (speedup := read_speedup(entry)) is not None]
     return f"{entries[0]['params'] / 1e6:.1f}M", f"{mean(speedups):.2f}x" if speedups else ""
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from compress.export.common.targets import ExportTarget, target_of
+from compress.export.common.targets import ExportTarget, find_target
 
 
 def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:
@@ -15,7 +15,7 @@ def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:
     Raises:
         CompressError: The runtime isn't installed.
     """
-    target = target_of(target) if isinstance(target, str) else target
+    target = find_target(target) if isinstance(target, str) else target
     runtime, _ = target.where
     if target.format == "onnx-decoder":
         from compress.export.onnx.generate import OnnxDecoder

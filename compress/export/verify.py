@@ -18,7 +18,7 @@ import numpy as np
 
 from compress.errors import ExportError, VerificationError
 from compress.export.common.decisions import DecisionKind, predictions_agree
-from compress.export.common.targets import ExportTarget, target_of
+from compress.export.common.targets import ExportTarget, find_target
 from compress.export.runtimes import open_export
 from compress.measure.memory import read_peak_memory
 from compress.subprocesses import end_with_parent, signal_name
@@ -134,7 +134,7 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
     Raises:
         ExportError: The difference is larger.
     """
-    most = target_of(parity.target).kind.tolerance
+    most = find_target(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
         raise ExportError(
             f"{parity.target}: {folder} predicts other classes than the trained model: the same for "
@@ -212,7 +212,7 @@ def main(target: str, folder: str, samples: str, out: str) -> None:
     """Runs a target on stored samples and writes its logits, in a process of its own."""
     request = json.loads(Path(samples).read_text())
     end_with_parent(request["parent"])
-    np.savez(out, **run_samples(target_of(target), Path(folder), request))
+    np.savez(out, **run_samples(find_target(target), Path(folder), request))
 
 
 if __name__ == "__main__":

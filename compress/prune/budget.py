@@ -38,7 +38,7 @@ class Budget:
         threads: Threads of the runtime.
         rounds: Number of timed runs of each measured size on each text, at least 1; candidate students are run three
             times as often, beside the teacher.
-        recuts: Maximum number of times that a student is pruned further and trained again because it is more than 5 %
+        retries: Maximum number of times that a student is pruned further and trained again because it is more than 5 %
             slower than requested.
         uniform: Give every layer the same sizes, so that the checkpoint loads in its stock transformers class.
         frontier: Train a student for each speed-up 2, 4, 8, ..., 128, or for each in `speedup`, that a pruned model
@@ -56,7 +56,7 @@ class Budget:
     length: str = "0"
     threads: int = 1
     rounds: int = ROUNDS
-    recuts: int = 2
+    retries: int = 2
     uniform: bool = False
     frontier: bool = False
 
@@ -82,7 +82,7 @@ class Budget:
             raise CompressError(
                 f"budget.min_score: expected a share from 0 to 1 of the teacher's score, found {self.min_score}"
             )
-        for name, smallest in (("batch", 0), ("threads", 1), ("rounds", 1), ("recuts", 0)):
+        for name, smallest in (("batch", 0), ("threads", 1), ("rounds", 1), ("retries", 0)):
             if getattr(self, name) < smallest:
                 raise CompressError(f"budget.{name}: expected at least {smallest}, found {getattr(self, name)}")
         if not all(re.fullmatch(r"\s*\d+\s*", part) for part in self.length.split(",")):

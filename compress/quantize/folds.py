@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from compress.blocks import find_block
 from distill.checkpoint.custom_models import head_width
-from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.outputs import read_logits
 
 SUM_TOLERANCE = 1e-4  # of the largest output, for a different order of summation
 
@@ -45,13 +45,13 @@ def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
         model: In eval mode and float32; restored afterwards.
         batch: A small batch of model inputs.
     """
-    expected, folds = logits_of(model(**batch)), []
+    expected, folds = read_logits(model(**batch)), []
     generator = torch.Generator().manual_seed(0)
     for fold in _generate_candidates(model, batch):
         inputs = get_weight(model, fold.consumers[0]).shape[1]
         scales = tie_scales(torch.rand(inputs, generator=generator) + 0.5, model, fold)
         apply_scales(model, fold, scales)
-        difference = (logits_of(model(**batch)) - expected).abs().max()
+        difference = (read_logits(model(**batch)) - expected).abs().max()
         apply_scales(model, fold, 1 / scales)
         if difference <= SUM_TOLERANCE * expected.abs().max():
             folds.append(fold)

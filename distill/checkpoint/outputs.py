@@ -19,7 +19,7 @@ def find_logits(output: Mapping[str, object]) -> Tensor | None:
     return None
 
 
-def logits_of(output: Mapping[str, object]) -> Tensor:
+def read_logits(output: Mapping[str, object]) -> Tensor:
     """Returns the logits as `find_logits` does, for a model with a head.
 
     Raises:

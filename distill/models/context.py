@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.outputs import read_logits
 from distill.errors import InputError
 from distill.eval_mode import eval_mode
 
@@ -242,11 +242,11 @@ def check_context(model: PreTrainedModel) -> None:
     ids = (torch.arange(18, device=model.device) * 7 % (config.vocab_size - 1) + 1).view(2, 9)
     mask, context = torch.ones_like(ids), Context(ids.shape[1])
     with eval_mode(model):
-        whole = logits_of(model(input_ids=ids, attention_mask=mask))
+        whole = read_logits(model(input_ids=ids, attention_mask=mask))
         parts = []
         for span in (slice(0, 5), slice(5, 9)):
             inputs = {"input_ids": ids[:, span], "attention_mask": mask[:, span]}
-            parts.append(logits_of(model(**context.add_inputs(model, inputs))))
+            parts.append(read_logits(model(**context.add_inputs(model, inputs))))
             context.advance(mask[:, span])
     difference = (torch.cat(parts, 1) - whole).float().abs().max() / whole.float().abs().max()
     if not difference < torch.finfo(model.dtype).eps ** 0.5:

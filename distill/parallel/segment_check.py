@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.outputs import read_logits
 from distill.data.batches.encode import Batch
 from distill.data.batches.segments import cut_segment
 from distill.errors import InputError
@@ -42,11 +42,11 @@ def _compare_segment(model: PreTrainedModel, segment: int, segments: int) -> tup
     """Returns the largest difference of this process's logits, of the largest logit, and the size of a rounding."""
     whole = _draw_batch(model)
     part = cut_segment(whole, segment, segments)
-    found, exchange = logits_of(model(**build_inputs(model, part))), model.config._attn_implementation
+    found, exchange = read_logits(model(**build_inputs(model, part))), model.config._attn_implementation
     assert exchange is not None
     model.set_attn_implementation("sdpa")
     try:
-        expected = logits_of(model(**build_inputs(model, whole))).float()
+        expected = read_logits(model(**build_inputs(model, whole))).float()
     finally:
         model.set_attn_implementation(exchange)
     size, largest = found.shape[1], expected.abs().max()

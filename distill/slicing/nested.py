@@ -14,7 +14,7 @@ from distill.errors import InputError
 from distill.slicing.build import prune
 from distill.slicing.shape import Shape
 from distill.slicing.tracing.axes import Axis
-from distill.slicing.tracing.classify import layer_of
+from distill.slicing.tracing.classify import find_layer
 from distill.slicing.tracing.trace import find_axes
 from distill.slicing.weights import Weights, cut_weights, list_cuts, select_layers
 
@@ -57,9 +57,9 @@ def compose_shapes(first: Shape, second: Shape) -> Shape:
         second: Shape of a slice of that slice.
     """
     layers = tuple(first.layers[i] for i in second.layers)
-    kept = {name: units for name, units in first.kept.items() if layer_of(name, "layers") in (None, *layers)}
+    kept = {name: units for name, units in first.kept.items() if find_layer(name, "layers") in (None, *layers)}
     for name, units in second.kept.items():
-        layer = layer_of(name, "layers")
+        layer = find_layer(name, "layers")
         old = name if layer is None else name.replace(f".{layer}.", f".{first.layers[layer]}.", 1)
         kept[old] = first.kept[old][units] if old in first.kept else units
     return Shape(layers, kept)

@@ -12,7 +12,7 @@ from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
 from distill.checkpoint.norm_kinds import MOBILEBERT
 from distill.errors import InputError
 from distill.slicing.factorize import factorize_table
-from distill.student.family import ENCODERS, family_of
+from distill.student.family import ENCODERS, find_family
 from distill.student.spec import StudentSpec, resolve_sizes
 
 STOCK = "MobileBert"
@@ -65,7 +65,7 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
             f"student {parsed.text}: expected an encoder as teacher, among {', '.join(ENCODERS)}, found "
             f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
         )
-    old, blocks = family_of(teacher).sizes(teacher), _BLOCKS[parsed.preset]
+    old, blocks = find_family(teacher).sizes(teacher), _BLOCKS[parsed.preset]
     plain = [f"layers={','.join(map(str, parsed.requested['layers']))}"] if "layers" in parsed.requested else []
     layers = resolve_sizes(",".join(["fresh", *plain]), old).layers if plain else old.layers
     requested = {key: numbers[0] for key, numbers in parsed.requested.items() if key != "layers"}

@@ -14,12 +14,12 @@ from distill.errors import InputError
 from distill.models.sentence_encoder import get_stock_body
 from distill.slicing.config import Shapes, resize_config
 from distill.slicing.tracing.axes import Slot
-from distill.slicing.tracing.classify import OUTER, layer_of
+from distill.slicing.tracing.classify import OUTER, find_layer
 from distill.slicing.tracing.trace import Traced, trace
 from distill.slicing.weights import Weights, cut_weights, select_layers
 from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorize_all_tables
-from distill.student.family import FAMILIES, Family, family_of
+from distill.student.family import FAMILIES, Family, find_family
 from distill.student.fitted_norms import fit_student_norms
 from distill.student.modernbert_first_layer import fold_first_attention_norm
 from distill.student.norms import check_family_kind
@@ -91,7 +91,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     Raises:
         InputError: The teacher's layers aren't in one list, or a width that changes can't be traced.
     """
-    family, stack = family_of(teacher.config), find_layer_stack(teacher)
+    family, stack = find_family(teacher.config), find_layer_stack(teacher)
     old = family.sizes(teacher.config)
     new = resolve_sizes(spec, old)
     weights = select_layers({k: v.detach() for k, v in teacher.state_dict().items()}, stack, new.layers)
@@ -163,7 +163,7 @@ def rescale_queries(weights: Weights, traced: Traced, stack: str, factors: Seque
     """Returns the weights with those of queries multiplied by their layer's factor."""
     scaled: Weights = {}
     for each in traced.projections:
-        layer = layer_of(each.parameter, stack)
+        layer = find_layer(each.parameter, stack)
         if each.part != "query" or layer is None or factors[layer] == 1:
             continue
         scaled.setdefault(each.parameter, weights[each.parameter].clone())
@@ -205,7 +205,7 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
         return token_vectors_config(teacher, parsed)
     if parsed.norm:
         check_family_kind(parsed.norm, teacher.model_type)
-    family, old = family_of(teacher), read_teacher_sizes(teacher)
+    family, old = find_family(teacher), read_teacher_sizes(teacher)
     new = resolve_sizes(spec, old)
     if family.fills and new.heads != old.heads:
         raise InputError(
@@ -246,7 +246,7 @@ def read_teacher_sizes(config: PretrainedConfig) -> Sizes:
             "Name a checkpoint with --student instead"
         )
     try:
-        return family_of(config).sizes(config)
+        return find_family(config).sizes(config)
     except AttributeError as error:
         raise InputError(
             f"student: can't be built from a teacher of type {config.model_type!r}, whose sizes are unknown: {error}. "

@@ -87,7 +87,7 @@ ENCODERS = (
 )  # fmt: skip
 
 
-def family_of(config: "PretrainedConfig") -> Family:
+def find_family(config: "PretrainedConfig") -> Family:
     """Returns the family of a checkpoint; for one that isn't listed, what its config shows."""
     listed = FAMILIES.get(config.model_type)
     free = any(getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))

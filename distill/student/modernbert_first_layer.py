@@ -31,11 +31,11 @@ def fold_first_attention_norm(weights: Weights, first: int, place: int | None, e
     body = next(name for name in weights if name.endswith(f"{EMBEDDINGS}.norm.weight")).partition(EMBEDDINGS)[0]
     table, before, begun = f"{body}{EMBEDDINGS}.tok_embeddings.weight", f"{body}{EMBEDDINGS}.norm", f"{body}layers.0"
     found = {name: weight for name, weight in weights.items() if not name.startswith(f"{begun}.{NORM}.")}
-    scale, shift = norm_of(weights, f"{begun}.{NORM}")
+    scale, shift = read_norm_weights(weights, f"{begun}.{NORM}")
     reader, bias = f"{begun}.{READER}.weight", f"{begun}.{READER}.bias"
     if shift is not None and bias in found:
         found[bias] = found[bias] + found[reader] @ shift
-    read = F.layer_norm(weights[table], scale.shape, *norm_of(weights, before), eps=eps)
+    read = F.layer_norm(weights[table], scale.shape, *read_norm_weights(weights, before), eps=eps)
     scaled = found[reader] * scale
     found[reader] = (scaled - scaled.mean(1, keepdim=True)) * fit_norm_scale(read.var(1, correction=0), eps)
     if place is not None:
@@ -44,7 +44,7 @@ def fold_first_attention_norm(weights: Weights, first: int, place: int | None, e
     return found
 
 
-def norm_of(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
+def read_norm_weights(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
     """Returns the scale and shift of a norm; no shift for an RMS norm."""
     return weights[f"{name}.weight"], weights.get(f"{name}.bias")
 

@@ -8,7 +8,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from distill.slicing.tracing.axes import Axis
-from distill.slicing.tracing.classify import layer_of
+from distill.slicing.tracing.classify import find_layer
 from distill.slicing.tracing.projections import AttentionProjection, ProjectionRole
 from distill.slicing.tracing.trace import Traced
 from distill.slicing.weights import list_cuts
@@ -48,7 +48,7 @@ def select_heads(
     """Returns the cuts of a layer's heads: by its projections, or else by its axis if whole units of it are removed."""
     places: dict[tuple[str, int], list[AttentionProjection]] = defaultdict(list)
     for each in sorted(traced.projections, key=lambda each: each.start):
-        if layer_of(each.parameter, stack) == layer:
+        if find_layer(each.parameter, stack) == layer:
             places[each.parameter, each.dim].append(each)
     squares = sum_part_squares(weights, places)
     if has_heads(squares, old):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.checkpoint.outputs import find_logits, logits_of
+from distill.checkpoint.outputs import find_logits, read_logits
 from distill.errors import InputError
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
 from distill.models.attention import capture_attention_vectors, find_attention_projections
@@ -97,7 +97,9 @@ class OnlineTeacher:
             signals["hidden"] = output.hidden_states
         if "embedding" in self.outputs:
             is_vector = isinstance(self.model, PooledModel)
-            signals["embedding"] = logits_of(output) if is_vector else _average_tokens(output.hidden_states[-1], batch)
+            signals["embedding"] = (
+                read_logits(output) if is_vector else _average_tokens(output.hidden_states[-1], batch)
+            )
         if "relations" in self.outputs:
             signals["relations"] = vectors
         return signals

@@ -38,7 +38,7 @@ class TrainConfig:
         plateau_patience: Validations without improvement that `plateau` waits for.
         plateau_factor: Factor by which `plateau` lowers the rate.
         plateau_cooldown: Validations that `plateau` ignores after lowering the rate.
-        floor: The lowest learning rate after the warm-up, as a share of the peak.
+        min_rate: The lowest learning rate after the warm-up, as a share of the peak.
         warmup: Share of the steps over which the learning rate rises.
         batch_size: Rows per batch, over all processes; `auto` is `reference_batch`, split into the largest
             micro-batches that fit into memory, with the same losses up to rounding (one process).
@@ -90,7 +90,7 @@ class TrainConfig:
     plateau_patience: int = 1
     plateau_factor: float = 0.5
     plateau_cooldown: int = 0
-    floor: float = 0.0
+    min_rate: float = 0.0
     warmup: float = 0.1
     batch_size: int | Literal["auto"] = 32
     batch_tokens: int = 0
@@ -124,7 +124,7 @@ class TrainConfig:
         check_setting(self, "train.power", self.power > 0, "more than 0")
         check_setting(self, "train.decay_share", 0 < self.decay_share <= 1, "a share above 0, at most 1")
         check_setting(self, "train.plateau_factor", 0 < self.plateau_factor < 1, "a factor between 0 and 1")
-        check_setting(self, "train.floor", 0 <= self.floor < 1, "a share from 0 to below 1")
+        check_setting(self, "train.min_rate", 0 <= self.min_rate < 1, "a share from 0 to below 1")
         check_setting(self, "train.head_rate", self.head_rate > 0, "more than 0")
         for name in (
             "max_grad_norm",

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
 from distill.checkpoint.norm_kinds import BATCHNORM
-from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.outputs import read_logits
 from distill.data.batches.encode import Batch
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
@@ -512,7 +512,7 @@ class DistillationModule(lightning.LightningModule):
     def _update_validation(self, batch: Batch) -> Tensor:
         """Adds a batch to the loss and the score of the validation; returns its labels."""
         output = self(batch) if self.stages is None else PipelineForward(self.stages.stage, self.stages.group)(batch)
-        logits, labels = self.output_rows.logits(batch, logits_of(output)), self.output_rows.labels(batch)
+        logits, labels = self.output_rows.logits(batch, read_logits(output)), self.output_rows.labels(batch)
         if labels.dim() == 1:  # otherwise labels mark the pairs of texts, and there is no loss per row
             self.val_loss.update(label_loss(logits, labels), int((labels != IGNORED).sum()))
         if self.metric is not None:

@@ -29,7 +29,7 @@ class RateControl:
 
         Args:
             value: The score, or the negative loss.
-            config: Its `patience` and the like; the factor never falls below `floor`.
+            config: Its `patience` and the like; the factor never falls below `min_rate`.
 
         Source: ReduceLROnPlateau of torch.optim, with an absolute threshold of 0.
         """
@@ -39,9 +39,9 @@ class RateControl:
             self.waited += 1
         if self.cooling:
             self.cooling, self.waited = self.cooling - 1, 0
-        if self.waited <= config.plateau_patience or self.factor <= config.floor:
+        if self.waited <= config.plateau_patience or self.factor <= config.min_rate:
             return False
-        self.factor = max(self.factor * config.plateau_factor, config.floor)
+        self.factor = max(self.factor * config.plateau_factor, config.min_rate)
         self.waited, self.cooling = 0, config.plateau_cooldown
         return True
 

@@ -29,7 +29,7 @@ def build_schedule(
 
     Args:
         optimizer: Its groups' rates are the peak rates.
-        config: Shape of the decay, which ends at `floor`.
+        config: Shape of the decay, which ends at `min_rate`.
         steps: Optimizer steps of the entire training.
         find_factor: Returns a factor that multiplies the rate from the next step on.
 
@@ -44,7 +44,7 @@ def build_schedule(
         if step < warmup:
             return find_factor() * (step + 1) / (warmup + 1)
         remaining = max(0.0, (steps - step) / max(1, steps - warmup))
-        return find_factor() * (config.floor + (1 - config.floor) * shape(remaining, config))
+        return find_factor() * (config.min_rate + (1 - config.min_rate) * shape(remaining, config))
 
     return LambdaLR(optimizer, compute_factor)
 

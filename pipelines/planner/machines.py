@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
 from compress.measure.memory import read_resident_memory
@@ -26,7 +26,8 @@ from pipelines.settings.layouts import process_memory, read_memory
 
 ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
 MESSAGE = 16 << 20  # bytes of the sums that are timed
-DISPATCHED = 200  # operators on a sharded tensor that are timed together
+SEGMENT_ROWS = 64  # of the products between which processes wait for each other
+REPEATED = 20  # short operations that are timed together
 TIMED_ROUNDS = 5
 RESERVED = 10**9  # bytes of a GPU for its context, NCCL's buffers and workspaces of products, approximately
 
@@ -77,7 +78,7 @@ class ProcessorRates:
         resident: Bytes of a process before it has tensors.
         touching: Bytes a second that operators between products read and write.
         bandwidth: Bytes a second between two of them; 1 for a lone process.
-        latency: Seconds of the shortest sum over all.
+        latency: Seconds of a sum of one number between products, for which the first process waits for the last.
         dispatch: Seconds that an operator on a sharded tensor takes longer than on another.
     """
 
@@ -108,11 +109,14 @@ def _measure_process(rank: int, processes: int, threads: int, place: str) -> Non
     product = time_work(lambda: left @ right)
     rates = ProcessorRates(2 * left.numel() * right.shape[1] / product, resident, measure_touching())
     if processes > 1:
-        latency = time_work(lambda: dist.all_reduce(torch.zeros(1)))
         message = torch.zeros(MESSAGE // 4)
-        seconds = max(1e-9, time_work(lambda: dist.all_reduce(message)) - latency)
+        shortest = time_work(lambda: dist.all_reduce(torch.zeros(1)))
+        seconds = max(1e-9, time_work(lambda: dist.all_reduce(message)) - shortest)
+        latency = measure_latency(left[:SEGMENT_ROWS], right)
         sent = 2 * MESSAGE * (processes - 1) / processes
-        rates = replace(rates, bandwidth=sent / seconds, latency=latency, dispatch=measure_dispatch(processes))
+        rates = replace(
+            rates, bandwidth=sent / seconds, latency=latency, dispatch=measure_dispatch(processes, shortest)
+        )
     (Path(place) / f"{rank}.json").write_text(json.dumps(asdict(rates)))
     dist.destroy_process_group()
 
@@ -131,16 +135,39 @@ def measure_touching() -> float:
     return rate
 
 
-def measure_dispatch(processes: int) -> float:
-    """Returns the seconds that an operator on a sharded tensor takes longer than on another."""
-    plain = torch.zeros(1)
-    sharded = distribute_tensor(plain, init_device_mesh("cpu", (processes,)))
+def measure_latency(left: Tensor, right: Tensor) -> float:
+    """Returns the seconds that a sum between products takes: processes drift apart while they compute."""
 
-    def repeat(tensor: Tensor) -> None:
-        for _ in range(DISPATCHED):
-            tensor.neg()
+    def alternate(work: Callable[[], object]) -> None:
+        for _ in range(REPEATED):
+            _ = left @ right
+            work()
 
-    return max(0.0, time_work(partial(repeat, sharded)) - time_work(partial(repeat, plain))) / DISPATCHED
+    summed = time_work(partial(alternate, lambda: dist.all_reduce(torch.zeros(1))))
+    return max(0.0, summed - time_work(partial(alternate, lambda: None))) / REPEATED
+
+
+def measure_dispatch(processes: int, sum_seconds: float) -> float:
+    """Returns the seconds that an operator on a sharded tensor takes longer than on another.
+
+    Args:
+        processes: Number of processes.
+        sum_seconds: Of a sum over all of them.
+    """
+    width = 8 * processes
+    plain, sharded = (nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)) for _ in range(2))
+    mesh = init_device_mesh("cpu", (processes,))
+    parallelize_module(sharded, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    inputs = torch.ones(1, width, requires_grad=True)
+
+    def repeat(model: nn.Module) -> None:
+        for _ in range(REPEATED):
+            model(inputs).sum().backward()
+
+    with WorkCounter() as counter:
+        repeat(sharded)
+    spent = time_work(partial(repeat, sharded)) - time_work(partial(repeat, plain))
+    return max(0.0, spent - sum(counter.calls.values()) * sum_seconds) / counter.sharded
 
 
 def time_work(work: Callable[[], object]) -> float:

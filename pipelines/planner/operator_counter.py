@@ -79,7 +79,7 @@ class WorkCounter(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         space, _, name = str(function).partition(".")
         self.scattered = 0
-        if space in SPACES and not name.startswith("wait"):
+        if space in SPACES and not name.startswith(("wait", "_wrap")):
             kind = name.partition(".")[0].strip("_")
             key = Collective(kind, find_ranks(args, kwargs), kind == BROADCAST or space == SPACES[1])
             size = sum(leaf.numel() * leaf.element_size() for leaf in tensors)

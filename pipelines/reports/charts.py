@@ -72,7 +72,7 @@ def draw_speed_charts(report: Report) -> list[Chart]:
     for key in keys:
         entries = [entry for entry in report["models"] if entry[key]]
         if entries:
-            batch = latency_of(entries[0], key)["batch"]
+            batch = read_latency(entries[0], key)["batch"]
             caption = f"{capitalize_first(report['metric'])} against latency, {batch} text{'s' * (batch > 1)} per call"
             charts.append(render_chart(caption, draw_speed, entries, key, report["metric"]))
     return charts
@@ -82,7 +82,7 @@ def draw_speed(axes: "Axes", entries: Sequence[ModelEntry], key: LatencyKey, met
     """Draws each entry's score against its latencies, from the fastest call to the 90 % quantile."""
     colors = assign_colors(entry["name"] for entry in entries)
     runtimes = list(dict.fromkeys(map(format_runtime, entries)))
-    latencies = [latency_of(entry, key) for entry in entries]
+    latencies = [read_latency(entry, key) for entry in entries]
     curves = [[latency["best_ms"], latency["median_ms"], latency["p90_ms"]] for latency in latencies]
     for entry, times in zip(entries, curves, strict=True):
         color = SERIES[colors[entry["name"]]]
@@ -96,7 +96,7 @@ def draw_speed(axes: "Axes", entries: Sequence[ModelEntry], key: LatencyKey, met
     set_score_axis(axes, metric, [entry["score"] for entry in entries])
 
 
-def latency_of(entry: ModelEntry, key: LatencyKey) -> LatencyEntry:
+def read_latency(entry: ModelEntry, key: LatencyKey) -> LatencyEntry:
     """Returns the latency of an entry that has been timed with this batch size."""
     return cast(LatencyEntry, entry[key])
 

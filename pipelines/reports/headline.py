@@ -87,7 +87,7 @@ def find_teacher(report: Report, entry: ModelEntry) -> ModelEntry | None:
     return min(teachers, key=differences, default=None)
 
 
-def speedup_of(entry: ModelEntry) -> float | None:
+def read_speedup(entry: ModelEntry) -> float | None:
     """Returns the speedup over the teacher on the same runtime; None if it is unknown."""
     return entry["speedup"]["vs_teacher_same_runtime"] if entry["speedup"] else None
 
@@ -100,7 +100,7 @@ def _comparable_share(report: Report) -> float:
 
 def _describe_member(report: Report, entry: ModelEntry, *, first: bool) -> str:
     """Returns a student's part of a family's headline; only the first part is written out in full."""
-    name, metric, speedup = entry["name"], format_metric(report["metric"]), speedup_of(entry)
+    name, metric, speedup = entry["name"], format_metric(report["metric"]), read_speedup(entry)
     share = _share_of_teacher(entry, find_teacher(report, entry))
     if speedup is None or share is None:
         latency = f"{format_ms(entry['latency']['best_ms'])} ms per text"
@@ -112,7 +112,7 @@ def _describe_member(report: Report, entry: ModelEntry, *, first: bool) -> str:
 
 def _describe_single(report: Report, entry: ModelEntry) -> str:
     """Returns the result of a single student in one sentence."""
-    metric, speedup = format_metric(report["metric"]), speedup_of(entry)
+    metric, speedup = format_metric(report["metric"]), read_speedup(entry)
     share = _share_of_teacher(entry, find_teacher(report, entry))
     latency = f"{format_ms(entry['latency']['best_ms'])} ms per text on {format_runtime(entry)}"
     if share is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from pipelines.reports.charts import MUTED, SERIES, Chart, render_chart, set_log_axis, set_score_axis
 from pipelines.reports.formatting import RUNTIMES, capitalize_first
-from pipelines.reports.headline import speedup_of
+from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import ModelEntry, Report
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def draw_pareto_charts(report: Report) -> list[Chart]:
     if len({entry["name"] for entry in entries} - {"teacher"}) < 2:
         return []
     metric, runtime = report["metric"], RUNTIMES[RUNTIME]
-    speedups = map(speedup_of, entries)
+    speedups = map(read_speedup, entries)
     speeds = [make_point(entry, cast(float, speedup)) for entry, speedup in zip(entries, speedups, strict=True)]
     sizes = [make_point(entry, entry["bytes"] / 1e6) for entry in entries]
     charts = (

@@ -27,7 +27,7 @@ from pipelines.reports.targets import (
     format_share,
     measured_speed,
     pruned_students,
-    pruning_of,
+    require_pruning,
     trained_share,
 )
 from pipelines.reports.wording import name_validation_metric
@@ -62,7 +62,7 @@ def build_pruning_table(report: Report) -> tuple[list[str], list[StageRows]]:
 
 
 def _vocabulary_rows(report: Report) -> list[TableRow]:
-    pruning, teacher = pruning_of(report), find_entry(report, "teacher")
+    pruning, teacher = require_pruning(report), find_entry(report, "teacher")
     start, students = pruning["start"], pruning["students"]
     removed = NO_VALUE
     if teacher and start["student"] == "teacher":
@@ -90,7 +90,7 @@ def _shape_rows(report: Report) -> list[TableRow]:
 
 
 def _units_row(report: Report, label: str, count: Callable[[OutlineEntry], int]) -> TableRow:
-    start = pruning_of(report)["start"]
+    start = require_pruning(report)["start"]
     full = count(start["outline"])
     cells = [f"{count(each['outline']):,} of {full:,}" if full else NO_VALUE for each in pruned_students(report)]
     return _row(label, f"{full:,}" if full and start["student"] == "teacher" else NO_VALUE, cells)
@@ -155,7 +155,7 @@ def _target_rows(report: Report) -> list[TableRow]:
 
 def _size_row(report: Report) -> TableRow:
     """Returns the row of sizes on disk, in the budget's precision."""
-    precision = pruning_of(report)["conditions"]["precision"]
+    precision = require_pruning(report)["conditions"]["precision"]
     entries = [*_entries(report, "fp32")[:1], *_entries(report, precision)[1:]]
     cells = [format_megabytes(entry["bytes"]) if entry else NO_VALUE for entry in entries]
     label = "on disk, fp32" if precision == "fp32" else f"on disk (teacher fp32, students {precision})"
@@ -196,7 +196,7 @@ def best_trial(trials: Sequence[ShapeTrial]) -> int | None:
 
 def write_pruning_notes(report: Report) -> list[str]:
     """Returns sentences on how the table's figures were measured."""
-    conditions, students = pruning_of(report)["conditions"], pruned_students(report)
+    conditions, students = require_pruning(report)["conditions"], pruned_students(report)
     lengths = conditions["length"] if isinstance(conditions["length"], list) else [conditions["length"]]
     length = format_enumeration([f"of {each} tokens" if each else "of the data set's own lengths" for each in lengths])
     runtime = RUNTIMES.get(conditions["runtime"], conditions["runtime"])
@@ -228,7 +228,7 @@ def write_pruning_notes(report: Report) -> list[str]:
 
 def is_uncut(report: Report, student: PrunedStudent) -> bool:
     """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
-    start, own = pruning_of(report)["start"]["outline"], student["outline"]
+    start, own = require_pruning(report)["start"]["outline"], student["outline"]
     same_width = start["hidden"] is None or start["hidden"] == own["hidden"]
     return same_width and (start["heads"], start["ffn"]) == (own["heads"], own["ffn"])
 

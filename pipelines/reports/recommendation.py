@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pipelines.reports.formatting import format_percent, format_ratio
-from pipelines.reports.headline import speedup_of
+from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import Report
 from pipelines.reports.tables import ReportTable
 
@@ -31,7 +31,7 @@ def recommend_students(report: Report) -> list[Recommendation]:
     found: list[Recommendation] = []
     for loss in LOSSES:
         kept = {name: entry["validation"] / teacher["validation"] for name, entry in judged.items()}
-        speeds = {name: speedup_of(entry) or 0.0 for name, entry in judged.items() if kept[name] >= 1 - loss}
+        speeds = {name: read_speedup(entry) or 0.0 for name, entry in judged.items() if kept[name] >= 1 - loss}
         if speeds:
             best = max(speeds, key=lambda name: speeds[name])
             if not found or found[-1].name != best:

@@ -92,12 +92,12 @@ class SpeedMeasurement(TypedDict):
 class TargetSpeed(SpeedMeasurement):
     """The speed of a student with a requested one, at the length of texts at which it is slowest for it.
 
-    `recuts` is how often it was pruned further because it was too slow, `reason` why not again; empty if it isn't slow.
+    `retries` is how often it was pruned further because it was too slow, `reason` why not again (empty if it isn't).
     """
 
     target: TargetEntry
     lengths: NotRequired[Sequence[SpeedMeasurement]]
-    recuts: int
+    retries: int
     reason: str
 
 

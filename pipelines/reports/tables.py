@@ -14,7 +14,7 @@ from pipelines.reports.formatting import (
     format_runtime,
     format_score,
 )
-from pipelines.reports.headline import speedup_of
+from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import BaselineEntry, Results
 
 
@@ -37,7 +37,7 @@ def build_summary(results: Results) -> ReportTable:
             format_count(entry["params"]),
             f"{entry['bytes'] / 1e6:.1f}",
             format_ms(entry["latency"]["best_ms"]),
-            format_ratio(speedup_of(entry)),
+            format_ratio(read_speedup(entry)),
             format_percent(entry["agreement_with_teacher"]),
         ]
         for entry in results["models"]

@@ -31,7 +31,7 @@ class MeasuredSpeed(NamedTuple):
     high: float | None = None
 
 
-def pruning_of(report: Report) -> PruningSummary:
+def require_pruning(report: Report) -> PruningSummary:
     """Returns the report's facts on pruning.
 
     Raises:
@@ -123,7 +123,7 @@ def explain_speed(report: Report, student: PrunedStudent) -> str:
     if measured is None:
         return ""
     return f" {capitalize_first(describe_measurement(measured))}." + "".join(
-        f" {each}." for each in explain_recuts(measured)
+        f" {each}." for each in explain_retries(measured)
     )
 
 
@@ -138,9 +138,9 @@ def describe_measurement(measured: SpeedMeasurement) -> str:
     )
 
 
-def explain_recuts(measured: TargetSpeed) -> list[str]:
+def explain_retries(measured: TargetSpeed) -> list[str]:
     """Returns sentences on how often the student was cut again for being too slow, and why not again."""
-    count, reason = measured["recuts"], measured["reason"]
+    count, reason = measured["retries"], measured["reason"]
     made = [f"It was pruned further and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
     return made + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
 
@@ -158,13 +158,13 @@ def measured_speed(report: Report, student: PrunedStudent) -> MeasuredSpeed:
 
 def find_target_speed(report: Report, student: PrunedStudent) -> TargetSpeed | None:
     """Returns the evaluation of the student's requested speed; None if it wasn't evaluated."""
-    entry = find_entry(report, student["name"], pruning_of(report)["conditions"]["precision"])
+    entry = find_entry(report, student["name"], require_pruning(report)["conditions"]["precision"])
     return entry.get("target") if entry else None
 
 
 def find_entry(report: Report, name: str, precision: str = "fp32") -> ModelEntry | None:
     """Returns a model's entry on the budget's runtime; None if there is none."""
-    key = (name, pruning_of(report)["conditions"]["runtime"], precision)
+    key = (name, require_pruning(report)["conditions"]["runtime"], precision)
     return next((e for e in report["models"] if (e["name"], e["runtime"], e["precision"]) == key), None)
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from distill.train.spikes import LossSpikeError
 from pipelines.runs import stops
 from pipelines.runs.processes import World
-from pipelines.runs.strategies.by_layout import strategy_of
+from pipelines.runs.strategies.by_layout import find_strategy
 from pipelines.runs.training_checkpoint import unwrap_errors
 
 RENAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -154,7 +154,7 @@ class CheckpointWriter(Callback):
             shutil.rmtree(partial, ignore_errors=True)  # left over from a killed run
         trainer.strategy.barrier()
         trainer.save_checkpoint(partial)
-        self.saving = strategy_of(trainer).saving
+        self.saving = find_strategy(trainer).saving
         if self.world.manages_files and self.saving is not None:
             # Every process's save ends when all processes have written their shards.
             self.renaming = RENAMING.submit(self._rename, self.saving, path)

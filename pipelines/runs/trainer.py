@@ -43,7 +43,7 @@ from pipelines.runs.processes import World
 from pipelines.runs.range_test import find_rate
 from pipelines.runs.rank_meter import build_meter
 from pipelines.runs.recovery import Recovery
-from pipelines.runs.strategies.by_layout import build_strategy, choose_device, strategy_of
+from pipelines.runs.strategies.by_layout import build_strategy, choose_device, find_strategy
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.training_logs import TrainingLogs
 from pipelines.settings.commands.distill import MachineConfig
@@ -122,7 +122,7 @@ def fit_module(
     console.say(f"  {label}: {data.wait_share:.1%} of the time was spent waiting for data")
     if world.is_rank_zero:
         logs.write_falls(module.rate_control.falls)
-    strategy_of(trainer).restore_weights(module)
+    find_strategy(trainer).restore_weights(module)
     stopper.restore(module)
     if not MODES[precision].is_stock:
         restore_stock_layers(module.student)
@@ -245,7 +245,7 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # when one process saves a checkpoint
 
 
-def data_of(trainer: Trainer) -> RowsDataModule:
+def find_data_module(trainer: Trainer) -> RowsDataModule:
     """Returns the data module that the trainer was called with."""
     return cast(RowsDataModule, trainer.datamodule)  # type: ignore[attr-defined]  # Lightning sets it in fit
 
@@ -279,8 +279,8 @@ class StepSeed(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Seeds PyTorch with the run's seed, the batch's number, the rank of the data and the segment of its rows."""
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        data_rank, _ = data_of(trainer).find_rank()
-        segment, segments = data_of(trainer).find_segment()
+        data_rank, _ = find_data_module(trainer).find_rank()
+        segment, segments = find_data_module(trainer).find_segment()
         seed_device(mix_seed(self.seed, data_rank * segments + segment, number), pl_module.device)
 
 
@@ -313,7 +313,7 @@ class EarlyStop(Callback):
         student, score = cast(DistillationModule, pl_module).student, float(trainer.callback_metrics["val/score"])
         if score > self.best:
             self.best, self.waited = score, 0
-            with strategy_of(trainer).gather_weights(student):
+            with find_strategy(trainer).gather_weights(student):
                 self._save(trainer, student)
         else:
             self.waited += 1
@@ -367,7 +367,7 @@ class FitProgress(Callback):
         """Shows the progress, with the rows of a resumed run counted as finished."""
         if not trainer.is_global_zero:
             return
-        data = data_of(trainer)
+        data = find_data_module(trainer)
         rows = data.epoch_rows
         advance = self._open.enter_context(self.console.track(self.label, rows * self.train.epochs))
         self._advance = advance

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.parallel.layout import Layout
-from distill.student.family import FAMILIES, family_of
+from distill.student.family import FAMILIES, find_family
 from distill.student.spec import BLOCKS, VECTOR_PRESETS, Sizes, is_relative, parse_spec, resolve_sizes
 from pipelines.settings.commands.distill import DistillConfig
 
@@ -86,7 +86,7 @@ def check_family(checkpoint: Checkpoint) -> None:
     """
     if "auto_map" not in checkpoint.description:
         with suppress(AttributeError):
-            family_of(SimpleNamespace(**checkpoint.description))  # type: ignore[arg-type]
+            find_family(SimpleNamespace(**checkpoint.description))  # type: ignore[arg-type]
 
 
 def read_stored_sizes(checkpoint: Checkpoint) -> Sizes | None:
@@ -98,7 +98,7 @@ def read_stored_sizes(checkpoint: Checkpoint) -> Sizes | None:
     if checkpoint.model_type not in FAMILIES or "auto_map" in checkpoint.description:
         return None
     try:
-        family = family_of(own)  # type: ignore[arg-type]
+        family = find_family(own)  # type: ignore[arg-type]
         if family.free and not {"num_key_value_heads", "head_dim"} <= checkpoint.description.keys():
             return None
         sizes = family.sizes(own)  # type: ignore[arg-type]

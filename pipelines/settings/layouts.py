@@ -125,8 +125,8 @@ def count_parameters(config: "PretrainedConfig", auto: "AutoClass | None" = None
     import torch
     import transformers
 
-    from distill.checkpoint.custom_models import auto_class_of
+    from distill.checkpoint.custom_models import choose_auto_class
 
     with torch.device("meta"):
-        auto_class: AutoClass = auto or getattr(transformers, auto_class_of(config.to_dict()))
+        auto_class: AutoClass = auto or getattr(transformers, choose_auto_class(config.to_dict()))
         return auto_class.from_config(config).num_parameters()

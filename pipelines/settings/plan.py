@@ -11,7 +11,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.rules.table import check_rules
-from pipelines.settings.schemes import measured_scheme, schemes_of
+from pipelines.settings.schemes import list_schemes, measured_scheme
 from pipelines.settings.vector_names import name_vector_students
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Plan:
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of the run's stages, in order."""
-        return stages_of(self.settings)
+        return list_stages(self.settings)
 
     def check_precision(self, precision: str | None) -> None:
         """Applies the rules again, with the layouts and the precision of training, None while it isn't known.
@@ -123,7 +123,7 @@ class SpeedTarget:
         return replace(self, correction=1.0)
 
 
-def targets_of(budget: Budget) -> list[SpeedTarget]:
+def list_targets(budget: Budget) -> list[SpeedTarget]:
     """Returns the budget's targets, the slowest first."""
     if budget.texts_per_second:
         wanted = budget.texts_per_second
@@ -139,7 +139,7 @@ def round_name(target: SpeedTarget, number: int) -> str:
     return f"{target.name}-round{number}"
 
 
-def stages_of(settings: DistillConfig) -> tuple[str, ...]:
+def list_stages(settings: DistillConfig) -> tuple[str, ...]:
     """Returns the names of all stages of a run, in order."""
     parts = (
         ("general", [*first_stages(settings)]),
@@ -187,7 +187,7 @@ def student_stages(settings: DistillConfig) -> list[str]:
     elif not settings.budget.requested:
         trained = ["distill"]
     else:
-        targets, trained = targets_of(settings.budget), ["start", "costs", "scores"]
+        targets, trained = list_targets(settings.budget), ["start", "costs", "scores"]
         if settings.prune.nested:
             trained += nested_stages([target.name for target in targets])
         else:
@@ -218,7 +218,7 @@ def delivery_stages(settings: DistillConfig) -> list[str]:
 
 def judged_targets(settings: DistillConfig) -> list[SpeedTarget]:
     """Returns the budget's targets if a student is exported as the budget measures it, otherwise none."""
-    return targets_of(settings.budget) if measured_scheme(settings) is not None else []
+    return list_targets(settings.budget) if measured_scheme(settings) is not None else []
 
 
 def nested_stages(names: Sequence[str]) -> list[str]:
@@ -229,8 +229,8 @@ def nested_stages(names: Sequence[str]) -> list[str]:
 
 def student_suffixes(settings: DistillConfig) -> list[str]:
     """Returns the suffix of the stages of each student: one for each target speed and quantization scheme."""
-    targets = [f"-{target.name}" for target in targets_of(settings.budget)] if settings.budget.requested else [""]
-    schemes: Sequence[str] = list(schemes_of(settings))
+    targets = [f"-{target.name}" for target in list_targets(settings.budget)] if settings.budget.requested else [""]
+    schemes: Sequence[str] = list(list_schemes(settings))
     others = ["", *(f"-{scheme}" for scheme in schemes[1:])]
     beside = [f"-{name}" for name in name_vector_students(settings.student)]
     return [*(f"{target}{other}" for target in targets for other in others), *beside]

@@ -3,19 +3,19 @@
 from dataclasses import replace
 from pathlib import Path
 
-from compress.export.common.targets import by_scheme, formats_of
+from compress.export.common.targets import by_scheme, parse_formats
 from compress.export.processors import resolve_reduce_range
 from compress.quantize.config import Processor, QuantizeConfig
 from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_scheme
 from pipelines.settings.commands.distill import DistillConfig
 
 
-def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
+def list_schemes(config: DistillConfig) -> dict[str, list[str]]:
     """Returns scheme -> the formats that support it, for all students; the first scheme is the main student's."""
     if not config.quantize.scheme:
         return {}
     measured = [config.budget.runtime] if config.budget.precision == "int8" else []
-    return by_scheme(dict.fromkeys((*formats_of(config.export), *measured)), config.quantize.scheme)
+    return by_scheme(dict.fromkeys((*parse_formats(config.export), *measured)), config.quantize.scheme)
 
 
 def measured_scheme(config: DistillConfig) -> str | None:
@@ -23,7 +23,7 @@ def measured_scheme(config: DistillConfig) -> str | None:
 
     It is None without a budget, or if no student has that precision there.
     """
-    budget, schemes = config.budget, schemes_of(config)
+    budget, schemes = config.budget, list_schemes(config)
     if not budget.requested:
         return None
     if budget.precision == "fp32" or not schemes:
@@ -40,7 +40,7 @@ def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
     Raises:
         CompressError: 8-bit weights are requested that can't be verified on this processor.
     """
-    how, formats = config.quantize, schemes_of(config)[scheme]
+    how, formats = config.quantize, list_schemes(config)[scheme]
     saturable = has_integer_products(SCHEMES[scheme])
     reduce_range = saturable and resolve_reduce_range(how.reduce_range, how.processor, formats)
     return replace(how, scheme=scheme, reduce_range=reduce_range, processor="here")
@@ -73,7 +73,7 @@ def check_processor(config: DistillConfig) -> None:
         CompressError: Files with 8-bit weights can't be verified on this processor.
     """
     reduces_range_of_dynamic_int8(config)
-    for scheme in schemes_of(config):
+    for scheme in list_schemes(config):
         quantization_by(config, scheme)
 
 
@@ -81,7 +81,7 @@ def describe_reduced_range(config: DistillConfig) -> bool | dict[str, bool]:
     """Returns whether weights have 7 bits; scheme -> bool if the schemes differ."""
     if not config.quantize.scheme:
         return reduces_range_of_dynamic_int8(config)
-    found = {scheme: quantization_by(config, scheme).reduce_range is True for scheme in schemes_of(config)}
+    found = {scheme: quantization_by(config, scheme).reduce_range is True for scheme in list_schemes(config)}
     return next(iter(found.values())) if len(set(found.values())) == 1 else found
 
 

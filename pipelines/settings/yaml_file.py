@@ -98,7 +98,7 @@ def check_nesting(text: str, where: str) -> None:
     count = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            line = _line_of(event)
+            line = _find_line(event)
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 raise InputError(
                     f"{where}, line {line}: alias *{event.anchor} occurs inside its own anchor: its value would be "
@@ -110,7 +110,7 @@ def check_nesting(text: str, where: str) -> None:
             count += 1
             if len(open_nodes) > MOST_LEVELS:
                 raise InputError(
-                    f"{where}, line {_line_of(event)}: expected settings, at most {MOST_LEVELS} levels deep, found more"
+                    f"{where}, line {_find_line(event)}: expected settings, at most {MOST_LEVELS} levels deep"
                 )
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
@@ -146,10 +146,10 @@ class Reader:
             for full, node in self.entry(name, key, value).items():
                 if full in found:
                     raise InputError(
-                        f"{self.where}: {full} is given twice, in line {lines[full]} and line {_line_of(key)}: it is "
+                        f"{self.where}: {full} is given twice, in line {lines[full]} and line {_find_line(key)}: it is "
                         "unclear which one is meant"
                     )
-                found[full], lines[full] = node, _line_of(key)
+                found[full], lines[full] = node, _find_line(key)
         return self.merged(group, prefix) | found
 
     def entries(self, group: MappingNode, prefix: str) -> Iterator[tuple[str, ScalarNode, Node]]:
@@ -158,16 +158,16 @@ class Reader:
         for key, value in group.value:
             if not isinstance(key, ScalarNode):
                 raise InputError(
-                    f"{self.where}, line {_line_of(key)}: expected a name before the colon, found {key.id}"
+                    f"{self.where}, line {_find_line(key)}: expected a name before the colon, found {key.id}"
                 )
             if key.tag == MERGE:
                 continue
             if key.value in seen:
                 raise InputError(
                     f"{self.where}: key {prefix + key.value!r} is given twice, in line {seen[key.value]} and line "
-                    f"{_line_of(key)}: it is unclear which one is meant"
+                    f"{_find_line(key)}: it is unclear which one is meant"
                 )
-            seen[key.value] = _line_of(key)
+            seen[key.value] = _find_line(key)
             yield f"{prefix}{key.value}", key, value
 
     def merged(self, group: MappingNode, prefix: str) -> dict[str, Node]:
@@ -181,13 +181,15 @@ class Reader:
                 continue
             for other in value.value if isinstance(value, SequenceNode) else [value]:
                 if not isinstance(other, MappingNode):
-                    raise InputError(f"{self.where}, line {_line_of(key)}: expected a group to merge, found {other.id}")
+                    raise InputError(
+                        f"{self.where}, line {_find_line(key)}: expected a group to merge, found {other.id}"
+                    )
                 found = self.settings(other, prefix) | found
         return found
 
     def entry(self, name: str, key: ScalarNode, value: Node) -> dict[str, Node]:
         """Returns the settings under one key: those of a group, or the setting itself."""
-        where = f"{self.where}, line {_line_of(key)}"
+        where = f"{self.where}, line {_find_line(key)}"
         short, is_group = self.known.short.get(name), self.known.is_group(name)
         if isinstance(value, MappingNode) and name not in self.known.fields and is_group:
             return self.settings(value, f"{name}.")
@@ -206,7 +208,7 @@ class Reader:
             if isinstance(each, ScalarNode) and each.tag != NULL and takes_text(self.known.fields[name]):
                 each.tag = TEXT
         if isinstance(node, ScalarNode):
-            check_number_format(f"{self.where}, line {_line_of(node)}: {name}", self.known.fields[name], node.value)
+            check_number_format(f"{self.where}, line {_find_line(node)}: {name}", self.known.fields[name], node.value)
         check_keys(node, f"{self.where}: {name}")
         value: object = self.loader.construct_object(node, deep=True)
         return value
@@ -244,7 +246,7 @@ def check_keys(node: Node, where: str) -> None:
             raise InputError(f"{where}: key {twice!r} is given twice: it is unclear which one is meant")
 
 
-def _line_of(part: Node | yaml.Event) -> int:
+def _find_line(part: Node | yaml.Event) -> int:
     return part.start_mark.line + 1 if part.start_mark is not None else 1
 
 

@@ -10,7 +10,7 @@ from distill.tasks.language import Language
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, targets_of
+from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, list_targets
 from pipelines.settings.schemes import measured_scheme, reduces_range_of_dynamic_int8
 from pipelines.stages.deliver.evaluate import evaluate_stage
 from pipelines.stages.deliver.evaluated_model import EvaluatedModel, JudgedSpeed
@@ -113,19 +113,19 @@ class Delivery:
 
         Every attempt is a set of stages of its own: the students that were too slow are kept in their folders.
         """
-        recuts = 0
+        retries = 0
         while (stage := self.measure(target)) is not None:
             measured = stage.metrics if stage.digest is not None else None  # unmeasured in a dry run
             factor = find_correction(measured) if measured else None
             reason = WIDE if measured and factor is None and is_slow(measured["share"]["value"]) else ""
             if factor is not None:
                 target = replace(target, correction=target.correction * factor)
-                reason = self.cut_again(target, factor, recuts)
+                reason = self.cut_again(target, factor, retries)
             if factor is None or reason:
                 wanted = target_for(self.config.budget)
-                self.speeds[self.find_judged(target).name] = JudgedSpeed(wanted, stage, recuts, reason)
+                self.speeds[self.find_judged(target).name] = JudgedSpeed(wanted, stage, retries, reason)
                 return
-            recuts += 1
+            retries += 1
 
     def measure(self, target: SpeedTarget) -> Artefact | None:
         """Returns the stage that measures the speed of a target's student; None if it has no proven file."""
@@ -148,17 +148,17 @@ class Delivery:
         """Returns a target's student in all its precisions."""
         return [each for each in self.students if each.target is not None and each.target.name == target.name]
 
-    def cut_again(self, target: SpeedTarget, factor: float, recuts: int) -> str:
+    def cut_again(self, target: SpeedTarget, factor: float, retries: int) -> str:
         """Replaces a target's student by one that is pruned further, trained and exported; returns why not if it isn't.
 
         The pruned model is cut from the same start as before, not from the trained one, so that the student is the one
         that a higher target would have given.
         """
-        most = self.config.budget.recuts
+        most = self.config.budget.retries
         if self.config.prune.nested:
             return "students of a nested family aren't cut again: their weights are those of the others"
-        if recuts == most:
-            return f"budget.recuts allows {most}"
+        if retries == most:
+            return f"budget.retries allows {most}"
         self.run.console.say(
             f"  speed-{target.name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
         )
@@ -166,7 +166,7 @@ class Delivery:
         stages = prune_to(pipeline, target, previous=self.made[f"shape-{target.name}"])
         if not stages[f"shape-{target.name}"].metrics["faster"]:
             return "no faster shape has the same layers and width"
-        student = collect_student(stages, target, len(targets_of(self.config.budget)))
+        student = collect_student(stages, target, len(list_targets(self.config.budget)))
         self.made |= stages
         fresh, self.made = quantize_students(self.run, self.config, self.made, [student], self.made, self.precision)
         by_name = {each.name: each for each in fresh}

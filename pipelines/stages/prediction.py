@@ -22,7 +22,7 @@ from pipelines.runs.console import CALLS, EXAMPLES, STEPS, TEXTS, Advance, Conso
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig, GeneralConfig
-from pipelines.settings.plan import Plan, targets_of
+from pipelines.settings.plan import Plan, list_targets
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.prepare.compared_texts import measure_lengths
@@ -91,7 +91,7 @@ def shorten_plan(plan: Plan) -> Plan:
         prune=replace(s.prune, trial_steps=min(s.prune.trial_steps, TRIAL_STEPS), gradual_share=0.5),
         quantize=replace(s.quantize, epochs=1, min_score=0),
         measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS), seconds=0),
-        budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS), recuts=0),
+        budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS), retries=0),
         machine=replace(s.machine, wandb="off"),
     )
     return replace(plan, settings=settings)
@@ -106,7 +106,7 @@ def shorten_training(train: TrainConfig, epochs: int = 1) -> TrainConfig:
 def count_epochs(settings: DistillConfig) -> dict[str, int]:
     """Returns the epochs of each stage that trains, by name."""
     s = settings
-    students = [plan_epochs(s, target) for target in targets_of(s.budget)] if s.budget.requested else []
+    students = [plan_epochs(s, target) for target in list_targets(s.budget)] if s.budget.requested else []
     epochs = {"general": s.general.train.epochs, "teacher": s.teacher_train.epochs, "distill": s.train.epochs}
     epochs |= {f"distill-{name}": s.attention_free_train.epochs for name in name_vector_students(s.student)}
     for student in students:

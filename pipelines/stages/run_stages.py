@@ -94,12 +94,12 @@ def check_data_settings(plan: Plan, seed: int) -> bool:
         InputError: A file doesn't fit the data, or a class would be left without rows.
     """
     from pipelines.stages.prepare.augment import check_augmentation
-    from pipelines.stages.prepare.data import read_splits_of
+    from pipelines.stages.prepare.data import read_task_splits
     from pipelines.stages.train.select import check_selection
 
     settings = plan.settings
     with TemporaryDirectory(prefix="stillroom-") as scratch:
-        splits = read_splits_of(plan.task, settings.data, seed, Path(scratch))
+        splits = read_task_splits(plan.task, settings.data, seed, Path(scratch))
         if settings.augment.requested:
             check_augmentation(settings.augment, splits)
         elif settings.select.requested:
@@ -113,10 +113,10 @@ def check_pair_formats(config: DistillConfig, data: "Artefact") -> None:
     Raises:
         InputError: The rows have two texts, and a file holds vectors of single texts only.
     """
-    from compress.export.common.targets import FORMATS, formats_of
+    from compress.export.common.targets import FORMATS, parse_formats
     from pipelines.stages.prepare.data import read_data
 
-    name = next((name for name in formats_of(config.export) if FORMATS[name].reads_texts), None)
+    name = next((name for name in parse_formats(config.export) if FORMATS[name].reads_texts), None)
     if name and data.digest is not None and getattr(read_data(data).train, "pairs", None) is not None:
         raise InputError(
             f"export {name}: expected rows of one text, found pairs in {config.data.path!r}: the library has no vector "

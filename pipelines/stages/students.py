@@ -7,15 +7,15 @@ from distill.errors import InputError
 from pipelines.reports.pruning_summary import UNREACHED, student_name
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan, SpeedTarget, round_name, targets_of
-from pipelines.settings.schemes import quantization_by, schemes_of
+from pipelines.settings.plan import Plan, SpeedTarget, list_targets, round_name
+from pipelines.settings.schemes import list_schemes, quantization_by
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.prepare.label_order import by_label_stage
 from pipelines.stages.prune.cut import cut_stage
+from pipelines.stages.prune.faster_shape import faster_shape_stage
 from pipelines.stages.prune.gradual import gradual_masking_stage
 from pipelines.stages.prune.importance import scores_stage
 from pipelines.stages.prune.inputs import costs_stage, pruning_start_stage
-from pipelines.stages.prune.recut import recut_stage
 from pipelines.stages.prune.rounds import round_stage
 from pipelines.stages.prune.shape import ShapeInputs, shape_stage
 from pipelines.stages.train.distill import student_stage
@@ -101,7 +101,7 @@ def prune_students(
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
     stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
     pipeline = build_pruning_context(run, plan, {**earlier, **stages}, precision)
-    targets = targets_of(config.budget)
+    targets = list_targets(config.budget)
     if config.prune.nested:
         stages |= prune_nested(pipeline, targets)
     else:
@@ -156,7 +156,7 @@ def cut_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefact 
         InputError: No shape is as fast, and this isn't a frontier, but an earlier run with the same search was.
     """
     if previous is not None:
-        return recut_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous)
+        return faster_shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous)
     shape = shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target)
     if UNREACHED in shape.metrics and not pipeline.config.budget.frontier:
         raise InputError(shape.metrics[UNREACHED])
@@ -177,7 +177,7 @@ def quantize_students(
     precision: str,
 ) -> tuple[list[TrainedStudent], Stages]:
     """Returns the students quantized with every scheme that a format needs, or unchanged if none was requested."""
-    schemes = list(schemes_of(config))
+    schemes = list(list_schemes(config))
     if not schemes:
         return students, stages
     data, cache, quantized = earlier["data"], earlier["cache"], []
@@ -262,7 +262,7 @@ SCHEDULES = {"oneshot": prune_at_once, "iterative": prune_iteratively, "gradual"
 def plan_epochs(config: DistillConfig, target: SpeedTarget) -> dict[str, int]:
     """Returns the epochs of each stage that trains a pruned student for the target, by the stage's name."""
     epochs, last = config.train.epochs, f"distill-{target.name}"
-    if config.prune.nested and target != targets_of(config.budget)[0]:
+    if config.prune.nested and target != list_targets(config.budget)[0]:
         return {}
     if config.prune.schedule == "iterative":
         *earlier, final = split_epochs(epochs, config.prune.rounds)

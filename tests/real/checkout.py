@@ -44,7 +44,7 @@ RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train
 SHORT = {"teacher-epochs": 1, "rates": 5e-4, "seeds": 0, "threads": 1}
 EXPERIMENT = {"rows": 154, "epochs": 1, "seeds": 0, "threads": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
-PRUNED = {"prune.trial_steps": 2, "prune.samples": 16, "budget.rounds": 2, "budget.recuts": 0}
+PRUNED = {"prune.trial_steps": 2, "prune.samples": 16, "budget.rounds": 2, "budget.retries": 0}
 # Reduced settings by part of the command. If the command already has the flag, its value is replaced.
 SMALLER = {
     "pipelines.distill ": RUN,

@@ -142,7 +142,7 @@ def target_speed(requested, speedup):
         "texts": 144,
         "rounds": 8,
         "settled": True,
-        "recuts": 0,
+        "retries": 0,
         "reason": "",
     }
 

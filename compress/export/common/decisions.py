@@ -9,7 +9,7 @@ _NUMBER = 0.01  # share of the expected numbers' range: numbers at most this far
 COSINE = 0.999  # smallest cosine similarity of vectors that agree
 
 
-def kind_of(model: Any) -> DecisionKind:
+def find_decision_kind(model: Any) -> DecisionKind:
     """Returns the kind of a model's predictions, determined by its class and config."""
     name, config = type(model).__name__, model.config
     if name.endswith("QuestionAnswering"):

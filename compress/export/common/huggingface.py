@@ -7,7 +7,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.custom_models import load_model_folder, save_model_folder
-from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.outputs import read_logits
 
 WEIGHTS = "model.safetensors"
 
@@ -48,4 +48,4 @@ class TorchModel:
 
         Their shape is [batch, classes], [batch, length, classes], or for spans [batch, length, 2].
         """
-        return logits_of(self.model(**{name: torch.from_numpy(inputs[name]) for name in self.names})).numpy()
+        return read_logits(self.model(**{name: torch.from_numpy(inputs[name]) for name in self.names})).numpy()

@@ -36,7 +36,7 @@ class Layer:
         return self.bits, self.inputs, self.grid, self.scales.shape[1]
 
 
-def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
+def list_rounded_layers(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
     """Returns the quantized weights of a converted model by layer name.
 
     `rounding` is the result of `compress.quantize.convert_quantized`.

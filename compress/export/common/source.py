@@ -7,7 +7,7 @@ from functools import cached_property
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel, input_names
-from compress.export.common.rows import Layer, layers_of
+from compress.export.common.rows import Layer, list_rounded_layers
 from compress.quantize.prepare import ModelQuantization, requantize
 from distill.checkpoint.positions import find_max_tokens
 
@@ -51,7 +51,7 @@ class Source:
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """Quantized weights by layer name."""
-        return layers_of(self.model, self.rounding or {})
+        return list_rounded_layers(self.model, self.rounding or {})
 
     @cached_property
     def reference(self) -> PreTrainedModel:

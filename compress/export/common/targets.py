@@ -182,7 +182,7 @@ class ExportTarget:
         return self.format not in ("onnx", "onnx-decoder", "compressed-tensors") and not self.kind.reads_texts
 
 
-def target_of(name: str) -> ExportTarget:
+def find_target(name: str) -> ExportTarget:
     """Returns the target of a name.
 
     Raises:
@@ -196,7 +196,7 @@ def target_of(name: str) -> ExportTarget:
     raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8, -int4 or -fp8, found {name!r}")
 
 
-def formats_of(text: str) -> tuple[str, ...]:
+def parse_formats(text: str) -> tuple[str, ...]:
     """Returns the names of formats in a comma-separated list.
 
     Raises:

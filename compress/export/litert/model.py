@@ -99,7 +99,7 @@ def named_logits(source: "Source") -> "nn.Module":
     from torch import nn
     from torch.func import functional_call
 
-    from distill.checkpoint.outputs import logits_of
+    from distill.checkpoint.outputs import read_logits
 
     model: Any = copy.deepcopy(source.model)
     model.set_attn_implementation("eager")  # a fused attention's scale would be folded into weights too
@@ -113,7 +113,7 @@ def named_logits(source: "Source") -> "nn.Module":
         def forward(self, **given: "Tensor") -> "dict[str, Tensor]":
             inputs = {name: given.pop(name) for name in source.inputs}
             changed = {names[name]: value for name, value in given.items()}
-            return {"logits": logits_of(functional_call(self.model, changed, kwargs=inputs))}
+            return {"logits": read_logits(functional_call(self.model, changed, kwargs=inputs))}
 
     return NamedLogits().eval()
 

@@ -83,10 +83,10 @@ class Step(nn.Module):
         count = len(_INPUTS)
         given, cache = dict(zip(_INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
         logits = self.model(**given, past_key_values=cache, use_cache=True).logits
-        return logits, *values_of(cache)
+        return logits, *list_cache_values(cache)
 
 
-def values_of(cache: Any) -> list[Tensor]:
+def list_cache_values(cache: Any) -> list[Tensor]:
     """Returns keys and values of each layer, alternating."""
     return [value for layer in cache.layers for value in (layer.keys, layer.values)]
 
@@ -130,7 +130,7 @@ def cache_sizes(model: PreTrainedModel) -> list[tuple[int, int]]:
     one, other = logits[:, :2]
     if not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
         raise build_refusal(model, "it reads tokens that come later, as an encoder does")
-    made = values_of(cache)
+    made = list_cache_values(cache)
     if not made or any(value is None or value.dim() != 4 or value.shape[2] != LENGTH for value in made):
         raise build_refusal(model, "it doesn't keep keys and values of every token in every layer")
     return [(value.shape[1], value.shape[3]) for value in made]

@@ -32,7 +32,7 @@ class OnnxDecoder:
         shapes = {value.name: value.shape for value in self.session.get_inputs() if value.name.startswith(PAST)}
         self.sizes = {name: (heads, width) for name, (_, heads, _, width) in shapes.items()}
         self.outputs = ["logits", *(name.replace(PAST, PRESENT) for name in self.sizes)]
-        settings, self.ends = settings_of(folder)
+        settings, self.ends = read_generation_settings(folder)
         self.longest = settings.get("max_position_embeddings") or settings.get("n_positions")
         self.words = settings.get("vocab_size")
 
@@ -128,7 +128,7 @@ class OnnxDecoder:
             )
 
 
-def settings_of(folder: Path) -> tuple[dict[str, Any], set[int]]:
+def read_generation_settings(folder: Path) -> tuple[dict[str, Any], set[int]]:
     """Returns the content of config.json and the end tokens.
 
     The end tokens are read from generation_config.json, or from config.json if there is no such file, as in `generate`

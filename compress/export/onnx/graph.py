@@ -94,7 +94,7 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]) -> "nn.Module":
     """Returns a module that maps the named inputs, in that order, to the model's logits alone."""
     from torch import nn
 
-    from distill.checkpoint.outputs import logits_of
+    from distill.checkpoint.outputs import read_logits
 
     class LogitsOnly(nn.Module):
         def __init__(self) -> None:
@@ -102,7 +102,7 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]) -> "nn.Module":
             self.model = model.eval()
 
         def forward(self, *tensors: "torch.Tensor") -> "torch.Tensor":
-            return logits_of(self.model(**dict(zip(inputs, tensors, strict=True))))
+            return read_logits(self.model(**dict(zip(inputs, tensors, strict=True))))
 
     return LogitsOnly()
 

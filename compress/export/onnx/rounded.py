@@ -79,7 +79,7 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
     writer, seen = Writer(), set[str]()
     products: dict[str, tuple[str, str]] = {}
     for node in graph.node:
-        weight = weight_of(node, constants)
+        weight = find_weight(node, constants)
         if node.op_type == "Gather" and weight is not None and weight.tobytes() in tables:
             name, table = tables[weight.tobytes()]
             look_up(writer, node, name, table)
@@ -115,7 +115,7 @@ def write_model(model: Any, target: Path) -> None:
     onnx.save(model, str(target))
 
 
-def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def find_weight(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Returns the constant of a product as [outputs, inputs], or that of a lookup unchanged."""
     if node.op_type == "Gather":
         return constants.get(node.input[0])
@@ -171,7 +171,7 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
 
     x = node.input[0]
     given, scale, zero = write_quantized_input(writer, x, layer)
-    weight = integers_of(writer, layer.integers.T, layer.bits, name)
+    weight = add_integers(writer, layer.integers.T, layer.bits, name)
     scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
     if node.op_type != "Attention":
         product = before_bias(node)
@@ -201,7 +201,7 @@ def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
 
 def write_dequantized_weight(writer: Writer, layer: Layer, name: str) -> str:
     """Writes the weight [inputs, outputs], dequantized from its integers."""
-    whole = integers_of(writer, layer.integers.T, layer.bits, name)
+    whole = add_integers(writer, layer.integers.T, layer.bits, name)
     groups = layer.scales.shape[1]
     if groups == 1:
         scales = writer.constant(f"{name}.scales", layer.scales[:, 0])
@@ -211,7 +211,7 @@ def write_dequantized_weight(writer: Writer, layer: Layer, name: str) -> str:
     return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=0, block_size=size)
 
 
-def integers_of(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
+def add_integers(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
     """Adds a constant of integers with `bits` bits and returns its name."""
     return writer.nibbles(f"{name}.int4", value) if bits == 4 else writer.constant(f"{name}.int8", value)
 
@@ -229,7 +229,7 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         own = given if groups == 1 else write_slice(writer, given, rows)
-        weight = integers_of(writer, whole[rows], layer.bits, f"{name}.{group}")
+        weight = add_integers(writer, whole[rows], layer.bits, f"{name}.{group}")
         if layer.bits == 4:  # cast once, when the file is loaded
             weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
         product = writer.node("MatMulInteger", [own, weight], f"{out}_int32_{group}")

@@ -44,7 +44,7 @@ def export_compressed(source: Source, folder: Path) -> None:
     model = untie_heads(copy.deepcopy(source.model))
     rounding = {name: rounded for name, rounded in source.rounding.items() if rounded.scheme is not None}
     with quiet():
-        apply_quantization_config(model, config_of(model, rounding))
+        apply_quantization_config(model, describe_config(model, rounding))
         for name, rounded in rounding.items():
             copy_scales(model.get_submodule(name), rounded)
         compressor = ModelCompressor.from_pretrained_model(model)
@@ -63,7 +63,7 @@ def untie_heads(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def config_of(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "QuantizationConfig":
+def describe_config(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "QuantizationConfig":
     """Returns a config that lists linear layers by class if all have one scheme, else by name."""
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -74,14 +74,14 @@ def config_of(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "Q
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     alike = len(layers) == 1
     groups = {
-        f"group_{number}": group_of(scheme, ["Linear"] if alike else names)
+        f"group_{number}": describe_group(scheme, ["Linear"] if alike else names)
         for number, (scheme, names) in enumerate(layers.items())
     }
     ignored = [name for name in linear if name not in rounding]
     return QuantizationConfig(config_groups=groups, ignore=ignored, quantization_status="frozen")
 
 
-def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
+def describe_group(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
     """Returns the scheme of some layers in the terms of compressed-tensors."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 

@@ -73,13 +73,13 @@ def build_torchao_model(source: Source) -> PreTrainedModel:
         layer: Any = model.get_submodule(name)
         weight = layer.weight
         if id(weight) not in made:  # a tied head stays tied to the token table
-            tensor = tensor_of(weight.detach(), rounding[name])
+            tensor = build_torchao_tensor(weight.detach(), rounding[name])
             made[id(weight)] = nn.Parameter(tensor, requires_grad=False)
         layer.weight = made[id(weight)]
     return model
 
 
-def tensor_of(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+def build_torchao_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     """Returns a quantized weight as a torchao tensor."""
     if rounded.scheme is None or rounded.scheme.stored_bits == 4:
         return unpacked_tensor(weight, rounded)

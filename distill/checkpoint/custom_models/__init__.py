@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distill.checkpoint.custom_models.folder import (
-        auto_class_of,
+        choose_auto_class,
         load_model_folder,
         register_custom_classes,
         save_model_folder,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
 
 EXPORTS = {
-    "auto_class_of": "folder",
+    "choose_auto_class": "folder",
     "dense_stock_config": "model",
     "embedding_rank": "model",
     "head_width": "model",
@@ -37,7 +37,7 @@ EXPORTS = {
     "stock_class": "model",
 }
 __all__ = [
-    "auto_class_of",
+    "choose_auto_class",
     "dense_stock_config",
     "embedding_rank",
     "head_width",

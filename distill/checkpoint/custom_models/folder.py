@@ -43,7 +43,7 @@ def save_model_folder(model: PreTrainedModel, folder: Path) -> None:
         _check_code(folder, modeling_token_vectors)
 
 
-def auto_class_of(config: Mapping[str, Any]) -> str:
+def choose_auto_class(config: Mapping[str, Any]) -> str:
     """Returns the name of the auto class for a checkpoint's head, from the content of its config.json."""
     for name in config.get("architectures") or []:
         found = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
@@ -76,7 +76,7 @@ def load_model_folder(folder: Path, auto_class: str = "") -> PreTrainedModel:
         encoder.eval()
         return encoder
     config = read_config_json(folder, "model")
-    auto_class = auto_class or auto_class_of(config)
+    auto_class = auto_class or choose_auto_class(config)
     loader: AutoClass | None = getattr(transformers, auto_class, None)
     if loader is None:
         raise InputError(f"{auto_class}: transformers has no such class to load {folder} with")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distill.data.config import DataConfig
 from distill.data.rows.sentences import LINES, find_part_files
-from distill.data.sources.files import SPLITS, format_of
+from distill.data.sources.files import SPLITS, find_format
 from distill.data.sources.separated import SEPARATORS, find_separator, read_content
 from distill.data.sources.tables import TABLE_READERS, find_split_files, load_hub
 from distill.data.sources.text_files import find_text_files
@@ -55,12 +55,12 @@ def _list_names(folder: Path, files: Iterable[Path]) -> list[str]:
 
 def _looks_like_data(file: Path) -> bool:
     """Returns whether the file has the extension of a data format, or a name that begins with the name of a split."""
-    return format_of(file) in (*TABLE_READERS, ".txt") or re.split(r"[\W_]", file.name.lower())[0] in SPLITS
+    return find_format(file) in (*TABLE_READERS, ".txt") or re.split(r"[\W_]", file.name.lower())[0] in SPLITS
 
 
 def _describe_separators(files: Iterable[Path]) -> list[str]:
     """Describes the separators of csv files that aren't commas; the other formats have a fixed separator."""
-    found = {file: find_separator(read_content(file)) for file in files if format_of(file) == ".csv"}
+    found = {file: find_separator(read_content(file)) for file in files if find_format(file) == ".csv"}
     return [
         f"{file.name}: its columns are separated by {SEPARATORS[separator]}"
         for file, separator in found.items()

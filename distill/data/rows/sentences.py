@@ -14,7 +14,7 @@ from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.sources.cells import parse_number
 from distill.data.sources.columns import LABEL, PAIR, SCORE, find_column, find_columns
-from distill.data.sources.files import format_of, read_utf8, split_of
+from distill.data.sources.files import find_format, find_split_name, read_utf8
 from distill.data.sources.tables import TABLE_READERS, check_single, read_splits, read_table
 from distill.data.splits.evaluated import find_label_column, read_evaluated
 from distill.data.splits.examples import Examples, Splits
@@ -93,7 +93,7 @@ def read_parts(config: DataConfig) -> dict[str, pa.Table]:
     if not (folder / LINES).is_file():
         return read_splits(config.path, config.subset)
     files = find_part_files(folder)
-    tables = {split: read_table(file) for split, file in files.items() if format_of(file) in TABLE_READERS}
+    tables = {split: read_table(file) for split, file in files.items() if find_format(file) in TABLE_READERS}
     return {"train": pa.table({"text": _read_lines(files["train"])})} | tables
 
 
@@ -105,8 +105,8 @@ def find_part_files(folder: Path) -> dict[str, Path]:
     """
     found: dict[str, list[Path]] = {"train": [folder / LINES]}
     for file in sorted(folder.iterdir()):
-        split = split_of(file)
-        if split and format_of(file) in TABLE_READERS:
+        split = find_split_name(file)
+        if split and find_format(file) in TABLE_READERS:
             found.setdefault(split, []).append(file)
     for split, files in found.items():
         check_single(split, files)
@@ -163,7 +163,7 @@ def _load_unlabelled_sentences(config: DataConfig) -> list[str]:
     if config.unlabelled is None:
         return []
     file = Path(config.unlabelled).expanduser()
-    table = pa.table({"text": _read_lines(file)}) if format_of(file) == ".txt" else read_table(file)
+    table = pa.table({"text": _read_lines(file)}) if find_format(file) == ".txt" else read_table(file)
     return _read_sentences(table, config, f"unlabelled text {config.unlabelled!r}")
 
 

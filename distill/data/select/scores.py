@@ -21,7 +21,7 @@ def margin(logits: Float[Tensor, "rows classes"]) -> Float[Tensor, "rows"]:
     return 1 - (best[:, 0] - best[:, 1])
 
 
-def label_loss_of(logits: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"]) -> Float[Tensor, "rows"]:
+def compute_label_loss(logits: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"]) -> Float[Tensor, "rows"]:
     """Returns the cross-entropy of each row's label in nats."""
     losses: Tensor = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
     return losses
@@ -53,7 +53,7 @@ def forgetting(logits: Float[Tensor, "epochs rows classes"], labels: Int[Tensor,
     right = logits.argmax(-1) == labels
     events = (right[:-1] & ~right[1:]).sum(0).float()
     events[~right.any(0)] = len(logits)
-    losses = torch.stack([label_loss_of(each, labels) for each in logits]).mean(0)
+    losses = torch.stack([compute_label_loss(each, labels) for each in logits]).mean(0)
     return events + losses / (1 + losses.max())
 
 

@@ -21,12 +21,12 @@ def is_compressed(file: Path) -> bool:
     return file.suffix.lower() == COMPRESSED
 
 
-def format_of(file: Path) -> str:
+def find_format(file: Path) -> str:
     """Returns the extension that names the format, in lower case: `.csv` for `train.csv` and `train.CSV.gz`."""
     return (file.with_suffix("") if is_compressed(file) else file).suffix.lower()
 
 
-def split_of(file: Path) -> str | None:
+def find_split_name(file: Path) -> str | None:
     """Returns the split that a file is named after; None for other names."""
     whole = file.with_suffix("") if is_compressed(file) else file
     return SPLITS.get(whole.stem.lower())

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv
 
-from distill.data.sources.files import format_of, open_bytes
+from distill.data.sources.files import find_format, open_bytes
 from distill.data.sources.quoting import mark_unquoted
 from distill.errors import InputError
 
@@ -70,7 +70,7 @@ def count_separated_rows(file: Path) -> int:
 
 
 def _find_separator_of_file(file: Path) -> str:
-    if format_of(file) == ".tsv":
+    if find_format(file) == ".tsv":
         return "\t"
     with open_bytes(file) as stream:
         return find_separator(stream.read(_SAMPLE_BYTES))

@@ -13,7 +13,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from distill.data.sources.conll import read_conll
-from distill.data.sources.files import COMPRESSED, SPLITS, format_of, is_compressed, open_bytes, split_of
+from distill.data.sources.files import COMPRESSED, SPLITS, find_format, find_split_name, is_compressed, open_bytes
 from distill.data.sources.json_rows import read_json_rows, read_jsonl
 from distill.data.sources.separated import read_csv, read_tsv
 from distill.data.sources.text_column import iterate_cells
@@ -37,7 +37,7 @@ def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
     if (
         source.is_absolute()
         or path.startswith((".", "~"))
-        or format_of(source) in TABLE_READERS
+        or find_format(source) in TABLE_READERS
         or is_compressed(source)
     ):
         raise InputError(
@@ -60,8 +60,8 @@ def find_split_files(folder: Path) -> dict[str, Path]:
     found: dict[str, list[Path]] = {}
     for extension in TABLE_READERS:
         for file in sorted(folder.iterdir()):
-            split = split_of(file)
-            if split and format_of(file) == extension:
+            split = find_split_name(file)
+            if split and find_format(file) == extension:
                 if file.is_dir():
                     raise InputError(f"data {str(file)!r}: expected a file, found a folder: nothing would be read")
                 found.setdefault(split, []).append(file)
@@ -97,7 +97,7 @@ def read_table(file: Path) -> pa.Table:
     Raises:
         InputError: The extension is unknown, the file is malformed or empty, or two columns have the same name.
     """
-    reader = TABLE_READERS.get(format_of(file))
+    reader = TABLE_READERS.get(find_format(file))
     if reader is None:
         found = "".join(file.suffixes[-2:]) if is_compressed(file) else file.suffix
         raise InputError(f"data {str(file)!r}: expected an extension among {list_extensions()}, found {found!r}")

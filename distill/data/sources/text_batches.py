@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 from distill.data.config import DataConfig
 from distill.data.sources.columns import find_column, find_columns, missing_column_error
-from distill.data.sources.files import format_of, is_compressed, open_bytes, read_utf8
+from distill.data.sources.files import find_format, is_compressed, open_bytes, read_utf8
 from distill.data.sources.json_rows import has_object_per_line, iterate_jsonl
 from distill.data.sources.separated import count_separated_rows, iterate_separated
 from distill.data.sources.tables import (
@@ -51,11 +51,11 @@ class TextFiles:
 
     def count_rows(self) -> int:
         """Returns the number of rows of the table, or of files."""
-        if len(self.files) != 1 or format_of(self.files[0]) == ".txt":
+        if len(self.files) != 1 or find_format(self.files[0]) == ".txt":
             return len(self.files)
-        if format_of(self.files[0]) == ".parquet":
+        if find_format(self.files[0]) == ".parquet":
             return int(open_parquet(self.files[0]).metadata.num_rows)
-        if format_of(self.files[0]) in SEPARATED:
+        if find_format(self.files[0]) in SEPARATED:
             return count_separated_rows(self.files[0])
         with open_bytes(self.files[0]) as stream:
             return sum(1 for line in stream if line.strip())
@@ -130,22 +130,22 @@ def _find_table(source: Path, split: str) -> list[Path]:
 
 
 def _is_streamable(file: Path) -> bool:
-    if format_of(file) == ".parquet" and not is_compressed(file):
+    if find_format(file) == ".parquet" and not is_compressed(file):
         # Class ids are replaced by their names, which the whole table's reader does.
         return b"ClassLabel" not in (open_parquet(file).schema_arrow.metadata or {}).get(b"huggingface", b"")
-    return format_of(file) in (".jsonl", *SEPARATED) or (format_of(file) == ".json" and has_object_per_line(file))
+    return find_format(file) in (".jsonl", *SEPARATED) or (find_format(file) == ".json" and has_object_per_line(file))
 
 
 def _iterate_files(files: Sequence[Path], column: str | None, where: str) -> Iterator[str]:
     """Yields the texts of txt files or of one table, also those without a character."""
-    if format_of(files[0]) == ".parquet":
+    if find_format(files[0]) == ".parquet":
         yield from _iterate_column(_iterate_parquet(files[0], column, where), column, where)
         return
-    if format_of(files[0]) in SEPARATED:
+    if find_format(files[0]) in SEPARATED:
         tables = (strip_names(table, f"data {str(files[0])!r}") for table in iterate_separated(files[0], ROWS_AT_ONCE))
         yield from _iterate_column(tables, column, where)
         return
-    if format_of(files[0]) in OBJECTS:
+    if find_format(files[0]) in OBJECTS:
         yield from _iterate_column(iterate_jsonl(files[0], ROWS_AT_ONCE), column, where)
         return
     if column is not None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from distill.data.config import DataConfig
 from distill.data.sources.columns import find_column, find_columns, missing_column_error
-from distill.data.sources.files import COMPRESSED, format_of, read_utf8, split_of
+from distill.data.sources.files import COMPRESSED, find_format, find_split_name, read_utf8
 from distill.data.sources.tables import TABLE_READERS, check_single, find_split_files, list_extensions, read_splits
 from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
@@ -69,11 +69,11 @@ def find_text_files(path: str) -> dict[str, list[Path]]:
     source = Path(path).expanduser()
     if source.is_dir():
         return _group_by_split(source)
-    if format_of(source) == _TEXT:
+    if find_format(source) == _TEXT:
         if not source.is_file():
             raise InputError(f"data {path!r}: expected a txt file, found no such file: nothing would be read")
         return {"train": [source]}
-    if source.is_file() and format_of(source) not in TABLE_READERS:
+    if source.is_file() and find_format(source) not in TABLE_READERS:
         raise InputError(
             f"data {path!r}: expected an extension among {list_extensions(_TEXT)}, found {source.suffix!r}: the format "
             "of the file is unknown"
@@ -85,7 +85,7 @@ def _group_by_split(folder: Path) -> dict[str, list[Path]]:
     """Groups a folder's txt files by split, by the name of the top-level file or subfolder."""
     if any(_is_table(file) for file in folder.iterdir()):
         return {}  # next to a table, a txt file is more likely a readme than the text
-    files = [file for file in folder.rglob("*") if format_of(file) == _TEXT and file.is_file()]
+    files = [file for file in folder.rglob("*") if find_format(file) == _TEXT and file.is_file()]
     files.sort(key=lambda file: file.relative_to(folder).as_posix())
     if not files:
         names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
@@ -97,7 +97,7 @@ def _group_by_split(folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     others: list[Path] = []
     for file in files:
-        split = split_of(Path(file.relative_to(folder).parts[0]))
+        split = find_split_name(Path(file.relative_to(folder).parts[0]))
         (splits.setdefault(split, []) if split else others).append(file)
     if not others:
         for split, found in splits.items():
@@ -113,7 +113,7 @@ def _group_by_split(folder: Path) -> dict[str, list[Path]]:
 
 def _is_table(file: Path) -> bool:
     """Returns whether the file is a table; json files, which may be settings, only if they are named after a split."""
-    return format_of(file) in TABLE_READERS and (format_of(file) != ".json" or split_of(file) is not None)
+    return find_format(file) in TABLE_READERS and (find_format(file) != ".json" or find_split_name(file) is not None)
 
 
 def _read_column(table: pa.Table, column: str | None, where: str) -> list[str]:

@@ -72,7 +72,7 @@ class AxisClassifier:
 
     def list_layers(self, slots: Sequence[Slot]) -> set[int | None]:
         """Returns the layers that the slots are in, with None for those outside the stack."""
-        return {layer_of(slot.parameter, self.stack) for slot in slots}
+        return {find_layer(slot.parameter, self.stack) for slot in slots}
 
     def is_free(self, label: int) -> bool:
         """Returns whether units of the label can be removed."""
@@ -169,7 +169,7 @@ class AxisClassifier:
         return reasons
 
 
-def layer_of(parameter: str, stack: str) -> int | None:
+def find_layer(parameter: str, stack: str) -> int | None:
     """Returns the number of the layer that a parameter belongs to; None outside the stack."""
     if not parameter.startswith(f"{stack}."):
         return None

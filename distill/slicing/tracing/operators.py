@@ -19,8 +19,8 @@ from distill.slicing.tracing.reshaping import (
     _Rule,
     get_argument,
     is_tensors,
-    operator_of,
-    shape_of,
+    name_operator,
+    read_node_shape,
 )
 
 SAME_SHAPE = {"to", "_to_copy", "contiguous", "clone", "dropout", "dropout_", "alias", "detach", "type_as", "float"}
@@ -67,7 +67,7 @@ class LabelPropagator(Reshaping):
 
     def choose_rule(self, node: Node) -> _Rule | None:
         """Returns the rule for a node, None if its operator is unknown."""
-        name = operator_of(node)
+        name = name_operator(node)
         if name in SAME_SHAPE | FILLED:
             return self.on_same_shape
         is_pointwise = name in POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -107,34 +107,34 @@ class LabelPropagator(Reshaping):
         """Records the role of a dimension of `value` if `value` is a parameter."""
         if value.weight is not None:
             name, numbers = value.weight
-            self.uses.append(Use(name, numbers[dimension], operator_of(node), role))
+            self.uses.append(Use(name, numbers[dimension], name_operator(node), role))
 
     def on_same_shape(self, node: Node) -> LabelledTensor:
         """Returns the labels of the first argument; others only determine the dtype."""
-        value = self.value_of(node.args[0])
-        return LabelledTensor(value.dimensions) if operator_of(node) in FILLED else value
+        value = self.read_value(node.args[0])
+        return LabelledTensor(value.dimensions) if name_operator(node) in FILLED else value
 
     def on_pointwise(self, node: Node) -> LabelledTensor:
         """Unifies the inputs' dimensions."""
         values = [self.values.get(argument) for argument in node.args if isinstance(argument, Node)]
         inputs = [value for value in values if isinstance(value, LabelledTensor)]
-        if len(inputs) == 1 and len(inputs[0].dimensions) == len(shape_of(node)):
+        if len(inputs) == 1 and len(inputs[0].dimensions) == len(read_node_shape(node)):
             return inputs[0]
-        role: Role = "scale" if operator_of(node).rstrip("_") in ("mul", "div") else "out"
+        role: Role = "scale" if name_operator(node).rstrip("_") in ("mul", "div") else "out"
         for value in inputs:
             for d in range(len(value.dimensions)):
                 self.record_use(value, d, node, role)
-        return LabelledTensor(self.broadcast([value.dimensions for value in inputs], len(shape_of(node))))
+        return LabelledTensor(self.broadcast([value.dimensions for value in inputs], len(read_node_shape(node))))
 
     def on_linear(self, node: Node) -> LabelledTensor:
         """Follows a product with a weight [out, in]."""
         return self.follow_product(
-            node, self.value_of(node.args[0]), self.value_of(node.args[1]), (1, 0), self.optional_value(node, 2)
+            node, self.read_value(node.args[0]), self.read_value(node.args[1]), (1, 0), self.optional_value(node, 2)
         )
 
     def on_addmm(self, node: Node) -> LabelledTensor:
         """Follows a product with a weight [in, out]."""
-        bias, value, weight = (self.value_of(argument) for argument in node.args)
+        bias, value, weight = (self.read_value(argument) for argument in node.args)
         return self.follow_product(node, value, weight, (0, 1), bias)
 
     def follow_product(
@@ -159,7 +159,7 @@ class LabelPropagator(Reshaping):
 
     def on_matmul(self, node: Node) -> LabelledTensor:
         """Follows a product with a weight [in, out], or of two activations, as in attention."""
-        left, right = self.value_of(node.args[0]), self.value_of(node.args[1])
+        left, right = self.read_value(node.args[0]), self.read_value(node.args[1])
         if right.weight is not None and len(right.dimensions) == 2:
             return self.follow_product(node, left, right, (0, 1), None)
         if left.weight or right.weight or min(len(left.dimensions), len(right.dimensions)) < 3:
@@ -168,7 +168,7 @@ class LabelPropagator(Reshaping):
         self.labels.unify(left.dimensions[-1], right.dimensions[-2], why)
         for dimension in (*left.dimensions[-2:], *right.dimensions[-2:]):
             self.labels.block(dimension, why)
-        maps = self.broadcast([left.dimensions[:-2], right.dimensions[:-2]], len(shape_of(node)) - 2)
+        maps = self.broadcast([left.dimensions[:-2], right.dimensions[:-2]], len(read_node_shape(node)) - 2)
         self.mark_attending(maps)
         return LabelledTensor((*maps, left.dimensions[-2], right.dimensions[-1]))
 
@@ -176,10 +176,10 @@ class LabelPropagator(Reshaping):
 
     def on_scaled_dot_product_attention(self, node: Node) -> LabelledTensor:
         """Unifies the heads of queries, keys and values, and blocks their widths."""
-        query, key, value = (self.value_of(argument) for argument in node.args[:3])
+        query, key, value = (self.read_value(argument) for argument in node.args[:3])
         why = "queries and keys are divided differently"
         maps = self.broadcast([key.dimensions[:-2], value.dimensions[:-2]], len(key.dimensions) - 2)
-        queries, keys = (shape_of(source) for source in node.all_input_nodes[:2])
+        queries, keys = (read_node_shape(source) for source in node.all_input_nodes[:2])
         for d, (ours, theirs) in enumerate(zip(query.dimensions[:-2], maps, strict=True)):
             if queries[d] == keys[d]:
                 self.labels.unify(ours, theirs, why)
@@ -206,7 +206,7 @@ class LabelPropagator(Reshaping):
 
     def on_embedding(self, node: Node) -> LabelledTensor:
         """Follows a look-up of rows."""
-        weight, ids = self.value_of(node.args[0]), self.value_of(node.args[1])
+        weight, ids = self.read_value(node.args[0]), self.read_value(node.args[1])
         self.record_use(weight, 0, node, "in")
         self.record_use(weight, 1, node, "out")
         if weight.weight is None or weight.weight[0] != self.vocabulary:
@@ -215,11 +215,11 @@ class LabelPropagator(Reshaping):
 
     def on_layer_norm(self, node: Node) -> LabelledTensor:
         """Marks the last dimension and unifies it with the norm's weights."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         if len(get_argument(node, 1, ())) != 1:
             raise UnsupportedArgumentsError
         self.mark_normed(value.dimensions[-1])
-        for i in (2, 3) if operator_of(node) == "layer_norm" else (2,):
+        for i in (2, 3) if name_operator(node) == "layer_norm" else (2,):
             if weight := self.optional_value(node, i):
                 self.labels.unify(value.dimensions[-1], weight.dimensions[0], "a norm's weight is divided differently")
                 self.record_use(weight, 0, node, "scale")
@@ -229,8 +229,8 @@ class LabelPropagator(Reshaping):
 
     def on_conv1d(self, node: Node) -> LabelledTensor:
         """Follows a convolution of value [..., in, length] with a weight [out, in, kernel] and a bias [out]."""
-        value, weight, bias = self.value_of(node.args[0]), self.value_of(node.args[1]), self.optional_value(node, 2)
-        if weight.weight is None or get_argument(node, 6, 1) != 1 or shape_of(node)[-1] != self.size(value, -1):
+        value, weight, bias = self.read_value(node.args[0]), self.read_value(node.args[1]), self.optional_value(node, 2)
+        if weight.weight is None or get_argument(node, 6, 1) != 1 or read_node_shape(node)[-1] != self.size(value, -1):
             raise UnsupportedArgumentsError
         self.labels.block(weight.dimensions[2], "it's the kernel of a convolution")
         channels = LabelledTensor((*value.dimensions[:-2], value.dimensions[-1], value.dimensions[-2]))
@@ -243,6 +243,6 @@ class LabelPropagator(Reshaping):
 
     def on_softmax(self, node: Node) -> LabelledTensor:
         """Blocks the dimension that it runs over."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         self.labels.block(value.dimensions[get_argument(node, 1, -1)], "a softmax runs over it")
         return LabelledTensor(value.dimensions)

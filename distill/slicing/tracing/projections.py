@@ -15,8 +15,8 @@ from distill.slicing.tracing.reshaping import (
     Values,
     get_argument,
     is_tensors,
-    operator_of,
-    shape_of,
+    name_operator,
+    read_node_shape,
 )
 
 ProjectionRole = Literal["query", "key", "value", "output"]
@@ -80,14 +80,14 @@ class ProjectionFinder:
 
     def trace_origin(self, node: Node) -> Origin | list[Origin]:
         """Returns the origin of a node's result, or of each of its results."""
-        name = operator_of(node)
+        name = name_operator(node)
         if node.target is getitem:
             source, index = node.args[:2]
             origins = self.origins.get(source) if isinstance(source, Node) else None
             return origins[index] if isinstance(origins, list) and isinstance(index, int) else None
         if name == "scaled_dot_product_attention":
-            self.record_scores(*(self.origin_of(argument) for argument in node.args[:2]))
-            return self.record_values(self.origin_of(node.args[2]))
+            self.record_scores(*(self.find_origin(argument) for argument in node.args[:2]))
+            return self.record_values(self.find_origin(node.args[2]))
         if name == "linear":
             return self.trace_product(node, node.args[0], node.args[1], get_argument(node, 2, None), (1, 0))
         if name == "addmm":
@@ -98,30 +98,30 @@ class ProjectionFinder:
             return self.trace_parts(node, name)
         if name in ("select", "slice"):
             return self.trace_part(node, name)
-        origins = [self.origin_of(argument) for argument in node.all_input_nodes]
+        origins = [self.find_origin(argument) for argument in node.all_input_nodes]
         distinct = {origin for origin in origins if origin is not None}
         return distinct.pop() if len(distinct) == 1 else None
 
-    def origin_of(self, argument: object) -> Origin:
+    def find_origin(self, argument: object) -> Origin:
         """Returns the origin of a node's argument."""
         origin = self.origins.get(argument) if isinstance(argument, Node) else None
         return None if isinstance(origin, list) else origin
 
     def trace_product(self, node: Node, source: object, weight: object, bias: object, order: tuple[int, int]) -> Origin:
         """Returns the origin of a product with a weight, whose dimensions `order` are in and out, or of activations."""
-        parameter = self.parameter_of(weight)
-        origin = self.origin_of(source)
+        parameter = self.find_parameter(weight)
+        origin = self.find_origin(source)
         if parameter is None:
-            return self.trace_activations(origin, self.origin_of(weight))
+            return self.trace_activations(origin, self.find_origin(weight))
         name, dimensions = parameter
-        size = shape_of(node)[-1]
+        size = read_node_shape(node)[-1]
         if isinstance(origin, AttentionOutput) and isinstance(source, Node):
-            self.record(ActivationOrigin(((name, dimensions[order[0]]),), 0, shape_of(source)[-1]), "output")
-        vector = self.parameter_of(bias)
+            self.record(ActivationOrigin(((name, dimensions[order[0]]),), 0, read_node_shape(source)[-1]), "output")
+        vector = self.find_parameter(bias)
         places = ((name, dimensions[order[1]]), *([(vector[0], vector[1][0])] if vector else []))
         return ActivationOrigin(places, 0, size)
 
-    def parameter_of(self, argument: object) -> tuple[str, tuple[int, ...]] | None:
+    def find_parameter(self, argument: object) -> tuple[str, tuple[int, ...]] | None:
         """Returns the name of a parameter and its dimensions in the argument's order; None for another tensor."""
         value = self.values.get(argument) if isinstance(argument, Node) else None
         return value.weight if isinstance(value, LabelledTensor) else None
@@ -155,7 +155,7 @@ class ProjectionFinder:
 
     def trace_parts(self, node: Node, name: str) -> list[Origin]:
         """Returns the origin of each part of a split."""
-        d = get_argument(node, 1 if name == "unbind" else 2, 0) % len(shape_of(node.all_input_nodes[0]))
+        d = get_argument(node, 1 if name == "unbind" else 2, 0) % len(read_node_shape(node.all_input_nodes[0]))
         results = node.meta["val"]
         sizes = [1 if name == "unbind" else int(tensor.shape[d]) for tensor in results]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -164,15 +164,15 @@ class ProjectionFinder:
     def trace_part(self, node: Node, name: str) -> Origin:
         """Returns the origin of a slice or of one position."""
         source = node.all_input_nodes[0]
-        d = get_argument(node, 1, 0) % len(shape_of(source))
-        whole = shape_of(source)[d]
+        d = get_argument(node, 1, 0) % len(read_node_shape(source))
+        whole = read_node_shape(source)[d]
         start = (get_argument(node, 2, None) or 0) % whole
-        return self.divide(source, d, start, 1 if name == "select" else shape_of(node)[d])
+        return self.divide(source, d, start, 1 if name == "select" else read_node_shape(node)[d])
 
     def divide(self, source: Node, d: int, start: int, size: int) -> Origin:
         """Returns the origin of positions of dimension `d`: a block of rows if it's the outermost that has any."""
-        origin, value = self.origin_of(source), self.values.get(source)
-        whole = shape_of(source)[d]
+        origin, value = self.find_origin(source), self.values.get(source)
+        whole = read_node_shape(source)[d]
         if whole == size or not isinstance(origin, ActivationOrigin) or not isinstance(value, LabelledTensor):
             return origin
         name, dim = origin.places[0]

@@ -55,7 +55,7 @@ class Reshaping:
         )
         return next((rule for names, rule in groups if name in names), getattr(self, f"on_{name}", None))
 
-    def value_of(self, argument: Any) -> LabelledTensor:
+    def read_value(self, argument: Any) -> LabelledTensor:
         """Returns the labels of an argument that must be a tensor."""
         value = self.values.get(argument) if isinstance(argument, Node) else None
         if not isinstance(value, LabelledTensor):
@@ -65,7 +65,7 @@ class Reshaping:
     def optional_value(self, node: Node, i: int) -> LabelledTensor | None:
         """Returns the labels of an argument that may be None or missing."""
         argument = get_argument(node, i, None)
-        return None if argument is None else self.value_of(argument)
+        return None if argument is None else self.read_value(argument)
 
     def broadcast(self, inputs: Sequence[tuple[Dimension, ...]], count: int) -> tuple[Dimension, ...]:
         """Unifies the dimensions of broadcast tensors, aligned at the last; size 1 adopts the labels of the other."""
@@ -81,17 +81,19 @@ class Reshaping:
 
     def on_view(self, node: Node) -> LabelledTensor:
         """Regroups the dimensions' labels by the sizes of the result."""
-        dimensions = self.value_of(node.args[0]).dimensions
-        return LabelledTensor(tuple(self.labels.reshape(dimensions, shape_of(node), "a view cuts across its units")))
+        dimensions = self.read_value(node.args[0]).dimensions
+        return LabelledTensor(
+            tuple(self.labels.reshape(dimensions, read_node_shape(node), "a view cuts across its units"))
+        )
 
     def on_swap(self, node: Node) -> LabelledTensor:
         """Reorders the dimensions."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         count = len(value.dimensions)
         order = list(range(count))
-        if operator_of(node) == "permute":
+        if name_operator(node) == "permute":
             order = [d % count for d in get_argument(node, 1, ())]
-        elif operator_of(node) == "numpy_T":
+        elif name_operator(node) == "numpy_T":
             order.reverse()
         elif count > 1:
             a, b = get_argument(node, 1, -2), get_argument(node, 2, -1)
@@ -101,13 +103,13 @@ class Reshaping:
 
     def on_reduction(self, node: Node) -> LabelledTensor:
         """Drops the reduced dimensions and marks their labels."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         count = len(value.dimensions)
         axes = get_argument(node, 1, None)
         reduced = {d % count for d in ([axes] if isinstance(axes, int) else axes or range(count))}
         for d in reduced:
             self.mark_normed(value.dimensions[d])
-        if len(shape_of(node)) == count:
+        if len(read_node_shape(node)) == count:
             return LabelledTensor(tuple(() if d in reduced else known for d, known in enumerate(value.dimensions)))
         return LabelledTensor(tuple(known for d, known in enumerate(value.dimensions) if d not in reduced))
 
@@ -118,8 +120,8 @@ class Reshaping:
 
     def on_expand(self, node: Node) -> LabelledTensor:
         """Blocks the repeated dimensions, except of masks, which are the same for all units."""
-        value = self.value_of(node.args[0])
-        sizes = shape_of(node)
+        value = self.read_value(node.args[0])
+        sizes = read_node_shape(node)
         known = [()] * (len(sizes) - len(value.dimensions)) + list(value.dimensions)
         is_mask = node.meta["val"].dtype == torch.bool
         why = None if is_mask else "its units are copies, like the key of a group of queries"
@@ -129,27 +131,27 @@ class Reshaping:
 
     def on_select(self, node: Node) -> LabelledTensor:
         """Blocks the dimension of which one position is selected."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         d = get_argument(node, 1, 0) % len(value.dimensions)
         self.labels.block(value.dimensions[d], "one of its positions is selected")
         return LabelledTensor(drop_dimension(value, d))
 
     def on_index(self, node: Node) -> LabelledTensor:
         """Blocks the dimensions of which positions are selected."""
-        value = self.value_of(node.args[0])
-        places = [self.value_of(place) for place in get_argument(node, 1, ())]
+        value = self.read_value(node.args[0])
+        places = [self.read_value(place) for place in get_argument(node, 1, ())]
         why = "some of its positions are selected"
         for dimension in value.dimensions[: len(places)]:
             self.labels.block(dimension, why)
         rest = value.dimensions[len(places) :]
-        sizes = shape_of(node)[: len(shape_of(node)) - len(rest)]
+        sizes = read_node_shape(node)[: len(read_node_shape(node)) - len(rest)]
         return LabelledTensor((*(self.labels.dimension(size, why) for size in sizes), *rest))
 
     def on_slice(self, node: Node) -> LabelledTensor:
         """Divides the dimension if the slice is one of several equal parts; otherwise blocks it."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         d = get_argument(node, 1, 0) % len(value.dimensions)
-        whole, size = shape_of(node.all_input_nodes[0])[d], shape_of(node)[d]
+        whole, size = read_node_shape(node.all_input_nodes[0])[d], read_node_shape(node)[d]
         if whole == size:
             return LabelledTensor(value.dimensions)
         start = (get_argument(node, 2, None) or 0) % whole
@@ -158,7 +160,7 @@ class Reshaping:
 
     def on_parts(self, node: Node) -> list[LabelledTensor]:
         """Divides the dimension if the parts are equal; otherwise blocks it."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         d = get_argument(node, 2, 0) % len(value.dimensions)
         sizes = [int(tensor.shape[d]) for tensor in node.meta["val"]]
         inside = self.split_part(value.dimensions[d], sizes[0]) if len(set(sizes)) == 1 else None
@@ -166,7 +168,7 @@ class Reshaping:
 
     def on_unbind(self, node: Node) -> list[LabelledTensor]:
         """Blocks the dimension whose positions become tensors of their own."""
-        value = self.value_of(node.args[0])
+        value = self.read_value(node.args[0])
         d = get_argument(node, 1, 0) % len(value.dimensions)
         self.labels.block(value.dimensions[d], "its parts are used in different ways")
         return [LabelledTensor(drop_dimension(value, d)) for _ in node.meta["val"]]
@@ -191,8 +193,8 @@ class Reshaping:
 
     def on_cat(self, node: Node) -> LabelledTensor:
         """Adds an outer label where all parts are the same dimension; otherwise blocks them."""
-        values = [self.value_of(argument) for argument in get_argument(node, 0, ())]
-        count = len(shape_of(node))
+        values = [self.read_value(argument) for argument in get_argument(node, 0, ())]
+        count = len(read_node_shape(node))
         d = get_argument(node, 1, 0) % count
         joined = [value.dimensions[d] for value in values]
         others = [tuple(() if i == d else known for i, known in enumerate(value.dimensions)) for value in values]
@@ -202,7 +204,7 @@ class Reshaping:
         else:
             for dimension in joined:
                 self.labels.block(dimension, "it's concatenated with another dimension")
-            result[d] = self.labels.dimension(shape_of(node)[d], "it's concatenated from several dimensions")
+            result[d] = self.labels.dimension(read_node_shape(node)[d], "it's concatenated from several dimensions")
         return LabelledTensor(tuple(result))
 
 
@@ -219,12 +221,12 @@ def get_argument(node: Node, i: int, default: Any) -> Any:
     return node.kwargs.get(named[i].name, default) if len(named) > i else default
 
 
-def shape_of(node: Node) -> list[int]:
+def read_node_shape(node: Node) -> list[int]:
     """Returns the sizes of a node's result."""
     return [int(size) for size in node.meta["val"].shape]
 
 
-def operator_of(node: Node) -> str:
+def name_operator(node: Node) -> str:
     """Returns the short name of a node's operator, such as `linear` for aten.linear.default."""
     name = getattr(node.target, "name", None)
     return name().split("::")[-1].split(".")[0] if callable(name) else str(node.target)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from distill.checkpoint.layers import find_layer_stack, rename_layer
 from distill.errors import InputError
 from distill.slicing.tracing.axes import Axis, Role, Slot
-from distill.slicing.tracing.classify import AxisClassifier, layer_of
+from distill.slicing.tracing.classify import AxisClassifier, find_layer
 from distill.slicing.tracing.export import export_graph
 from distill.slicing.tracing.labels import Dimension, Labels
 from distill.slicing.tracing.operators import LabelPropagator, Use
@@ -196,16 +196,16 @@ def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, red
     """Returns the result for all layers of the model, given the result for its reduced copy."""
     order = {name: i for i, name in enumerate(n for group in group_aliases(model).values() for n in group)}
 
-    def names_of(name: str) -> dict[int, str]:
+    def list_layer_names(name: str) -> dict[int, str]:
         """Returns layer -> name of the parameters that a layer of the copy represents; outside layers itself at -1."""
-        own = layer_of(name, stack)
+        own = find_layer(name, stack)
         if own is None:
             return {-1: name}
         rest = name.removeprefix(f"{stack}.{own}.")
         return {layer: f"{stack}.{layer}.{rest}" for layer in reduced.layers[own]}
 
     def spread(slots: Sequence[Slot]) -> tuple[Slot, ...]:
-        copies = [replace(slot, parameter=name) for slot in slots for name in names_of(slot.parameter).values()]
+        copies = [replace(slot, parameter=name) for slot in slots for name in list_layer_names(slot.parameter).values()]
         return tuple(sorted(copies, key=lambda slot: order[slot.parameter]))
 
     def copy_axis(axis: Axis) -> list[Axis]:
@@ -216,7 +216,7 @@ def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, red
                 axis,
                 name=f"layers.{layer}.{axis.kind}",
                 layer=layer,
-                slots=tuple(replace(slot, parameter=names_of(slot.parameter)[layer]) for slot in axis.slots),
+                slots=tuple(replace(slot, parameter=list_layer_names(slot.parameter)[layer]) for slot in axis.slots),
             )
             for layer in reduced.layers[axis.layer]
         ]
@@ -229,9 +229,11 @@ def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, red
     left_out = {
         f"{copied}[{place}": reason
         for name, _, place, reason in ((*each.rpartition("["), why) for each, why in traced.left_out.items())
-        for copied in names_of(name).values()
+        for copied in list_layer_names(name).values()
     }
     projections = tuple(
-        replace(each, parameter=name) for each in traced.projections for name in names_of(each.parameter).values()
+        replace(each, parameter=name)
+        for each in traced.projections
+        for name in list_layer_names(each.parameter).values()
     )
     return Traced(copy_axes(traced.axes), left_out, copy_axes(traced.joined), projections)

@@ -70,7 +70,7 @@ class RemoteFolder:
             except FileNotFoundError:
                 return {}
         objects = {
-            path.removeprefix(self.root).lstrip("/"): Stored(int(each["size"]), find_version_of(each))
+            path.removeprefix(self.root).lstrip("/"): Stored(int(each["size"]), find_object_version(each))
             for path, each in found.items()
         }
         check_inside(objects)
@@ -201,7 +201,7 @@ def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
     return ArrowFSWrapper(files), path
 
 
-def find_version_of(entry: Mapping[str, Any]) -> str:
+def find_object_version(entry: Mapping[str, Any]) -> str:
     """Returns what changes with an object's content, from its description by fsspec."""
     names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
     return str(next((entry[name] for name in names if name in entry), ""))

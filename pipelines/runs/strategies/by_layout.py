@@ -43,7 +43,7 @@ class RunStrategy(Protocol):
         """Replaces weights in a format of the strategy by plain ones after training."""
 
 
-def strategy_of(trainer: Trainer) -> RunStrategy:
+def find_strategy(trainer: Trainer) -> RunStrategy:
     """Returns the trainer's strategy, which `build_strategy` made."""
     return cast(RunStrategy, trainer.strategy)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from compress.export.common.targets import check_installed, formats_of
+from compress.export.common.targets import check_installed, parse_formats
 from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
@@ -44,7 +44,7 @@ class EvaluateConfig:
         for name, value in (("model", self.model), ("output", self.output), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
-        check_installed(formats_of(self.export))
+        check_installed(parse_formats(self.export))
 
 
 def check_places(config: EvaluateConfig) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from compress.export.common.targets import check_installed, formats_of
+from compress.export.common.targets import check_installed, parse_formats
 from compress.quantize.config import Processor
 from distill.errors import InputError
 
@@ -43,4 +43,4 @@ class ExportConfig:
         for name in ("model", "data", "output"):
             if not getattr(self, name):
                 raise InputError(f"--{name}: missing; see --help for examples")
-        check_installed(formats_of(self.export))
+        check_installed(parse_formats(self.export))

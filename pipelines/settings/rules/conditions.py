@@ -20,12 +20,12 @@ def is_on_several(f: Facts) -> bool:
     return layout is not None and (layout.processes > 1 or bool(f.settings.machine.deepspeed))
 
 
-def trainings_of(s: DistillConfig) -> dict[str, TrainConfig]:
+def list_train_configs(s: DistillConfig) -> dict[str, TrainConfig]:
     """Returns the settings of each kind of training, by their name."""
     return {"train": s.train, "general.train": s.general.train, "teacher_train": s.teacher_train}
 
 
-def layout_of(setting: str, facts: Facts) -> Layout:
+def find_training_layout(setting: str, facts: Facts) -> Layout:
     """Returns the layout of a training, which is known by then."""
     layout = facts.finetuning_layout if setting == "teacher_train" else facts.student_layout
     assert layout is not None

@@ -12,7 +12,13 @@ from distill.tasks.names import LANGUAGE_HEADS
 from distill.train.config import AUTO
 from distill.train.optimizer_kinds import OPTIMIZERS, check_optimizer_package
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules.conditions import has_batchnorm, is_on_several, is_sharded, layout_of, trainings_of
+from pipelines.settings.rules.conditions import (
+    find_training_layout,
+    has_batchnorm,
+    is_on_several,
+    is_sharded,
+    list_train_configs,
+)
 from pipelines.settings.rules.rule import Check, Rule
 from pipelines.settings.rules.segments import check_segment_task, check_student_segments, check_teacher_segments
 
@@ -41,7 +47,7 @@ def check_optimizer_packages(facts: Facts) -> None:
     Raises:
         InputError: One isn't.
     """
-    for setting, train in trainings_of(facts.settings).items():
+    for setting, train in list_train_configs(facts.settings).items():
         check_optimizer_package(train.optimizer, f"{setting}.optimizer")
 
 
@@ -53,9 +59,9 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             DeepSpeed requires AdamW; the schedule or the backward window needs one process; or activations can't be
             offloaded.
     """
-    train, machine = trainings_of(facts.settings)[setting], facts.settings.machine
+    train, machine = list_train_configs(facts.settings)[setting], facts.settings.machine
     name = train.optimizer
-    layout = layout_of(setting, facts)
+    layout = find_training_layout(setting, facts)
     kind = OPTIMIZERS[name]
     if name != "adamw" and machine.deepspeed:
         raise InputError(
@@ -107,8 +113,8 @@ def check_memory_layout(setting: str, facts: Facts) -> None:
     Raises:
         InputError: It is on-policy, in pipeline stages or by DeepSpeed, or its batch can't be split.
     """
-    s, train = facts.settings, trainings_of(facts.settings)[setting]
-    layout = layout_of(setting, facts)
+    s, train = facts.settings, list_train_configs(facts.settings)[setting]
+    layout = find_training_layout(setting, facts)
     wanted = {
         "machine.memory": s.machine.memory,
         f"{setting}.checkpointing": train.checkpointing == AUTO and AUTO,

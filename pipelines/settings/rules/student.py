@@ -1,6 +1,6 @@
 """Invalid combinations of settings of a student, its pruning, quantization and export formats."""
 
-from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
+from compress.export.common.targets import by_scheme, check_float, check_installed, parse_formats
 from compress.prune.budget import Budget
 from distill.errors import InputError
 from distill.student.norms import check_family_kind
@@ -40,7 +40,7 @@ def has_other_norms(f: Facts) -> bool:
 
 def check_formats(f: Facts) -> None:
     """Checks that the formats to export suit the task and are installed."""
-    formats = formats_of(f.settings.export)
+    formats = parse_formats(f.settings.export)
     if f.settings.quantize.scheme:
         by_scheme(formats, f.settings.quantize.scheme)
     else:

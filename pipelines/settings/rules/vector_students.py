@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from compress.export.common.targets import FORMATS, formats_of
+from compress.export.common.targets import FORMATS, parse_formats
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
@@ -77,7 +77,7 @@ def check_formats_with_attention(f: Facts) -> None:
     Raises:
         InputError: A format holds only students without.
     """
-    for name in formats_of(f.settings.export):
+    for name in parse_formats(f.settings.export):
         if not FORMATS[name].attention and (f.is_student_built or f.student is not None):
             expected = "static" if FORMATS[name].reads_texts else " or ".join(VECTOR_TASKS)
             raise InputError(
@@ -92,9 +92,9 @@ def check_vector_formats(f: Facts, kind: str) -> None:
     Raises:
         InputError: A library of static vectors computes only weighted means of tokens; or a runtime can't hash pairs.
     """
-    pooling, ngrams = describe_vectors_of(f, kind)
+    pooling, ngrams = describe_pooling(f, kind)
     found = f"{kind}, pooling={'+'.join(pooling)}" + f", ngrams={ngrams}" * bool(ngrams)
-    for name in formats_of(f.settings.export):
+    for name in parse_formats(f.settings.export):
         if FORMATS[name].reads_texts and (kind, pooling, ngrams) != ("static", ("weighted",), 0):
             raise InputError(
                 f"export {name}: expected student static, pooling=weighted and no ngrams, found {found}: a mean of "
@@ -107,7 +107,7 @@ def check_vector_formats(f: Facts, kind: str) -> None:
             )
 
 
-def describe_vectors_of(f: Facts, kind: str) -> tuple[tuple[str, ...], int]:
+def describe_pooling(f: Facts, kind: str) -> tuple[tuple[str, ...], int]:
     """Returns the kinds of pooling and the number of hashed pairs of the student or of the model to compress."""
     spec = f.settings.student.spec
     if is_without_attention(spec):

@@ -5,7 +5,7 @@ from distill.losses.config import LAYER_TERMS
 from distill.tasks.names import GENERATIVE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.rules.conditions import trainings_of
+from pipelines.settings.rules.conditions import list_train_configs
 from pipelines.settings.rules.rule import Check, Rule
 from pipelines.settings.task_settings import run_task_arguments
 
@@ -49,7 +49,7 @@ def check_window_layers(f: Facts) -> None:
 
 def window_settings(s: DistillConfig) -> list[str]:
     """Returns the names of the trainings that have a backward window."""
-    return [name for name, train in trainings_of(s).items() if train.backward_window]
+    return [name for name, train in list_train_configs(s).items() if train.backward_window]
 
 
 WINDOW_RULES: tuple[Rule | Check, ...] = (
@@ -87,7 +87,7 @@ WINDOW_RULES: tuple[Rule | Check, ...] = (
     *(
         Rule(
             lambda s, f, name=name: (
-                trainings_of(s)[name].backward_window and trainings_of(s)[name].schedule == "find"  # type: ignore[misc]
+                list_train_configs(s)[name].backward_window and list_train_configs(s)[name].schedule == "find"  # type: ignore[misc]
             ),
             f"{name}.backward_window: expected another schedule than find: its range test trains whole documents",
         )
@@ -95,7 +95,7 @@ WINDOW_RULES: tuple[Rule | Check, ...] = (
     ),
     *(
         Rule(
-            lambda s, f, name=name: trainings_of(s)[name].backward_window and f.task not in GENERATIVE_TASKS,  # type: ignore[misc]
+            lambda s, f, name=name: list_train_configs(s)[name].backward_window and f.task not in GENERATIVE_TASKS,  # type: ignore[misc]
             f"{name}.backward_window: expected causal-lm or chat, found {{f.task}}: only a decoder's chunks have "
             "losses of their own",
             ("task",),

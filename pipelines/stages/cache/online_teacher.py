@@ -7,7 +7,7 @@ from pathlib import Path
 import transformers
 from torch import Tensor
 
-from distill.checkpoint.custom_models import auto_class_of
+from distill.checkpoint.custom_models import choose_auto_class
 from distill.losses.config import LossConfig, match_layers
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 from distill.parallel.layout import Layout
@@ -51,7 +51,7 @@ def load_online_teacher(
         model = load_teacher(source)
         return OnlineTeacher(model.to(device), loss.teacher_outputs, device=device)  # type: ignore[arg-type]
     mesh = build_mesh(layout, detect_device_type())
-    auto = getattr(transformers, auto_class_of(json.loads((source / "config.json").read_text())))
+    auto = getattr(transformers, choose_auto_class(json.loads((source / "config.json").read_text())))
     model = load_in_layout(
         source, auto, layout, mesh, frozen=True, precision=precision, offload=offload, prefetch=prefetch
     )
@@ -84,10 +84,10 @@ def call_teacher(world: World, source: Path) -> RemoteTeacher:
     """Publishes the path of the teacher's weights to the teacher's processes and returns their remote interface."""
     if world.is_rank_zero:
         world.everyone.shared_store.set(TEACHER, str(source))
-    return _bridge_of(world).connect_teacher()
+    return _find_bridge(world).connect_teacher()
 
 
-def _bridge_of(world: World) -> Bridge:
+def _find_bridge(world: World) -> Bridge:
     if world.bridge is None:
         raise ValueError("teacher: expected processes of its own, found none: set teacher.processes")
     return world.bridge
@@ -120,7 +120,7 @@ def serve_teacher(world: World, plan: Plan) -> None:
         return signals
 
     stops.defer_stop(world.everyone.request_stop)  # keep serving until the students have saved their checkpoint
-    serve_students(_bridge_of(world), answer)
+    serve_students(_find_bridge(world), answer)
     stops.allow_stop()
     stops.raise_if_requested()
     if isinstance(teacher, ShardedTeacher):

@@ -22,7 +22,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 ANSWERS = "answers.jsonl"  # in the stage's scratch folder, one answer per line, so that a killed stage can resume
@@ -80,7 +80,7 @@ class AnswerGenerator:
 
     def __init__(self, run: Run, config: DistillConfig, source: Path, task: ChatTask, file: Path):
         self.run, self.settings, self.file = run, config.sequences, file
-        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(source)
+        self.tokenizer: PreTrainedTokenizerBase = load_student_tokenizer(source)
         self.model = load_teacher(source)
         self.task, self.length = task, config.data.max_length
         self.ends = find_end_tokens(self.model, self.tokenizer)

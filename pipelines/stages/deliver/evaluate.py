@@ -17,7 +17,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import MeasureConfig
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.baseline import BASELINE
-from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, key_of
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, read_key
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.latencies import add_latencies
 from pipelines.stages.deliver.timed_texts import EncodedTexts, encode_split, to_arrays
@@ -54,7 +54,7 @@ def evaluate_stage(
     judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
     settings |= {"judged": judged} if judged else {}
     speeds = {each.name: each.speed for each in candidates if each.speed is not None}
-    settings |= {"speeds": {name: [each.recuts, each.reason] for name, each in speeds.items()}} if speeds else {}
+    settings |= {"speeds": {name: [each.retries, each.reason] for name, each in speeds.items()}} if speeds else {}
     inputs = {"data": data} | {each.name: each.export for each in candidates}
     inputs |= {f"speed of {name}": each.stage for name, each in speeds.items()}
 
@@ -66,7 +66,7 @@ def evaluate_stage(
         (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
         if baseline := baseline_scores(task, splits, tests[candidates[0].name]):
             (folder / BASELINE).write_text(json.dumps(baseline, indent=1))
-        return {"_".join(key_of(entry)): entry["score"] for entry in entries}
+        return {"_".join(read_key(entry)): entry["score"] for entry in entries}
 
     return run.stage("evaluate", settings, inputs, work, version=VERSION)
 
@@ -88,7 +88,7 @@ def score_models(
                 entry["validation"] = validation_score(run, candidate, target, splits, max_length, task)
             if candidate.speed is not None and target == candidate.speed.target:
                 entry["target"] = candidate.speed.read()
-            predicted[key_of(entry)] = classes
+            predicted[read_key(entry)] = classes
             entries.append(entry)
     compare_with_teacher(entries, predicted)
     return entries
@@ -178,7 +178,7 @@ def compare_with_teacher(entries: list[JsonObject], predicted: Mapping[Key, "np.
     for entry in entries:
         entry["agreement_with_teacher"] = None
         if reference is not None:
-            own = predicted[key_of(entry)]
+            own = predicted[read_key(entry)]
             # A student with its own tokenizer decides at other positions.
             same = own.shape == reference.shape
             entry["agreement_with_teacher"] = float((own == reference).mean()) if same else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from compress.export.common.targets import ExportTarget, target_of
+from compress.export.common.targets import ExportTarget, find_target
 from pipelines.reports.schema import TargetSpeed
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact
@@ -21,19 +21,19 @@ class JudgedSpeed:
     Args:
         target: The export target that the budget is about.
         stage: The stage that measured it.
-        recuts: How often the student was pruned further because it was too slow.
+        retries: How often the student was pruned further because it was too slow.
         reason: Why it wasn't pruned again although it is slow; empty if it isn't.
     """
 
     target: ExportTarget
     stage: Artefact
-    recuts: int
+    retries: int
     reason: str
 
     def read(self) -> TargetSpeed:
         """Returns the record of the measurement."""
         record = json.loads((self.stage.folder / SPEED).read_text())
-        return cast(TargetSpeed, record | {"recuts": self.recuts, "reason": self.reason})
+        return cast(TargetSpeed, record | {"retries": self.retries, "reason": self.reason})
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EvaluatedModel:
     @property
     def targets(self) -> list[ExportTarget]:
         """Targets of its export that are measured."""
-        proven = [target_of(proof["target"]) for proof in self.export.metrics["parity"]]
+        proven = [find_target(proof["target"]) for proof in self.export.metrics["parity"]]
         return [target for target in proven if target.measured]
 
     def path(self, target: ExportTarget) -> Path:
@@ -61,6 +61,6 @@ class EvaluatedModel:
         return self.export.folder / str(target)
 
 
-def key_of(entry: JsonObject) -> Key:
+def read_key(entry: JsonObject) -> Key:
     """Returns the model, runtime and precision of an entry."""
     return entry["name"], entry["runtime"], entry["precision"]

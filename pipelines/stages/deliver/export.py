@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.errors import ExportError
-from compress.export.common.targets import ExportTarget, check_float, formats_of, with_sources
+from compress.export.common.targets import ExportTarget, check_float, parse_formats, with_sources
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
@@ -157,7 +157,7 @@ def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> li
     from compress.quantize.prepare import find_lowest_precision
     from compress.quantize.store import is_quantized, load_quantization
 
-    formats = formats_of(export)
+    formats = parse_formats(export)
     if is_quantized(folder):
         return [HUGGINGFACE, *rounded_targets(formats, find_lowest_precision(load_quantization(folder)))]
     check_float(formats, str(folder))

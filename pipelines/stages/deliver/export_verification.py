@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from compress.errors import ExportError
-from compress.export.common.decisions import kind_of
+from compress.export.common.decisions import find_decision_kind
 from compress.export.common.fold import fold_norms
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
@@ -26,7 +26,7 @@ from distill.checkpoint.custom_models import load_model_folder
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.stages.prepare.compared_texts import Texts, select_texts_and_pairs
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 
 if TYPE_CHECKING:
     from distill.data.rows.tagged import Tagged
@@ -47,7 +47,11 @@ def load_source(checkpoint: Path, *, reduce_range: bool = False) -> Source:
     trained = load_model_folder(checkpoint).float()
     model = fold_norms(trained) if rounding is None else trained
     return Source(
-        model, tokenizer_of(checkpoint, "model"), rounding, reduce_range, None if model is trained else trained
+        model,
+        load_student_tokenizer(checkpoint, "model"),
+        rounding,
+        reduce_range,
+        None if model is trained else trained,
     )
 
 
@@ -125,7 +129,7 @@ class ExportVerifier:
             self.max_length,
             self.quantized_logits,
             rounds=True,
-            kind=kind_of(self.source.model),
+            kind=find_decision_kind(self.source.model),
         )
         proof = asdict(parity) | {"layers": layers}
         if self.has_classes:

@@ -1,11 +1,11 @@
 """The export targets of a run's models."""
 
-from compress.export.common.targets import FLOAT, ExportTarget, formats_of
+from compress.export.common.targets import FLOAT, ExportTarget, parse_formats
 from compress.prune.budget import Budget
 from compress.quantize.schemes import resolve_scheme
 from distill.tasks.names import GENERATIVE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.schemes import is_dynamic, schemes_of
+from pipelines.settings.schemes import is_dynamic, list_schemes
 from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, rounded_targets
 
 
@@ -17,7 +17,7 @@ def forms_of_teacher(config: DistillConfig) -> list[ExportTarget]:
 def float_targets(config: DistillConfig) -> list[ExportTarget]:
     """Returns the float targets of the students."""
     is_measured = config.budget.requested and config.budget.runtime != "pytorch"
-    names = [*formats_of(config.export), *([config.budget.runtime] if is_measured else [])]
+    names = [*parse_formats(config.export), *([config.budget.runtime] if is_measured else [])]
     return list(dict.fromkeys((*ALWAYS, *(ExportTarget(name) for name in names if ExportTarget(name).kind.floats))))
 
 
@@ -26,8 +26,8 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarge
 
     Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
     """
-    floats, schemes = float_targets(config), schemes_of(config)
-    if config.task in GENERATIVE_TASKS and "onnx" in formats_of(config.export):
+    floats, schemes = float_targets(config), list_schemes(config)
+    if config.task in GENERATIVE_TASKS and "onnx" in parse_formats(config.export):
         floats.append(ExportTarget("onnx-decoder"))
     if not scheme:
         return [*floats, *([ExportTarget("onnxruntime", "int8")] if is_dynamic(config) else [])]

@@ -13,7 +13,7 @@ from pipelines.reports.schema import EstimateEntry
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import MeasureConfig
-from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, key_of
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, read_key
 from pipelines.stages.deliver.timed_texts import EncodedTexts
 from pipelines.stages.deliver.timing import CallConditions, estimate_entry, time_models
 
@@ -57,8 +57,8 @@ def add_latencies(
             seconds = share * max(0.0, end - time.perf_counter())
             found[batch] = measure_entries(run, entries, runners, tests, measure, conditions, seconds)
         for entry in entries:
-            entry[latency] = found[batch].latencies[key_of(entry)]
-            entry[speedup] = describe_speedup(key_of(entry), found[batch])
+            entry[latency] = found[batch].latencies[read_key(entry)]
+            entry[speedup] = describe_speedup(read_key(entry), found[batch])
 
 
 def measure_entries(
@@ -72,7 +72,7 @@ def measure_entries(
 ) -> Measured:
     """Returns latencies and speed-ups under some conditions; what was measured under them already is reused."""
     found = reuse_measurements(entries, conditions)
-    groups = group_by_runtime([key_of(entry) for entry in entries], found, measure.interval)
+    groups = group_by_runtime([read_key(entry) for entry in entries], found, measure.interval)
     names = [name for group in groups for name in group.names]
     if not names:
         return found
@@ -83,8 +83,8 @@ def measure_entries(
     times = time_models(run, label, chosen, texts, groups, conditions, effort)
     for name, own in times.items():
         found.latencies[name] = asdict(own.summarize(conditions.threads))
-        teacher = times.get(teacher_of(name))
-        if teacher is not None and name != teacher_of(name):
+        teacher = times.get(find_teacher_key(name))
+        if teacher is not None and name != find_teacher_key(name):
             found.speedups[name] = estimate_entry(estimate_ratio(teacher.fastest, own.fastest))
     return found
 
@@ -97,9 +97,9 @@ def reuse_measurements(entries: Sequence[JsonObject], conditions: CallConditions
         if target is None or target["length"] != conditions.length:
             continue
         if (target["student"]["batch"], target["student"]["threads"]) == (conditions.batch, conditions.threads):
-            found.latencies[key_of(entry)] = target["student"]
-            found.latencies[teacher_of(key_of(entry))] = target["teacher"]
-            found.speedups[key_of(entry)] = target["speedup"]
+            found.latencies[read_key(entry)] = target["student"]
+            found.latencies[find_teacher_key(read_key(entry))] = target["teacher"]
+            found.speedups[read_key(entry)] = target["speedup"]
     return found
 
 
@@ -118,12 +118,12 @@ def group_by_runtime(keys: Sequence[Key], known: Measured, interval: float) -> l
 
 def are_narrow(times: Mapping[Key, BlockTimes], names: Sequence[Key], interval: float) -> bool:
     """Returns whether all speed-ups over the teacher have intervals of at most this width; true without a teacher."""
-    teacher = teacher_of(names[0])
+    teacher = find_teacher_key(names[0])
     others = [name for name in names if name != teacher] if teacher in names else []
     return all(estimate_ratio(times[teacher].fastest, times[name].fastest).width <= interval for name in others)
 
 
-def teacher_of(key: Key) -> Key:
+def find_teacher_key(key: Key) -> Key:
     """Returns the key of the teacher in fp32 on the same runtime."""
     return ("teacher", key[1], "fp32")
 
@@ -134,7 +134,7 @@ def describe_speedup(key: Key, measured: Measured) -> JsonObject | None:
     if teacher is None:
         return None
     estimate = measured.speedups.get(key)
-    same = 1.0 if key == teacher_of(key) else None
+    same = 1.0 if key == find_teacher_key(key) else None
     return {
         "vs_teacher_pytorch": teacher["best_ms"] / measured.latencies[key]["best_ms"],
         "vs_teacher_same_runtime": estimate["value"] if estimate else same,

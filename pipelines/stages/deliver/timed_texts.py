@@ -49,9 +49,9 @@ class RowBlocks:
 
 def encode_split(checkpoint: Path, part: object, max_length: int, task: "Task") -> EncodedTexts:
     """Returns a split encoded by a checkpoint's own tokenizer, and its pad id."""
-    from pipelines.stages.prepare.vocabulary import tokenizer_of
+    from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 
-    tokenizer = tokenizer_of(checkpoint)
+    tokenizer = load_student_tokenizer(checkpoint)
     return task.encode(tokenizer, part, max_length), find_padding_id(tokenizer)
 
 

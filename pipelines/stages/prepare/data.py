@@ -16,7 +16,7 @@ from distill.data.rows.documents import load_documents
 from distill.data.rows.reading_remarks import describe_reading
 from distill.data.rows.sentences import LINES
 from distill.data.sources import text_batches
-from distill.data.sources.files import format_of
+from distill.data.sources.files import find_format
 from distill.data.sources.stored_texts import StoredTexts
 from distill.data.sources.tables import find_split_files, read_splits
 from distill.data.sources.text_column import iterate_cells
@@ -56,7 +56,7 @@ def data_stage(
         inputs["unlabelled"] = run.content_hash(Path(config.unlabelled).expanduser())
 
     def work(folder: Path) -> JsonObject:
-        splits = read_splits_of(task, config, run.seed, folder / SCRATCH)
+        splits = read_task_splits(task, config, run.seed, folder / SCRATCH)
         write_splits(splits, folder, settings)
         counts = {part: len(getattr(splits, part)) for part in SPLIT_NAMES} | {"classes": len(splits.labels)}
         return counts | splits.notes | {"remarks": list(splits.remarks)}
@@ -67,7 +67,7 @@ def data_stage(
     return done
 
 
-def read_splits_of(task: str, config: DataConfig, seed: int, scratch: Path) -> Splits:
+def read_task_splits(task: str, config: DataConfig, seed: int, scratch: Path) -> Splits:
     """Returns the splits of a data set; those of plain text that may not fit into memory are files in `scratch`."""
     if task in PLAIN_TEXT:
         return load_documents(config, seed, scratch)
@@ -96,7 +96,7 @@ def hash_source(config: DataConfig, hash_one: Callable[[Path], str] = hash_file)
         total.update("".join(f"{file.name}:{hash_content(file, hash_one)}" for file in sorted(path.iterdir())).encode())
     elif path.is_dir():
         for split, file in sorted(find_split_files(path).items()):
-            total.update(f"{split}:{format_of(file)}:{hash_one(file)}".encode())
+            total.update(f"{split}:{find_format(file)}:{hash_one(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
             total.update(f"{split}:".encode())

@@ -31,7 +31,7 @@ class SplitOutputs:
     Args:
         samples: Signals of each sample by name, in the form that caches have: [1, ...] or [queried positions, ...].
         score: Score by the task's training metric; higher is better.
-        places: Identity of each sample, see `places_of`.
+        places: Identity of each sample, see `list_sample_keys`.
         temperature: Temperature that softened the distributions before they were truncated to TOP_K tokens; None for
             complete distributions.
     """
@@ -63,10 +63,10 @@ def compute_outputs(
         for row, own in zip(rows, split_by_row(batch, {"logits": logits})["logits"], strict=True):
             samples[row] = top_log_probs(own / temperature) if is_language_model else {"logits": own}
     score = float(metric.compute())
-    return SplitOutputs(samples, score, places_of(split), temperature if is_language_model else None)
+    return SplitOutputs(samples, score, list_sample_keys(split), temperature if is_language_model else None)
 
 
-def places_of(split: EncodedRows) -> list[Hashable]:
+def list_sample_keys(split: EncodedRows) -> list[Hashable]:
     """Returns keys that identify a split's samples independently of the tokenizer.
 
     The key of a sample is its index. For a window on a context, which tokenizers split differently, it is the
@@ -147,7 +147,7 @@ class Judge:
     def teacher_samples(self) -> dict[int, int]:
         """Index of the teacher's sample for each of the student's samples that the teacher was evaluated on too."""
         numbers = {place: number for number, place in enumerate(self.teacher.places)}
-        return {row: numbers[place] for row, place in enumerate(places_of(self.split)) if place in numbers}
+        return {row: numbers[place] for row, place in enumerate(list_sample_keys(self.split)) if place in numbers}
 
     def count_rows(self, row: int) -> int:
         """Returns the number of rows in the teacher's outputs for a sample; 0 if there are none."""

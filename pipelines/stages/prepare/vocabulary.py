@@ -15,7 +15,7 @@ from distill.losses.teacher_signals import SignalSource, TeacherSignals
 TOKENS_FILE = "words.npy"  # ids of the teacher's tokens that the start stage retained
 
 
-def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
+def load_student_tokenizer(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a stock or pruned checkpoint; a pruned model's classes are registered first."""
     register_custom_classes(folder)
     return load_tokenizer(folder, role)

@@ -12,9 +12,9 @@ from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.stages.prepare.data import read_task
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.importance import SCORES
-from pipelines.stages.prune.inputs import axes_of
+from pipelines.stages.prune.inputs import find_prunable_axes
 from pipelines.stages.prune.shape import ShapeInputs
 from pipelines.stages.train.pruned_start import read_shape
 
@@ -31,8 +31,8 @@ def cut_stage(run: Run, inputs: ShapeInputs, shape: Artefact, name: str) -> Arte
     def work(folder: Path) -> JsonObject:
         model, task = load_model_folder(inputs.start.folder / MODEL), read_task(inputs.data)
         chosen = read_shape(shape)
-        small = prune(model, axes_of(model, task), chosen)
-        axes = axes_of(small, task)
+        small = prune(model, find_prunable_axes(model, task), chosen)
+        axes = find_prunable_axes(small, task)
         lost = set(range(len(chosen.layers))) - {axis.layer for axis in axes}
         if lost:
             raise InputError(
@@ -40,7 +40,7 @@ def cut_stage(run: Run, inputs: ShapeInputs, shape: Artefact, name: str) -> Arte
                 f"one neuron in layer {min(lost)}: no smaller student can be searched within it; train them apart"
             )
         scores = Scores.load(inputs.scores.folder / SCORES, model)
-        save_model(small, tokenizer_of(inputs.start.folder / MODEL), folder / MODEL, run.world)
+        save_model(small, load_student_tokenizer(inputs.start.folder / MODEL), folder / MODEL, run.world)
         restrict_scores(scores, chosen, small, axes).save(folder / SCORES)
         return {"params": small.num_parameters()}
 

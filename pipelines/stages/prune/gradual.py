@@ -37,7 +37,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
 from pipelines.stages.prepare.teacher import MODEL, training_settings
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.gradual_masking import (
     Goal,
     LearnedMasking,
@@ -46,7 +46,7 @@ from pipelines.stages.prune.gradual_masking import (
     build_learned_masks,
     expected_cost,
 )
-from pipelines.stages.prune.inputs import axes_of
+from pipelines.stages.prune.inputs import find_prunable_axes
 from pipelines.stages.prune.shape import ShapeInputs
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart, read_shape
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
@@ -137,11 +137,11 @@ def gradual_masking_stage(
     used = ("data", "cache", "start", "words", "shape", *(["costs"] if config.prune.masks == "learned" else []))
 
     def work(folder: Path) -> JsonObject:
-        task, tokenizer = read_task(inputs.data), tokenizer_of(inputs.start.folder / MODEL)
+        task, tokenizer = read_task(inputs.data), load_student_tokenizer(inputs.start.folder / MODEL)
         signals = open_cached_signals(inputs.cache, PrunedStart(name, inputs.start, None, inputs.tokens))
         texts = build_training_texts(run, config, read_data(inputs.data), tokenizer, signals, task)
         student = load_model_folder(inputs.start.folder / MODEL)
-        axes = axes_of(student, task)
+        axes = find_prunable_axes(student, task)
         masking = build_masking(config, inputs, shape, student, axes)
         lightning.seed_everything(run.seed, verbose=False)
         module = MaskedModule(

@@ -31,8 +31,8 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
-from pipelines.stages.prepare.vocabulary import tokenizer_of
-from pipelines.stages.prune.inputs import axes_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
+from pipelines.stages.prune.inputs import find_prunable_axes
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
 
@@ -56,8 +56,8 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
 
     def work(folder: Path) -> JsonObject:
         model, task = load_model_folder(start.folder), read_task(data)
-        axes = axes_of(model, task)
-        texts = build_training_texts(run, config, read_data(data), tokenizer_of(start.folder), task=task)
+        axes = find_prunable_axes(model, task)
+        texts = build_training_texts(run, config, read_data(data), load_student_tokenizer(start.folder), task=task)
         signals = open_cached_signals(cache, start)
         distance = Distance(task.output_rows, config.loss.resolved_temperature)
         drawn = draw_batches(texts, config.prune.samples, run.seed, task.eval_batch_size)

@@ -33,7 +33,7 @@ from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import TOKENS_FILE, tokenizer_of
+from pipelines.stages.prepare.vocabulary import TOKENS_FILE, load_student_tokenizer
 from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, time_together
 from pipelines.stages.train.distill import make_student
 
@@ -64,7 +64,7 @@ def pruning_start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact)
 
     def work(folder: Path) -> JsonObject:
         source, splits = teacher.folder / MODEL, read_data(data)
-        model, tokenizer = load_model_folder(source), tokenizer_of(source)
+        model, tokenizer = load_model_folder(source), load_student_tokenizer(source)
         if spec != "teacher":
             model = make_student(plan, model, tokenizer, read_task(data), run.seed)
         vocabulary, params = model.config.vocab_size, model.num_parameters()
@@ -92,7 +92,7 @@ def pad_counts(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
     return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
 
 
-def axes_of(model: PreTrainedModel, task: Task) -> list[Axis]:
+def find_prunable_axes(model: PreTrainedModel, task: Task) -> list[Axis]:
     """Returns the axes of a model that can be pruned for a task."""
     return [axis for axis in find_axes(model) if not (task.needs_teacher_width and axis.kind == "hidden")]
 
@@ -151,9 +151,9 @@ def build_measured_models(
     run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact, scratch: Path
 ) -> tuple[list[Outline], dict[str, TimedModel]]:
     """Returns the outlines to measure, and the models to time by name: the teacher, and each outline by its index."""
-    model, tokenizer = load_model_folder(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
+    model, tokenizer = load_model_folder(start.folder / MODEL), load_student_tokenizer(start.folder / MODEL)
     task = read_task(data)
-    axes = axes_of(model, task)
+    axes = find_prunable_axes(model, task)
     texts = draw_texts(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
     outlines = plan_measurements(get_outline(axes), step=head_width(model.config), uniform=config.budget.uniform)
     quantization, reduce_range = timing_quantization(config), reduces_range_of_dynamic_int8(config)
@@ -162,7 +162,7 @@ def build_measured_models(
         source = teacher.folder / MODEL
         reference = target_for(config.budget, teacher=True)
         models["teacher"] = build_timed(
-            load_model_folder(source), tokenizer_of(source), reference, scratch / "teacher", texts
+            load_model_folder(source), load_student_tokenizer(source), reference, scratch / "teacher", texts
         )
         advance(1)
         for number, outline in enumerate(outlines):

@@ -14,7 +14,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prune.inputs import axes_of
+from pipelines.stages.prune.inputs import find_prunable_axes
 from pipelines.stages.prune.shape import ShapeInputs, ShapeSearch
 from pipelines.stages.train.pruned_start import SHAPE
 
@@ -33,7 +33,10 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
 
     def work(folder: Path) -> JsonObject:
         search = ShapeSearch(run, config, inputs, target, folder)
-        space, whole = search.space, get_outline(axes_of(load_model_folder(inputs.tokens.folder / MODEL), search.task))
+        space, whole = (
+            search.space,
+            get_outline(find_prunable_axes(load_model_folder(inputs.tokens.folder / MODEL), search.task)),
+        )
         begin, end = space.predict(whole), search.milliseconds
         milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
         chosen = choose_candidate(space, list_candidates(space, milliseconds))

@@ -40,7 +40,7 @@ from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.budget_timing import (
     TimedModel,
     TimingTexts,
@@ -49,7 +49,7 @@ from pipelines.stages.prune.budget_timing import (
     time_together,
 )
 from pipelines.stages.prune.importance import SCORES
-from pipelines.stages.prune.inputs import axes_of, fit_size_model, rounding_key, timing_quantization
+from pipelines.stages.prune.inputs import find_prunable_axes, fit_size_model, rounding_key, timing_quantization
 from pipelines.stages.prune.trials import Trial, eliminate_trials
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
@@ -131,8 +131,8 @@ class ShapeSearch:
         self.budget: Budget = config.budget
         self.scratch = folder / SCRATCH / "exports"
         self.model: PreTrainedModel = load_model_folder(inputs.start.folder / MODEL)
-        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(inputs.start.folder / MODEL)
-        self.axes: Sequence[Axis] = axes_of(self.model, self.task)
+        self.tokenizer: PreTrainedTokenizerBase = load_student_tokenizer(inputs.start.folder / MODEL)
+        self.axes: Sequence[Axis] = find_prunable_axes(self.model, self.task)
         costs = read_costs(inputs.costs)
         allowed = [target.milliseconds(each.teacher_ms) for each in costs]
         self.milliseconds = allowed[0]  # at the first length of the budget; costs at the others are scaled to it
@@ -168,7 +168,7 @@ class ShapeSearch:
         source = self.inputs.teacher.folder / MODEL
         reference = target_for(self.budget, teacher=True)
         return build_timed(
-            load_model_folder(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts
+            load_model_folder(source), load_student_tokenizer(source), reference, self.scratch / "teacher", self.texts
         )
 
     def choose(self) -> JsonObject:
@@ -221,7 +221,7 @@ class ShapeSearch:
     def teacher_outputs(self) -> SplitOutputs:
         """The teacher's outputs on the validation split."""
         source = self.inputs.teacher.folder / MODEL
-        model, tokenizer = load_teacher(source), tokenizer_of(source)
+        model, tokenizer = load_teacher(source), load_student_tokenizer(source)
         rows = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
         return compute_outputs(
             model, rows, find_padding_id(tokenizer), self.task, self.config.loss.resolved_temperature

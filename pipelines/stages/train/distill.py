@@ -37,7 +37,7 @@ from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
 from pipelines.stages.prepare.tokens import SplitEncoder
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.train.general import attach_head
 from pipelines.stages.train.prepared_training import STUDENT_TRAINING, PreparedTraining, Tokenizers
 from pipelines.stages.train.pruned_start import PrunedStart
@@ -182,13 +182,13 @@ class StudentTraining:
     def load_tokenizers(self, task: Task) -> Tokenizers:
         """Returns the tokenizers of student and teacher, configured for the task."""
         source = self.teacher.folder / MODEL
-        teacher = student = tokenizer_of(self.pruned.folder if self.pruned is not None else source)
+        teacher = student = load_student_tokenizer(self.pruned.folder if self.pruned is not None else source)
         if self.pruned is None and self.plan.student is not None:
             student = self.plan.student.load_tokenizer()
         task.configure_tokenizer(student, source)
         differ = is_cross_tokenizer(self.plan.settings, teacher, student)
         if not differ:  # the signals are of texts truncated at this length
-            student.model_max_length = tokenizer_of(source).model_max_length
+            student.model_max_length = load_student_tokenizer(source).model_max_length
         return Tokenizers(student, teacher, differ)
 
     def build_student(self, splits: Splits, task: Task, tokenizers: Tokenizers) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.train.distill import VERSION as TRAINING_VERSION
 from pipelines.stages.train.distill import StudentTraining
 from pipelines.stages.train.pruned_start import read_shape
@@ -84,7 +84,7 @@ def slice_stage(run: Run, config: DistillConfig, data: Artefact, nested: Artefac
     settings = {"slice": name, "max_length": config.data.max_length}
 
     def work(folder: Path) -> JsonObject:
-        model, tokenizer = load_slice(nested.folder / MODEL, name), tokenizer_of(nested.folder / MODEL)
+        model, tokenizer = load_slice(nested.folder / MODEL, name), load_student_tokenizer(nested.folder / MODEL)
         save_model(model, tokenizer, folder / MODEL, run.world)
         task = read_task(data)
         rows = task.encode(tokenizer, read_data(data).validation, config.data.max_length)

@@ -31,7 +31,7 @@ from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
 from pipelines.stages.prepare.tokens import SplitEncoder
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.sparsity import SparsityCallback
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
@@ -127,7 +127,7 @@ class QuantizedTraining:
 
     def work(self, folder: Path) -> JsonObject:
         """Quantizes and trains the student, writes it to `folder`, and returns the metrics."""
-        task, tokenizer = read_task(self.data), tokenizer_of(self.student.folder)
+        task, tokenizer = read_task(self.data), load_student_tokenizer(self.student.folder)
         task.configure_tokenizer(tokenizer, self.student.folder)
         model = fold_norms(load_model_folder(self.student.folder))
         texts = self.build_texts(tokenizer, task)

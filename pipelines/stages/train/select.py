@@ -17,7 +17,7 @@ from distill.data.batches.packing import find_padding_id
 from distill.data.clean.rows import JoinedTexts
 from distill.data.select import coverage
 from distill.data.select.config import VECTOR_METHODS, SelectConfig
-from distill.data.select.scores import DYNAMICS, entropy, label_loss_of, margin
+from distill.data.select.scores import DYNAMICS, compute_label_loss, entropy, margin
 from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Examples, Splits, take_rows
 from distill.errors import InputError
@@ -68,10 +68,10 @@ def check_selection(config: SelectConfig, splits: Splits) -> None:
 
 def count_rows(config: SelectConfig, splits: Splits) -> int:
     """Returns the number of rows to choose from."""
-    return sum(len(getattr(splits, name)) for name in parts_of(config))
+    return sum(len(getattr(splits, name)) for name in list_split_names(config))
 
 
-def parts_of(config: SelectConfig) -> tuple[str, ...]:
+def list_split_names(config: SelectConfig) -> tuple[str, ...]:
     """Returns the names of the splits to choose from."""
     return ("train", "unlabelled") if config.source == "all" else (config.source,)
 
@@ -109,7 +109,7 @@ def select_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact, cache:
         splits = read_data(data)
         chosen = Selection(run, plan, splits, read_task(data), teacher, cache).choose()
         changed, rows, first = {}, {}, 0
-        for name in parts_of(config):
+        for name in list_split_names(config):
             part = getattr(splits, name)
             own = np.sort(chosen[(chosen >= first) & (chosen < first + len(part))]) - first
             changed[name], rows[name] = take_rows(part, own), own.tolist()
@@ -160,7 +160,7 @@ class Selection:
     ) -> None:
         self.run, self.plan, self.splits, self.task = run, plan, splits, task
         self.teacher, self.cache, self.config = teacher, cache, plan.settings.select
-        self.parts = [getattr(splits, name) for name in parts_of(self.config)]
+        self.parts = [getattr(splits, name) for name in list_split_names(self.config)]
         self.size = sum(map(len, self.parts))
 
     @cached_property
@@ -217,7 +217,7 @@ class Selection:
             return found.double().numpy()
         answers = self.read_answers()
         if name == "loss":
-            return label_loss_of(torch.cat(answers), torch.tensor(labels)).double().numpy()
+            return compute_label_loss(torch.cat(answers), torch.tensor(labels)).double().numpy()
         measure = {"entropy": entropy, "margin": margin}[name]
         return np.array([float(measure(logits).mean()) for logits in answers])
 

@@ -15,7 +15,7 @@ SMALL = (
     *("--attention_free_train.epochs", "2", "--attention_free_train.batch_size", "16", "--batch_size", "8"),
     *("--precision", "32"),
     *("--threads", "1", "--data.max_length", "32", "--learning_rate", "1e-3", "--prune.samples", "32"),
-    *("--prune.trial_steps", "2", "--budget.rounds", "1", "--budget.recuts", "0", *QUICK_MEASUREMENT),
+    *("--prune.trial_steps", "2", "--budget.rounds", "1", "--budget.retries", "0", *QUICK_MEASUREMENT),
 )
 SPEEDS = "1.1,1.3"
 

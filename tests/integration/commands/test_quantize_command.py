@@ -132,7 +132,7 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
         teacher, data, tmp_path / "run", "--epochs", "2", "--quantize", "int8", "--quantize.samples", "32"
     )
     arguments += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trial_steps", "16"]
-    arguments += ["--budget.recuts", "0"]
+    arguments += ["--budget.retries", "0"]
     arguments += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smoothquant", "0.5"]
     run_to_success("distill", arguments)
     report = json.loads((tmp_path / "run" / "report.json").read_text())

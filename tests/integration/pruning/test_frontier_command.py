@@ -32,7 +32,7 @@ def arguments(place) -> list[str]:
         *("--attention_free_train.epochs", "2", "--attention_free_train.batch_size", "16"),
         *("--precision", "32", "--threads", "1", *QUICK_MEASUREMENT),
         *("--data.max_length", "32", "--learning-rate", "1e-3"),
-        *("--prune.samples", "32", "--prune.trial_steps", "2", "--budget.rounds", "1", "--budget.recuts", "0"),
+        *("--prune.samples", "32", "--prune.trial_steps", "2", "--budget.rounds", "1", "--budget.retries", "0"),
         *("--budget.runtime", "pytorch", "--budget.precision", "fp32"),
     ]
 

@@ -21,7 +21,7 @@ from pipelines import prune
 from pipelines.runs.files import write_json
 from pipelines.runs.stage import Artefact
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.stages.prepare.vocabulary import tokenizer_of
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.run_stages import check_scores
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
@@ -30,7 +30,7 @@ from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, mak
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
 # No exports during the search for a shape, and few calls in each of its measurements.
-SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4", "--budget.recuts", "0")
+SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4", "--budget.retries", "0")
 
 
 def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
@@ -118,7 +118,7 @@ def test_the_students_weights_have_the_sizes_of_the_shape(family):
 
 def test_tokens_that_no_text_uses_are_removed(family, data):
     output, _ = family
-    tokenizer = tokenizer_of(output / "student-1.8x")
+    tokenizer = load_student_tokenizer(output / "student-1.8x")
     assert len(tokenizer) == load_model_folder(output / "student-1.8x").config.vocab_size <= len(VOCABULARY)
     assert not set(UNUSED) & set(tokenizer.get_vocab())
     for text, _ in [*make_rows(40, 2), (" ".join(UNUSED), "")]:
@@ -163,7 +163,7 @@ def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, da
 def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
     output = place / "int8"
     run_to_success(
-        "prune", words(model, data, output, "--speedup", "1.3", "--prune.trial_steps", "0", "--budget.recuts", "0")
+        "prune", words(model, data, output, "--speedup", "1.3", "--prune.trial_steps", "0", "--budget.retries", "0")
     )
     entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
     assert ("student", "onnxruntime", "int8") in entries

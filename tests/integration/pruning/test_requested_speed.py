@@ -67,22 +67,22 @@ def record_as_too_slow(speed: Path) -> None:
 def too_slow(place) -> Path:
     """A finished run whose student was measured as 20 % too slow."""
     output = place / "slow"
-    run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "0"))
+    run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "0"))
     record_as_too_slow(only(output, f"speed-{NAME}"))
     return output
 
 
 @pytest.fixture(scope="module")
-def recut(place, too_slow) -> tuple[Path, str]:
+def pruned_again(place, too_slow) -> tuple[Path, str]:
     """The same run after it went on, and what it printed."""
-    output = place / "recut"
+    output = place / "pruned-again"
     shutil.copytree(too_slow, output)
-    return output, run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "1"))
+    return output, run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "1"))
 
 
 @pytest.mark.slow
-def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again(too_slow, recut):
-    output, message = recut
+def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again(too_slow, pruned_again):
+    output, message = pruned_again
     assert f"speed-{NAME}: already complete, skipped" in message
     assert f"speed-{NAME}: too slow: pruned further, to 1.25 times its speed, and trained again" in message
     first, second = map(shape_of, finished(output, f"shape-{NAME}"))
@@ -94,7 +94,7 @@ def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again
         assert len(finished(output, stage)) == 2, stage
     models = json.loads((output / "report.json").read_text())["models"]
     (target,) = [entry["target"] for entry in models if "target" in entry]
-    assert target["recuts"] == 1
+    assert target["retries"] == 1
     assert target["target"]["speedup"] == 1.3, "the request stays what it was"
     assert set(target["control"]) == {"value", "low", "high"}
     assert "Requested speed" in message
@@ -102,16 +102,16 @@ def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again
 
 
 @pytest.mark.slow
-def test_the_student_that_was_too_slow_is_kept(too_slow, recut):
+def test_the_student_that_was_too_slow_is_kept(too_slow, pruned_again):
     before = only(too_slow, f"distill-{NAME}")
-    after = recut[0] / before.relative_to(too_slow)
+    after = pruned_again[0] / before.relative_to(too_slow)
     assert hash_content(after / "model") == hash_content(before / "model")
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_takes_the_same_decision(place, recut):
-    output, _ = recut
-    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "1"))
+def test_a_run_that_goes_on_takes_the_same_decision(place, pruned_again):
+    output, _ = pruned_again
+    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "1"))
     assert ": started (" not in message
     assert len(finished(output, f"shape-{NAME}")) == 2
 
@@ -122,7 +122,7 @@ def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, 
     output = tmp_path / "dry"
     shutil.copytree(too_slow, output)
     shutil.rmtree(output / missing)
-    words = arguments(place, output, *REQUEST, "--budget.recuts", "1", "--dry-run", "--predict", "false")
+    words = arguments(place, output, *REQUEST, "--budget.retries", "1", "--dry-run", "--predict", "false")
     message = run_to_success("prune", words)
     planned = dict(re.findall(r"│ (\S+) +│ (complete|will run)", message))
     assert planned[f"distill-{NAME}"] == "complete"
@@ -133,18 +133,18 @@ def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, 
 def test_without_further_attempts_the_reached_speed_is_reported_plainly(place, too_slow, tmp_path):
     output = tmp_path / "reported"
     shutil.copytree(too_slow, output)
-    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.recuts", "0"))
+    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "0"))
     wanted = "student: requested 1.3×, measured 1.04× (95 % interval 1.03× to 1.05×): missed by 20.0 %."
     assert wanted in message
-    assert "It wasn't pruned further: budget.recuts allows 0." in message
+    assert "It wasn't pruned further: budget.retries allows 0." in message
     assert len(finished(output, f"distill-{NAME}")) == 1
 
 
 @pytest.mark.slow
-def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_slow, recut, tmp_path):
+def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_slow, pruned_again, tmp_path):
     output = tmp_path / "killed"
     shutil.copytree(too_slow, output)
-    words = arguments(place, output, *REQUEST, "--budget.recuts", "1")
+    words = arguments(place, output, *REQUEST, "--budget.retries", "1")
     process = start("prune", words)
     while not list((output / f"distill-{NAME}").glob("*.partial")) and process.poll() is None:
         time.sleep(0.05)
@@ -152,8 +152,8 @@ def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_sl
     process.communicate()
     assert len(finished(output, f"distill-{NAME}")) == 1
     run_to_success("prune", words)
-    students = [finished(each, f"distill-{NAME}")[-1] for each in (output, recut[0])]
-    shapes = [shape_of(finished(each, f"shape-{NAME}")[-1])["shape"] for each in (output, recut[0])]
+    students = [finished(each, f"distill-{NAME}")[-1] for each in (output, pruned_again[0])]
+    shapes = [shape_of(finished(each, f"shape-{NAME}")[-1])["shape"] for each in (output, pruned_again[0])]
     assert shapes[0] == shapes[1]
     assert hash_content(students[0] / "model") == hash_content(students[1] / "model")
 
@@ -162,7 +162,7 @@ def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_sl
 @pytest.mark.parametrize("target", [("--texts-per-second", "1"), ("--speedup", "1.1", "--budget.length", "8,24")])
 def test_throughputs_and_lengths_are_measured_under_their_own_conditions(place, target, tmp_path):
     output = tmp_path / "other"
-    more = ("--budget.recuts", "0", "--budget.threads", "2", "--measure.texts", "32")
+    more = ("--budget.retries", "0", "--budget.threads", "2", "--measure.texts", "32")
     run_to_success("prune", arguments(place, output, *target, *more))
     models = json.loads((output / "report.json").read_text())["models"]
     (found,) = [entry["target"] for entry in models if "target" in entry]

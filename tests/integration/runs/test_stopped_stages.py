@@ -14,7 +14,7 @@ from support.run_inputs import make_inputs
 
 SIGNALS = ((signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C (SIGINT)", 130))
 STARTED = re.compile(r"^([\w.-]+): (?:started|resuming) \(", re.M)
-SMALLER = ("--budget.precision", "fp32", "--budget.recuts", "0", "--prune.trial_steps", "2", "--prune.samples", "16")
+SMALLER = ("--budget.precision", "fp32", "--budget.retries", "0", "--prune.trial_steps", "2", "--prune.samples", "16")
 pytestmark = pytest.mark.slow
 
 

@@ -16,7 +16,7 @@ from support.tiny_models import FILLERS, VOCABULARY, build_model, saved
 
 # Latencies of batches of four texts, since each of a search's measurements times all of its batches 60 times.
 SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4")
-SEARCH += ("--prune.samples", "16", "--prune.trial_steps", "8", "--budget.recuts", "0")
+SEARCH += ("--prune.samples", "16", "--prune.trial_steps", "8", "--budget.retries", "0")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0")
 pytestmark = pytest.mark.slow
 KINDS = {

@@ -252,14 +252,14 @@ HEADS = {
 def test_snippets_of_the_model_card_run_for_every_task(task, tokenizer, tmp_path, capsys):
     """Executes the unmodified snippets on a tiny model of the task."""
     from compress.export.common.source import Source
-    from compress.export.common.targets import target_of
+    from compress.export.common.targets import find_target
     from compress.export.write import write_target
 
     head, changes = HEADS[task]
     model = build("bert", SentenceForm("mean")) if head == "Model" else build_model("bert", head, **changes)
     source, report = Source(model, tokenizer), report_of(task)
     for each, place in zip(report["models"][2:], ("huggingface", "onnx"), strict=True):
-        write_target(source, target_of(place), tmp_path)
+        write_target(source, find_target(place), tmp_path)
         each["path"] = str(tmp_path / place)
     snippets = re.findall(r"```python\n(.*?)```", render_card(report), re.DOTALL)
     assert len(snippets) == 2

@@ -75,7 +75,7 @@ def test_arrows_that_follow_from_others_are_left_out(drawing):
 
 
 def test_each_box_stands_below_all_that_lead_to_it_and_long_arrows_pass_every_floor(drawing):
-    floors, lanes = drawing.floors_of({"a": ["b", "d"], "b": ["c"], "c": [], "d": [], "e": ["c", "d"]})
+    floors, lanes = drawing.list_floors({"a": ["b", "d"], "b": ["c"], "c": [], "d": [], "e": ["c", "d"]})
     place = {name: number for number, floor in enumerate(floors) for name in floor}
     assert (place["a"], place["b"], place["c"], place["d"], place["e"]) == (0, 1, 2, 1, 0)
     (long,) = [lane for lane in lanes if lane[0] == "e" and lane[-1] == "c"]

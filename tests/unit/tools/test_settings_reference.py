@@ -64,7 +64,7 @@ def test_the_page_is_what_the_settings_say(reference):
 
 def test_every_setting_of_every_command_has_a_description(reference):
     for command in reference.all_commands():
-        bare = [setting.name for setting in reference.settings_of(command) if not setting.meaning]
+        bare = [setting.name for setting in reference.list_settings(command) if not setting.meaning]
         assert not bare, f"stillroom {command.name}: settings that the docstrings of their classes don't describe"
 
 
@@ -74,14 +74,14 @@ def test_the_settings_of_a_command_are_those_that_it_parses(reference):
     assert commands["prune"].short["model"] == "student.spec"
     assert {"cache write", "cache inspect", "cache verify", "cache rebuild"} <= set(commands)
     for command in commands.values():
-        names = {setting.name for setting in reference.settings_of(command)}
+        names = {setting.name for setting in reference.list_settings(command)}
         parser = cli.build_parser(command.config, prog="", about="", examples="", short={})
         parsed = {action.dest for action in parser._actions}
         assert parsed - {"help", "config"} - reference.group_names(command.config) == names
 
 
 def test_types_and_defaults_are_those_of_the_command(reference):
-    settings = {each.name: each for each in reference.settings_of(command_of(reference))}
+    settings = {each.name: each for each in reference.list_settings(command_of(reference))}
     assert (settings["inner.share"].type, settings["inner.share"].default) == ("number", "`0.25`")
     assert (settings["inner.kind"].type, settings["inner.kind"].default) == ("`one`, `two`", "`one`")
     assert (settings["weights"].type, settings["weights"].default) == ("list of number", "")

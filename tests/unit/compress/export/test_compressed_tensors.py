@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BertTokenizerFast, PreTrainedMode
 
 from compress.errors import ExportError
 from compress.export.common.source import Source
-from compress.export.common.targets import FORMATS, ExportTarget, target_of
+from compress.export.common.targets import FORMATS, ExportTarget, find_target
 from compress.export.write import check_layers, write_targets
 from compress.quantize.calibration import calibrate
 from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
@@ -58,7 +58,7 @@ def test_a_pooler_whose_inputs_stay_in_float_is_rejected(scheme: str, tmp_path):
     source, folder = written(model, tmp_path, resolve_scheme(scheme))
     given = {name: value.numpy() for name, value in BATCH.items()} | {"token_type_ids": np.zeros_like(IDS.numpy())}
     with pytest.raises(ExportError, match="pooler.dense has other outputs than in training"):
-        check_layers(source, target_of(folder.name), tmp_path, given)
+        check_layers(source, find_target(folder.name), tmp_path, given)
 
 
 def test_a_tied_head_is_untied_and_stored_in_int8(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.executorch.program import ExecutorchModel
 from compress.export.write import write_targets
 from support.tiny_models import build_model
@@ -16,7 +16,7 @@ pytest.importorskip("executorch")
 @pytest.mark.slow
 def test_attention_has_no_portable_kernels(tokenizer, tmp_path):
     model = build_model("bert")
-    write_targets(Source(model, tokenizer), [target_of("executorch")], tmp_path)
+    write_targets(Source(model, tokenizer), [find_target("executorch")], tmp_path)
     assert model.config._attn_implementation == "sdpa", "the model itself stays as it was"
     program = (tmp_path / "executorch" / "model.pte").read_bytes()
     assert b"aten::native_layer_norm" in program, "names of portable kernels are in the file"

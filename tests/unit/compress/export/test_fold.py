@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from compress.export.common.fold import SPREAD, fold_norms
 from compress.export.common.source import Source
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.onnx.graph import OnnxModel
 from compress.export.write import check_layers, write_targets
 from compress.quantize.prepare import convert_quantized, prepare_quantized
@@ -102,7 +102,7 @@ def test_exported_files_compute_what_the_student_does(family, kind, tokenizer, t
     student = trained(family, kind, "layers=2")
     folded = fold_norms(student)
     source = Source(folded, tokenizer, trained=student)
-    write_targets(source, [target_of("onnx"), target_of("onnxruntime"), target_of("huggingface")], tmp_path)
+    write_targets(source, [find_target("onnx"), find_target("onnxruntime"), find_target("huggingface")], tmp_path)
     batch = {name: value.numpy() for name, value in padded_batch(student).items()}
     batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
     expected = logits(student, padded_batch(student))
@@ -121,7 +121,7 @@ def test_layers_of_a_folded_student_are_deployed_as_int8(kind, tokenizer, tmp_pa
     source = Source(student, tokenizer, convert_quantized(student))
     inputs = {name: value.numpy() for name, value in batch.items()}
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
-    target = target_of("onnx-int8")
+    target = find_target("onnx-int8")
     write_targets(source, [target], tmp_path)
     assert check_layers(source, target, tmp_path, inputs) <= 1e-5
     found = torch.from_numpy(OnnxModel(tmp_path / "onnx-int8", threads=1)(inputs))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compress.export.common.source import Source
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.openvino.ir import LENGTHS, OpenVinoModel, Padding, find_length
 from compress.export.verify import run_singly, run_together
 from compress.export.write import write_targets
@@ -31,7 +31,7 @@ def draw_texts(lengths: list[int], names: list[str], pad_id: int) -> tuple[dict[
 )
 def test_a_single_text_gives_the_logits_of_its_row_in_a_batch(family, head, tokenizer, tmp_path):
     model = build_model(family, head)
-    write_targets(Source(model, tokenizer), [target_of("openvino")], tmp_path)
+    write_targets(Source(model, tokenizer), [find_target("openvino")], tmp_path)
     opened = OpenVinoModel(tmp_path / "openvino", threads=1)
     inputs, mask = draw_texts([3, 8, 9, 20, 30], opened.names, opened.padding.pad_id)
     together, singly = run_together(opened, inputs, mask), run_singly(opened, inputs, mask)

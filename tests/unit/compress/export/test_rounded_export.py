@@ -15,7 +15,7 @@ from compress.errors import CompressError, ExportError
 from compress.export.common.parity import layer_differences
 from compress.export.common.rows import RowIndex
 from compress.export.common.source import Source
-from compress.export.common.targets import FORMATS, ExportTarget, by_scheme, check_float, target_of, with_sources
+from compress.export.common.targets import FORMATS, ExportTarget, by_scheme, check_float, find_target, with_sources
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.onnx.int8 import products_saturate
 from compress.export.onnx.rounded import round_graph
@@ -218,8 +218,8 @@ def test_the_table_in_the_docs_matches_the_formats():
 
 def test_target_names_match_their_folders_and_sources_precede_them():
     names = ["onnx", "onnxruntime-int8", "openvino-int4", "torchao-int8", "huggingface"]
-    assert [str(target_of(name)) for name in names] == names
-    chain = with_sources([target_of("openvino-int8"), target_of("onnxruntime-int8")])
+    assert [str(find_target(name)) for name in names] == names
+    chain = with_sources([find_target("openvino-int8"), find_target("onnxruntime-int8")])
     assert [str(target) for target in chain] == [
         "onnx",
         "onnx-int8",
@@ -229,4 +229,4 @@ def test_target_names_match_their_folders_and_sources_precede_them():
     ]
     for wrong in ("torchao", "compressed-tensors", "huggingface-int8", "tflite"):
         with pytest.raises(CompressError, match=f"found '{wrong}'"):
-            target_of(wrong)
+            find_target(wrong)

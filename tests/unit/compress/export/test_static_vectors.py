@@ -6,7 +6,7 @@ import torch
 
 from compress.errors import ExportError
 from compress.export.common.source import Source
-from compress.export.common.targets import EXTRAS, target_of
+from compress.export.common.targets import EXTRAS, find_target
 from compress.export.runtimes import open_export
 from compress.export.static_vectors.table import build_static_table, compute_text_vectors
 from compress.export.verify import verify_export
@@ -36,7 +36,7 @@ def test_the_library_computes_the_students_vectors_of_texts(form, head, tokenize
     if head == "encoder":
         teacher = PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher"))
     student = train_weights(build_student(teacher, "static,embeddings=8", tokenizer=tokenizer).eval())
-    write_targets(Source(student, tokenizer), [target_of(form)], tmp_path)
+    write_targets(Source(student, tokenizer), [find_target(form)], tmp_path)
     found = open_export(form, tmp_path / form, 1)(TEXTS)
     double = compute_text_vectors(student.double(), tokenizer, TEXTS)
     np.testing.assert_allclose(found, double, atol=1e-6)
@@ -48,7 +48,7 @@ def test_the_library_computes_the_students_vectors_of_texts(form, head, tokenize
 def test_a_folder_is_verified_in_a_fresh_process(form, tokenizer, tmp_path):
     pytest.importorskip(EXTRAS[form])
     student = train_weights(build_student(build_model("bert"), "static,embeddings=8", tokenizer=tokenizer).eval())
-    write_targets(Source(student, tokenizer), [target_of(form)], tmp_path)
+    write_targets(Source(student, tokenizer), [find_target(form)], tmp_path)
     expected = compute_text_vectors(student, tokenizer, TEXTS)
     verify_export(form, tmp_path / form, TEXTS, None, 32, expected)
     with pytest.raises(ExportError, match=f"{form}: .* has other logits than the trained model"):

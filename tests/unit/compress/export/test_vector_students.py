@@ -13,7 +13,7 @@ import torch
 from compress.errors import ExportError
 from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
-from compress.export.common.targets import target_of
+from compress.export.common.targets import find_target
 from compress.export.onnx.graph import OnnxModel
 from compress.export.runtimes import open_export
 from compress.export.write import check_layers, write_targets
@@ -32,7 +32,7 @@ from support.tiny_models import LABELS, build_model, make_rows, saved
 ])  # fmt: skip
 def test_an_onnx_file_has_the_logits_of_its_student(spec, tokenizer, tmp_path):
     student = build_student(build_model("bert"), f"{spec},embeddings=8", tokenizer=tokenizer).eval()
-    write_targets(Source(student, tokenizer), [target_of("onnxruntime")], tmp_path)
+    write_targets(Source(student, tokenizer), [find_target("onnxruntime")], tmp_path)
     onnx = OnnxModel(tmp_path / "onnxruntime", threads=1)
     for lengths in ([1], [7], [3, 9, 5]):
         mask = torch.tensor([[1] * each + [0] * (max(lengths) - each) for each in lengths])
@@ -68,7 +68,7 @@ def test_numpy_alone_computes_the_logits_of_a_student(spec, head, tokenizer, tmp
     student = build_student(teacher, f"{spec},embeddings=8", tokenizer=tokenizer, pair=pair).eval()
     if student.vectors.ngrams is not None:
         torch.nn.init.normal_(student.vectors.ngrams.weight)
-    write_targets(Source(student, tokenizer), [target_of("numpy")], tmp_path)
+    write_targets(Source(student, tokenizer), [find_target("numpy")], tmp_path)
     reader = open_export("numpy", tmp_path / "numpy", 1)
     for lengths in ([2], [7], [3, 9, 5]):
         mask = torch.tensor([[1] * each + [0] * (max(lengths) - each) for each in lengths])
@@ -83,7 +83,7 @@ def test_numpy_alone_computes_the_logits_of_a_student(spec, head, tokenizer, tmp
 
 def test_a_folder_of_arrays_needs_numpy_and_tokenizers_only(tokenizer, tmp_path):
     student = build_student(build_model("bert"), "static,embeddings=8", tokenizer=tokenizer).eval()
-    write_targets(Source(student, tokenizer), [target_of("numpy")], tmp_path)
+    write_targets(Source(student, tokenizer), [find_target("numpy")], tmp_path)
     folder, inputs = tmp_path / "numpy", tokenizer("good", return_tensors="pt")
     done = subprocess.run([sys.executable, "-c", READ], cwd=folder, capture_output=True, text=True, check=True)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_a_folder_of_arrays_needs_numpy_and_tokenizers_only(tokenizer, tmp_path)
 
 def test_a_model_with_attention_has_no_arrays(tokenizer, tmp_path):
     with pytest.raises(ExportError, match="numpy: expected a student without attention"):
-        write_targets(Source(build_model("bert").eval(), tokenizer), [target_of("numpy")], tmp_path)
+        write_targets(Source(build_model("bert").eval(), tokenizer), [find_target("numpy")], tmp_path)
 
 
 def draw_batch(*lengths: int) -> dict[str, torch.Tensor]:
@@ -132,7 +132,7 @@ QUANTIZED = (
 @pytest.mark.parametrize("spec", QUANTIZED)
 def test_numpy_computes_with_the_integers_of_a_quantized_student(spec, scheme, tokenizer, tmp_path):
     source = quantized_source(spec, scheme, tokenizer)
-    target, batch = target_of("numpy-int8"), draw_batch(9, 4, 2, 9)
+    target, batch = find_target("numpy-int8"), draw_batch(9, 4, 2, 9)
     write_targets(source, [target], tmp_path)
     assert check_layers(source, target, tmp_path, to_arrays(batch)) < 1e-6
     stored = np.load(tmp_path / "numpy-int8" / "weights.npz")
@@ -153,7 +153,7 @@ def test_numpy_computes_with_the_integers_of_a_quantized_student(spec, scheme, t
 def test_a_runtimes_file_looks_bytes_up(form, tokenizer, tmp_path):
     spec = QUANTIZED[0] if form == "onnxruntime" else "static,embeddings=32"  # OpenVINO can't hash pairs
     source = quantized_source(spec, "int8-static", tokenizer)
-    target, batch = target_of(f"{form}-int8"), draw_batch(9, 4, 2, 9)
+    target, batch = find_target(f"{form}-int8"), draw_batch(9, 4, 2, 9)
     write_targets(source, [target], tmp_path)
     assert check_layers(source, target, tmp_path, to_arrays(batch)) < 1e-6
     graph = onnx.load(str(tmp_path / "onnxruntime-int8" / "model.onnx")).graph if form == "onnxruntime" else None
@@ -170,7 +170,7 @@ def test_a_runtimes_file_looks_bytes_up(form, tokenizer, tmp_path):
 @pytest.mark.slow
 def test_rows_of_bytes_that_a_product_reads_directly_have_scales_of_their_own(tokenizer, tmp_path):
     source = quantized_source("cnn,layers=1,embeddings=32", "int8-dynamic", tokenizer)
-    target = target_of("onnx-int8")
+    target = find_target("onnx-int8")
     write_targets(source, [target], tmp_path)  # no norm is between the table and the first layer
     assert check_layers(source, target, tmp_path, to_arrays(draw_batch(9, 4))) < 1e-6
 
@@ -179,7 +179,7 @@ def test_rows_of_bytes_that_a_product_reads_directly_have_scales_of_their_own(to
 def test_a_second_recurrent_student_of_a_process_is_exported_with_any_length(tokenizer, tmp_path):
     for place in (tmp_path / "first", tmp_path / "second"):
         student = build_student(build_model("bert"), "gru,hidden=16,layers=2", tokenizer=tokenizer).eval()
-        write_targets(Source(student, tokenizer), [target_of("onnx")], place)
+        write_targets(Source(student, tokenizer), [find_target("onnx")], place)
         assert OnnxModel(place / "onnx", threads=1)(to_arrays(draw_batch(11, 3))).shape == (2, len(LABELS))
 
 
@@ -189,7 +189,7 @@ def test_weights_of_tokens_stay_in_float(tokenizer):
 
 
 def read_with_numpy(student, tokenizer, folder: Path):
-    write_targets(Source(student.eval(), tokenizer), [target_of("numpy")], folder)
+    write_targets(Source(student.eval(), tokenizer), [find_target("numpy")], folder)
     return open_export("numpy", folder / "numpy", 1)
 
 
@@ -237,7 +237,7 @@ def test_tokens_are_pooled_without_padding_as_in_padded_batches(pooling, scheme,
     spec = f"static,embeddings=32,pooling={pooling}"
     student = build_student(build_model("bert"), spec, tokenizer=tokenizer).eval()
     source = quantized_source(spec, scheme, tokenizer) if scheme else Source(student, tokenizer)
-    target = target_of("numpy-int8" if scheme else "numpy")
+    target = find_target("numpy-int8" if scheme else "numpy")
     write_targets(source, [target], tmp_path)
     reader, texts = Reader(tmp_path / str(target)), [text for text, _ in make_rows(40, 3)] + ["", "one"]
     assert reader.words is not None
@@ -252,5 +252,5 @@ def test_tokens_are_pooled_without_padding_as_in_padded_batches(pooling, scheme,
 def test_other_kinds_of_students_read_padded_batches(tokenizer, tmp_path):
     for number, spec in enumerate(("cnn", "static,pooling=order", "static,ngrams=64")):
         student = build_student(build_model("bert"), f"{spec},embeddings=16", tokenizer=tokenizer).eval()
-        write_targets(Source(student, tokenizer), [target_of("numpy")], tmp_path / str(number))
+        write_targets(Source(student, tokenizer), [find_target("numpy")], tmp_path / str(number))
         assert Reader(tmp_path / str(number) / "numpy").words is None

@@ -80,7 +80,7 @@ def test_speedups_are_sorted():
         ({"speedup": "4", "latency_ms": 2}, "found speedup and latency_ms: all but one of them would be ignored"),
         ({"latency_ms": 2, "texts_per_second": 9}, "found latency_ms and texts_per_second"),
         ({"texts_per_second": -1}, "budget.texts_per_second: expected more than 0"),
-        ({"speedup": "4", "recuts": -1}, "budget.recuts: expected at least 0"),
+        ({"speedup": "4", "retries": -1}, "budget.retries: expected at least 0"),
         ({"speedup": "4", "length": "16,x"}, "a number of tokens, or several such as 16,64,256, found '16,x'"),
         ({"speedup": "4", "length": "16,64,16"}, "expected different lengths"),
         (

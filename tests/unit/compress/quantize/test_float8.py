@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compress.errors import CompressError
-from compress.export.common.targets import FORMATS, by_scheme, target_of
+from compress.export.common.targets import FORMATS, by_scheme, find_target
 from compress.export.pytorch.torchao import float_tensor
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.fake_quantize import fake_quantize_float8, fake_quantize_weight
@@ -172,4 +172,4 @@ def test_runtimes_without_float8_products_reject_fp8():
         with pytest.raises(CompressError, match=f"export {name}: can't hold fp8: .* 8-bit floats"):
             by_scheme([name], "fp8")
     assert by_scheme(["torchao", "compressed-tensors"], "fp8") == {"fp8-dynamic": ["torchao", "compressed-tensors"]}
-    assert target_of("torchao-fp8").where == (FORMATS["torchao"].runtime, "fp8")
+    assert find_target("torchao-fp8").where == (FORMATS["torchao"].runtime, "fp8")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 from distill.student.build import build_student
-from distill.student.family import FAMILIES, family_of
+from distill.student.family import FAMILIES, find_family
 from distill.student.spec import Sizes, is_relative, resolve_sizes
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import build_model
@@ -118,7 +118,7 @@ WIDTHS = [
 @pytest.mark.parametrize(("spec", "sizes"), WIDTHS)
 def test_a_width_is_reduced_to_the_same_coordinates_in_every_weight(teacher, spec, sizes):
     student = build_student(teacher, spec)
-    assert family_of(student.config).sizes(student.config) == Sizes(tuple(range(sizes[0])), *sizes[1:])
+    assert find_family(student.config).sizes(student.config) == Sizes(tuple(range(sizes[0])), *sizes[1:])
     _, width, heads, _ = sizes
     kept_layers = [1, 3] if sizes[0] == 2 else [0, 1, 2, 3]
     hidden = indices_in(part(student, 0, "output norm").weight, part(teacher, kept_layers[0], "output norm").weight)

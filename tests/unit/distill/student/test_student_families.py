@@ -14,7 +14,7 @@ from distill.checkpoint.layers import find_layer_names, find_layer_stack
 from distill.errors import InputError
 from distill.slicing.tracing.trace import trace
 from distill.student.build import build_student, student_config
-from distill.student.family import FAMILIES, family_of
+from distill.student.family import FAMILIES, find_family
 from distill.student.selection import select_coordinates
 from distill.student.spec import SHARE_PRESETS, resolve_sizes
 from distill.teacher.fingerprint import freeze
@@ -89,7 +89,7 @@ def test_every_supported_family_has_a_tiny_model_here():
 @pytest.mark.parametrize("family", mark_slow(FURTHER))
 def test_a_student_of_the_teachers_sizes_gives_bit_identical_outputs(family):
     teacher = tiny_model(family)
-    own = family_of(teacher.config).sizes(teacher.config)
+    own = find_family(teacher.config).sizes(teacher.config)
     student = build_student(teacher, f"layers=4,hidden={own.hidden},heads={own.heads},ffn={own.ffn}")
     assert torch.equal(outputs_of(student), outputs_of(teacher))
 
@@ -165,7 +165,7 @@ def test_folding_the_norm_is_closer_to_the_teacher_than_dropping_it():
 def masked_outputs(teacher: PreTrainedModel, spec: str) -> Tensor:
     """Returns the outputs of the teacher with the weights of the heads and neurons that the spec drops set to 0."""
     copied = copy.deepcopy(teacher)
-    old = family_of(teacher.config).sizes(teacher.config)
+    old = find_family(teacher.config).sizes(teacher.config)
     weights = copied.state_dict()
     cuts = select_coordinates(weights, trace(teacher), find_layer_stack(teacher), old, resolve_sizes(spec, old))
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_a_student_with_fewer_neurons_computes_as_the_teacher_with_the_others_ma
 
 
 # Families whose head width is independent of the hidden size, so that fewer heads leave the rest unchanged.
-@pytest.mark.parametrize("family", mark_slow(name for name in FURTHER if family_of(tiny_model(name).config).free))
+@pytest.mark.parametrize("family", mark_slow(name for name in FURTHER if find_family(tiny_model(name).config).free))
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_a_student_with_fewer_heads_computes_as_the_teacher_with_the_others_masked(family, heads):
     teacher = tiny_model(family)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compress.export.common.decisions import kind_of, predictions_agree
+from compress.export.common.decisions import find_decision_kind, predictions_agree
 from distill.models.sentence_encoder import PooledModel
 from support.tiny_models import build_model, saved
 
@@ -46,9 +46,12 @@ def test_spans_are_compared_by_their_start_and_end_per_text():
 
 
 def test_the_kind_of_decision_follows_from_the_models_head(tokenizer, tmp_path):
-    assert kind_of(build_model("bert")) == "class"
-    assert kind_of(build_model("bert", num_labels=1)) == "number"
-    assert kind_of(build_model("bert", problem_type="multi_label_classification")) == "labels"
-    assert kind_of(build_model("bert", "ForQuestionAnswering")) == "span"
-    assert kind_of(build_model("bert", "ForTokenClassification")) == "class"
-    assert kind_of(PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path))) == "vector"
+    assert find_decision_kind(build_model("bert")) == "class"
+    assert find_decision_kind(build_model("bert", num_labels=1)) == "number"
+    assert find_decision_kind(build_model("bert", problem_type="multi_label_classification")) == "labels"
+    assert find_decision_kind(build_model("bert", "ForQuestionAnswering")) == "span"
+    assert find_decision_kind(build_model("bert", "ForTokenClassification")) == "class"
+    assert (
+        find_decision_kind(PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path)))
+        == "vector"
+    )

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.memory.activations import measure_peak
 from distill.checkpoint.layers import find_layer_names
-from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.outputs import read_logits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.models.attention import capture_attention_vectors
@@ -99,7 +99,7 @@ def test_a_decoder_that_keeps_keys_by_default_is_trained_with_checkpointed_layer
         model.zero_grad()
         torch.manual_seed(1)
         with checkpoint_layers(model, mode):
-            logits_of(run_student(model, draw_batch())).square().mean().backward()
+            read_logits(run_student(model, draw_batch())).square().mean().backward()
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected, found = compute("none"), compute(mode)

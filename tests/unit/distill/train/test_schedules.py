@@ -37,7 +37,7 @@ def rates(**settings) -> list[float]:
         ({"schedule": "polynomial", "power": 2}, {0: 1.0, 50: 0.25, 90: 0.01}),
         ({"schedule": "restarts", "cycles": 2}, {0: 1.0, 25: 0.5, 49: 0.001, 50: 1.0, 75: 0.5}),
         ({"schedule": "stable", "decay_share": 0.2}, {0: 1.0, 80: 1.0, 85: 0.5, 95: 0.134}),
-        ({"schedule": "linear", "floor": 0.1}, {0: 1.0, 50: 0.55, 99: 0.109}),
+        ({"schedule": "linear", "min_rate": 0.1}, {0: 1.0, 50: 0.55, 99: 0.109}),
         ({"schedule": "plateau"}, {0: 1.0, 50: 1.0, 99: 1.0}),
     ],
 )
@@ -80,7 +80,7 @@ def test_validations_of_the_cooldown_are_ignored():
 
 
 def test_the_rate_never_falls_below_the_floor():
-    assert observed([0.6] * 5, plateau_patience=0, floor=0.3) == [1, 0.5, 0.3, 0.3, 0.3]
+    assert observed([0.6] * 5, plateau_patience=0, min_rate=0.3) == [1, 0.5, 0.3, 0.3, 0.3]
 
 
 def test_a_plateau_agrees_with_torchs_own():
@@ -128,7 +128,7 @@ def test_the_rate_follows_the_effective_batch(scaling, expected):
         ({"decay_share": 0.0}, "train.decay_share: expected a share above 0"),
         ({"plateau_factor": 1.0}, "train.plateau_factor: expected a factor between 0 and 1"),
         ({"plateau_patience": -1}, "train.plateau_patience: expected at least 0"),
-        ({"floor": 1.0}, "train.floor: expected a share from 0 to below 1"),
+        ({"min_rate": 1.0}, "train.min_rate: expected a share from 0 to below 1"),
     ],
 )
 def test_impossible_schedules_are_refused(settings, message):

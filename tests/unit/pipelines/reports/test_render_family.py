@@ -211,12 +211,12 @@ def test_a_speed_a_little_below_the_request_is_within_the_promise_and_says_so(fa
 
 def test_re_cuts_and_what_ended_them_are_reported(family):
     found = find_target_speed(family, family["pruning"]["students"][-1])
-    found |= {"recuts": 2, "reason": "budget.recuts allows 2", "settled": False, "length": 64}
+    found |= {"retries": 2, "reason": "budget.retries allows 2", "settled": False, "length": 64}
     page = " ".join(Page(render_html(family, {})).text.split())
     assert (
         "missed by 5.3 %. Timed on 144 texts of 64 tokens, 8 times each, until the limit of time or texts, before the "
         "interval was narrow; two copies of the teacher's file differed by 0.4 %. It was pruned further and trained "
-        "again 2 times. It wasn't pruned again: budget.recuts allows 2."
+        "again 2 times. It wasn't pruned again: budget.retries allows 2."
     ) in page
 
 
@@ -338,14 +338,14 @@ def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, caps
     import torch
 
     from compress.export.common.source import Source
-    from compress.export.common.targets import target_of
+    from compress.export.common.targets import find_target
     from compress.export.write import write_target
     from distill.slicing import Shape, find_axes, prune
 
     model, tokenizer = tiny_model(tmp_path)
     small = prune(model, find_axes(model), Shape((0,), {"layers.0.ffn": torch.arange(5)})).eval()
     for each, place in zip(family["models"][2:5], ("huggingface", "onnx", "onnx"), strict=True):
-        write_target(Source(small, tokenizer), target_of(place), tmp_path)
+        write_target(Source(small, tokenizer), find_target(place), tmp_path)
         each["path"] = str(tmp_path / place)
         each["code"] = find_code(tmp_path / place)
     monkeypatch.setattr("builtins.input", lambda *prompts: pytest.fail(f"prompted: {prompts}"))

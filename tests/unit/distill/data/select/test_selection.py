@@ -16,7 +16,7 @@ from distill.data.select.coverage import (
     keep_classes,
     measure_typicality,
 )
-from distill.data.select.scores import area_under_margin, el2n, entropy, forgetting, label_loss_of, margin
+from distill.data.select.scores import area_under_margin, compute_label_loss, el2n, entropy, forgetting, margin
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.share import follow_share
@@ -32,7 +32,7 @@ def test_scores_of_answers_are_their_definitions():
     best = p.sort(descending=True).values
     torch.testing.assert_close(margin(logits).double(), 1 - best[:, 0] + best[:, 1], atol=1e-6, rtol=0)
     own = p[torch.arange(20), LABELS]
-    torch.testing.assert_close(label_loss_of(logits, LABELS).double(), -own.log(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(compute_label_loss(logits, LABELS).double(), -own.log(), atol=1e-6, rtol=0)
     assert entropy(torch.tensor([[0.0, -torch.inf]])).item() == 0
 
 

@@ -9,7 +9,7 @@ from compress.measure.blocks import BlockTimes
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import SpeedTarget
-from pipelines.stages.deliver.evaluated_model import key_of
+from pipelines.stages.deliver.evaluated_model import read_key
 from pipelines.stages.deliver.latencies import group_by_runtime, reuse_measurements
 from pipelines.stages.deliver.speed import estimate_share, find_correction
 from pipelines.stages.deliver.timing import CallConditions, estimate_entry, remaining_seconds
@@ -79,7 +79,7 @@ def test_what_the_budget_measured_under_the_same_conditions_is_not_measured_agai
     }
     entries = [entry("teacher", "pytorch", "fp32"), entry("teacher", "onnxruntime", "fp32")]
     entries += [entry("student", "pytorch", "fp32"), entry("student", "onnxruntime", "int8", target)]
-    keys = [key_of(each) for each in entries]
+    keys = [read_key(each) for each in entries]
     known = reuse_measurements(entries, CallConditions(1, 0, 1))
     assert known.speedups == {keys[3]: target["speedup"]}
     assert known.latencies == {keys[1]: target["teacher"], keys[3]: target["student"]}

@@ -23,7 +23,7 @@ from pipelines.stages.train.pruned_start import SHAPE
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
-def recut_stage(
+def faster_shape_stage(
     run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, previous: Artefact
 ) -> Artefact:
     """Writes `shape.json` of a faster shape than a `previous` one, with the same layers and width but fewer units.
