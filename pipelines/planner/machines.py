@@ -167,7 +167,8 @@ def measure_dispatch(processes: int, sum_seconds: float) -> float:
     with WorkCounter() as counter:
         repeat(sharded)
     spent = time_work(partial(repeat, sharded)) - time_work(partial(repeat, plain))
-    return max(0.0, spent - sum(counter.calls.values()) * sum_seconds) / counter.sharded
+    seconds: float = max(0.0, spent - sum(counter.calls.values()) * sum_seconds) / counter.sharded
+    return seconds
 
 
 def time_work(work: Callable[[], object]) -> float:

@@ -8,6 +8,7 @@ send. A batch of m micro-batches through p stages takes as long as m + p - 1 of 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -110,8 +111,8 @@ def trace_stage(
     reduce_to_stage(stage, stages, index)
     is_trained = isinstance(work, Training)
     stage.requires_grad_(is_trained)
-    backend = work.backend if isinstance(work, Training) else ""
-    with trace_fake_tensors(), SelectShare(work.share), use_kernels(backend):
+    kernels = use_kernels(work.backend) if isinstance(work, Training) else nullcontext()
+    with trace_fake_tensors(), SelectShare(work.share), kernels:
         allocate_fake(stage)
         batch, optimizer = work.build_fake_batch(), None
         lone = LoneStage(stage, work.loss if isinstance(work, Training) else None)
