@@ -112,7 +112,7 @@ def _measure_process(rank: int, processes: int, threads: int, place: str) -> Non
         message = torch.zeros(MESSAGE // 4)
         shortest = time_work(lambda: dist.all_reduce(torch.zeros(1)))
         seconds = max(1e-9, time_work(lambda: dist.all_reduce(message)) - shortest)
-        latency = measure_latency(left[:SEGMENT_ROWS], right)
+        latency = measure_wait(left[:SEGMENT_ROWS], right)
         sent = 2 * MESSAGE * (processes - 1) / processes
         rates = replace(
             rates, bandwidth=sent / seconds, latency=latency, dispatch=measure_dispatch(processes, shortest)
@@ -135,7 +135,7 @@ def measure_touching() -> float:
     return rate
 
 
-def measure_latency(left: Tensor, right: Tensor) -> float:
+def measure_wait(left: Tensor, right: Tensor) -> float:
     """Returns the seconds that a sum between products takes: processes drift apart while they compute."""
 
     def alternate(work: Callable[[], object]) -> None:

@@ -118,12 +118,12 @@ def count_touched_bytes(function: Any, inputs: object, outputs: list[Tensor]) ->
     name = str(function).split(".")[1]
     if name.startswith(("empty", "new_empty")) or getattr(function, "is_view", False):
         return 0
-    written = sum(map(count_bytes, outputs))
-    read = [count_bytes(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    written = sum(map(count_value_bytes, outputs))
+    read = [count_value_bytes(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return written + sum(min(size, written) if name in LOOKUPS else size for size in read)
 
 
-def count_bytes(tensor: Tensor) -> int:
+def count_value_bytes(tensor: Tensor) -> int:
     """Returns the bytes of a tensor's values, each once, though it may show them several times."""
     shown = [count for count, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     return math.prod(shown) * tensor.element_size()
