@@ -24,8 +24,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.distributed.planned_memory import SIZES, predict, prepare_student
-from benchmarks.distributed.sharded_memory import save_model
+from benchmarks.distributed.planned_memory import SIZES, predict, prepare_student, save_once
 from benchmarks.distributed.two_machines import ADDRESSES, LINKS, limit_link, read_sent_bytes, two_machines
 from distill.parallel.layout import parse_layout
 from pipelines.planner.hardware import Hardware, count_sent, estimate_step
@@ -88,16 +87,13 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.set_defaults(processes=PROCESSES)
     return parser.parse_args(argv)
 
 
 def measure_layout(name: str, options: argparse.Namespace) -> list[Sending]:
     """Returns the predicted and the measured sending of a layout at each rate."""
-    folder = options.output / f"model-{options.size}"
-    if not folder.exists():
-        save_model(folder, *SIZES[options.size])
-    trace = predict(folder, "student", parse_layout(name, PROCESSES), "none", options)
+    folder = save_once(options.size, options.output)
+    trace = predict(folder, "student", parse_layout(name, PROCESSES), "none", options.rows, options.length)
     sent = sum(count_sent(each, size, MACHINES.backend) for each, size in trace.sent.items() if len(each.ranks) > 1)
     run_machines(name, options)
     measured = json.loads(find_file(options.output, name).read_text())

@@ -88,12 +88,10 @@ def main() -> None:
     console.say(f"{describe_setup()}, {detect_device_type()}, {options.processes} processes")
     rows, ratios = [], []
     for size in options.sizes:
-        folder = options.output / f"model-{size}"
-        if not folder.exists():
-            save_model(folder, *SIZES[size])
+        folder = save_once(size, options.output)
         for role, name, mode in list_cases(options):
             layout = parse_layout(name, options.processes)
-            predicted = predict(folder, role, layout, mode, options).peak
+            predicted = predict(folder, role, layout, mode, options.rows, options.length).peak
             known = results.find(size=size, role=role, layout=name, checkpointing=mode)
             if known is None:
                 work = partial(measure_peak, role, options.rows, options.length, mode)
@@ -120,19 +118,27 @@ def draw_batch(rows: int, length: int, device: torch.device | str = "cpu") -> di
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def predict(folder: Path, role: str, layout: Layout, mode: str, options: argparse.Namespace) -> StepTrace:
-    """Returns what the planner says."""
+def save_once(size: str, output: Path) -> Path:
+    """Returns the folder of a model of this size, which is saved if it isn't there."""
+    folder = output / f"model-{size}"
+    if not folder.exists():
+        save_model(folder, *SIZES[size])
+    return folder
+
+
+def predict(folder: Path, role: str, layout: Layout, mode: str, rows: int, length: int) -> StepTrace:
+    """Returns what the planner says of a batch with this many rows on all processes of the layout."""
 
     def build() -> PreTrainedModel:
         model: PreTrainedModel = AUTO.from_config(AutoConfig.from_pretrained(folder))
         return model
 
-    own = options.rows // layout.data_parallel
-    count, rows = count_micro_batches(own) if layout.pp > 1 else (1, own)
-    draw = partial(draw_batch, rows, options.length)
+    own = rows // layout.data_parallel
+    count, size = count_micro_batches(own) if layout.pp > 1 else (1, own)
+    draw = partial(draw_batch, size, length)
     training = Training(build, draw, train=TrainConfig(checkpointing=mode), backend=find_backend())
     work = training if role == "student" else Query(build, draw)
-    with simulate_world(options.processes):
+    with simulate_world(layout.processes):
         if layout.pp > 1:
             return trace_stages(work, layout, count)
         return trace_step(work, layout) if isinstance(work, Training) else trace_query(work, layout)

@@ -8,7 +8,7 @@ answers every row once, as for a cache, and then the student trains on them for 
 models, and what this CPU reached in products and sums. Printed are, per case, the chosen pair, its measured time over
 that of the fastest pair, and the predicted and measured times of all layouts of teacher and student relative to the
 fastest. Each layout is timed in processes of its own, all of them in turns; timings are kept in the output's
-results.jsonl, so that the same command goes on where it was stopped. Times on a busy machine mean nothing.
+results.jsonl, and the same command resumes from them. Timings need an otherwise idle machine.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.distributed.planned_memory import PREPARE, SIZES, predict
-from benchmarks.distributed.sharded_memory import Peak, run_processes, save_model
+from benchmarks.distributed.planned_memory import PREPARE, predict, save_once
+from benchmarks.distributed.sharded_memory import Peak, run_processes
 
 import torch  # isort: skip
 
@@ -105,11 +105,10 @@ def parse_case(case: str) -> tuple[Model, Model]:
 
 def predict_times(model: Model, hardware: Hardware, options: argparse.Namespace) -> dict[str, float]:
     """Returns layout -> predicted seconds of a batch."""
-    told = argparse.Namespace(rows=model.rows, length=options.length, processes=PROCESSES)
     folder = save_once(model.size, options.output)
     times = {}
     for name in model.layouts:
-        trace = predict(folder, model.role, parse_layout(name, PROCESSES), "none", told)
+        trace = predict(folder, model.role, parse_layout(name, PROCESSES), "none", model.rows, options.length)
         times[name] = estimate_step(trace, hardware).total
     return times
 
@@ -126,14 +125,6 @@ def time_layouts(model: Model, options: argparse.Namespace) -> dict[str, float]:
             known = results.add(Timing(role=role, size=size, rows=rows, layout=name, round=turn, seconds=seconds))
         found[name].append(known["seconds"])
     return {name: statistics.median(times) for name, times in found.items()}
-
-
-def save_once(size: str, output: Path) -> Path:
-    """Returns the folder of a model of this size, which is saved if it isn't there."""
-    folder = output / f"model-{size}"
-    if not folder.exists():
-        save_model(folder, *SIZES[size])
-    return folder
 
 
 def time_layout(model: Model, folder: Path, name: str, options: argparse.Namespace) -> float:

@@ -59,7 +59,7 @@ def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times:
         add(trace.sent, before.sent, after.sent),
         add(trace.calls, before.calls, after.calls),
         after.stretch,
-        round(trace.touched + times * (after.touched - before.touched)),
+        round(trace.bytes_accessed + times * (after.bytes_accessed - before.bytes_accessed)),
         round(trace.sharded + times * (after.sharded - before.sharded)),
     )
 

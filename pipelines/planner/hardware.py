@@ -27,8 +27,8 @@ class Hardware:
         links: Bytes a second that a device sends to others of its node.
         bandwidth: Bytes a second that a device sends to those of other nodes.
         latency: Seconds that a collective takes in addition.
-        touching: Bytes a second that operators other than products read and write; infinite where `flops` is that of
-            whole trainings, which include them.
+        memory_bandwidth: Bytes a second that operators other than products read and write; infinite where `flops` is
+            that of whole trainings, which include them.
         dispatch: Seconds that an operator on a sharded tensor takes in addition.
         can_overlap: Whether sending leaves the device free to compute; a CPU does both itself.
         host_link: Bytes a second between a device and the CPU's memory: what is usually reached of PCIe 4 x16.
@@ -42,7 +42,7 @@ class Hardware:
     links: float
     bandwidth: float
     latency: float = 20e-6
-    touching: float = math.inf
+    memory_bandwidth: float = math.inf
     dispatch: float = 0.0
     can_overlap: bool = True
     host_link: float = 20e9
@@ -90,7 +90,8 @@ class StepTime:
 
 def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     """Returns the time of a traced step."""
-    compute = trace.flops / hardware.flops + trace.touched / hardware.touching + trace.sharded * hardware.dispatch
+    compute = trace.flops / hardware.flops + trace.bytes_accessed / hardware.memory_bandwidth
+    compute += trace.sharded * hardware.dispatch
     seconds = {
         each: count_sent(each, size, hardware.backend) / hardware.find_speed(each.ranks)
         + hardware.latency * trace.calls[each]

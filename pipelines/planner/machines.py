@@ -65,7 +65,7 @@ def measure_this_processor(cluster: ClusterConfig, threads: int) -> Hardware:
         memory = parse_bytes(cluster.gpu_memory, "cluster.gpu_memory")
     return Hardware(
         cluster.nodes, cluster.gpus, memory - rates.resident, rates.flops, rates.bandwidth, rates.bandwidth,
-        rates.latency, rates.touching, rates.dispatch, can_overlap=False,
+        rates.latency, rates.memory_bandwidth, rates.dispatch, can_overlap=False,
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ class ProcessorRates:
     Args:
         flops: Floating-point operations a second of a process.
         resident: Bytes of a process before it has tensors.
-        touching: Bytes a second that operators between products read and write.
+        memory_bandwidth: Bytes a second that operators between products read and write.
         bandwidth: Bytes a second between two of them; 1 for a lone process.
         latency: Seconds of a sum of one number between products, for which the first process waits for the last.
         dispatch: Seconds that an operator on a sharded tensor takes longer than on another.
@@ -84,7 +84,7 @@ class ProcessorRates:
 
     flops: float
     resident: int
-    touching: float
+    memory_bandwidth: float
     bandwidth: float = 1.0
     latency: float = 0.0
     dispatch: float = 0.0
@@ -107,7 +107,7 @@ def _measure_process(rank: int, processes: int, threads: int, place: str) -> Non
     resident = read_resident_memory()
     left, right = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, 4 * WIDTH)
     product = time_work(lambda: left @ right)
-    rates = ProcessorRates(2 * left.numel() * right.shape[1] / product, resident, measure_touching())
+    rates = ProcessorRates(2 * left.numel() * right.shape[1] / product, resident, measure_memory_bandwidth())
     if processes > 1:
         message = torch.zeros(MESSAGE // 4)
         shortest = time_work(lambda: dist.all_reduce(torch.zeros(1)))
@@ -121,7 +121,7 @@ def _measure_process(rank: int, processes: int, threads: int, place: str) -> Non
     dist.destroy_process_group()
 
 
-def measure_touching() -> float:
+def measure_memory_bandwidth() -> float:
     """Returns the bytes a second of what is between the products of a layer, forward and backward."""
     hidden = torch.randn(ROWS, 4 * WIDTH, requires_grad=True)
     weight = torch.ones(4 * WIDTH, requires_grad=True)
@@ -131,7 +131,7 @@ def measure_touching() -> float:
 
     with WorkCounter() as counter:
         work()
-    rate: float = counter.touched / time_work(work)
+    rate: float = counter.bytes_accessed / time_work(work)
     return rate
 
 
@@ -193,7 +193,7 @@ def describe_this_machine(processes: int, precision: str) -> Hardware:
     bandwidth = parse_rate(ClusterConfig().bandwidth, "cluster.bandwidth")
     if not torch.cuda.is_available():
         free = memory - read_resident_memory()
-        return Hardware(nodes, here, free, 50e9, 1e9, 1e9, latency=200e-6, touching=3e9, can_overlap=False)
+        return Hardware(nodes, here, free, 50e9, 1e9, 1e9, latency=200e-6, memory_bandwidth=3e9, can_overlap=False)
     name = torch.cuda.get_device_name().lower()
     kind = GPU_KINDS[next((kind for kind in GPU_KINDS if kind in name.replace("-", " ").split()), "a100")]
     return Hardware(nodes, here, memory - RESERVED, look_up_flops(kind, precision), kind.links, bandwidth)

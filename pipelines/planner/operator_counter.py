@@ -47,7 +47,7 @@ class WorkCounter(TorchDispatchMode):
 
     Attributes:
         flops: Floating-point operations.
-        touched: Bytes that operators other than products and collectives read and write.
+        bytes_accessed: Bytes that operators other than products and collectives read and write.
         sharded: Number of operators on sharded tensors.
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
@@ -58,7 +58,7 @@ class WorkCounter(TorchDispatchMode):
     def __init__(self, classes: int = 0) -> None:
         super().__init__()
         self.classes, self.flops, self.logits, self.scattered = classes, 0, 0, 0
-        self.touched, self.sharded = 0, 0
+        self.bytes_accessed, self.sharded = 0, 0
         self.sent, self.calls = Counter[Collective](), Counter[Collective]()
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
 
@@ -77,18 +77,19 @@ class WorkCounter(TorchDispatchMode):
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        space, _, name = str(function).partition(".")
+        space, _, rest = str(function).partition(".")
+        name = rest.partition(".")[0]
         self.scattered = 0
         if space in SPACES and not name.startswith(("wait", "_wrap")):
-            kind = name.partition(".")[0].strip("_")
+            kind = name.strip("_")
             key = Collective(kind, find_ranks(args, kwargs), kind == BROADCAST or space == SPACES[1])
             size = sum(leaf.numel() * leaf.element_size() for leaf in tensors)
             self.sent[key] += size
             self.calls[key] += 1
             if key.kind.startswith("reduce_scatter"):
                 self.scattered = size * len(key.ranks)
-        elif packet not in flop_registry:
-            self.touched += count_touched_bytes(function, (args, kwargs), tensors)
+        elif packet not in flop_registry and not getattr(function, "is_view", False):
+            self.bytes_accessed += count_bytes_accessed(name, (args, kwargs), tensors)
         if self.classes:
             self._watch_logits(tensors)
         return result
@@ -113,10 +114,9 @@ def asks_device(function: Any, args: tuple[Any, ...]) -> bool:
     return is_asked and not args[0].fake_mode.in_kernel_invocation  # where it counts as a tensor on meta
 
 
-def count_touched_bytes(function: Any, inputs: object, outputs: list[Tensor]) -> int:
-    """Returns the bytes that an operator reads and writes; views, and tensors without values, take none."""
-    name = str(function).split(".")[1]
-    if name.startswith(("empty", "new_empty")) or getattr(function, "is_view", False):
+def count_bytes_accessed(name: str, inputs: object, outputs: list[Tensor]) -> int:
+    """Returns the bytes that the operator of this name reads and writes; new tensors without values take none."""
+    if name.startswith(("empty", "new_empty")):
         return 0
     written = sum(map(count_value_bytes, outputs))
     read = [count_value_bytes(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]

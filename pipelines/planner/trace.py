@@ -65,7 +65,7 @@ class StepTrace:
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
         stretch: How many times as long the step takes as the work of this process, where others keep it waiting.
-        touched: Bytes that operators other than products and collectives read and write.
+        bytes_accessed: Bytes that operators other than products and collectives read and write.
         sharded: Number of operators on sharded tensors.
     """
 
@@ -75,7 +75,7 @@ class StepTrace:
     sent: Mapping[Collective, int]
     calls: Mapping[Collective, int]
     stretch: float = 1.0
-    touched: int = 0
+    bytes_accessed: int = 0
     sharded: int = 0
 
     @property
@@ -362,6 +362,6 @@ def collect_trace(memory: StepTracker, counter: WorkCounter, held: int) -> StepT
         counter.flops,
         dict(counter.sent),
         dict(counter.calls),
-        touched=counter.touched,
+        bytes_accessed=counter.bytes_accessed,
         sharded=counter.sharded,
     )

@@ -39,6 +39,6 @@ def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
     assert found.held == pytest.approx(own.held, rel=0.01)
     assert found.peak == pytest.approx(own.peak, rel=0.03)
     assert found.flops == pytest.approx(own.flops, rel=0.01)
-    assert found.touched == pytest.approx(own.touched, rel=0.01)
+    assert found.bytes_accessed == pytest.approx(own.bytes_accessed, rel=0.01)
     assert found.sharded == pytest.approx(own.sharded, rel=0.01)
     assert sum(found.sent.values()) == pytest.approx(sum(own.sent.values()), rel=0.02)

@@ -30,9 +30,9 @@ def test_gathered_weights_hide_behind_the_computation_until_it_is_over():
 
 
 def test_operators_take_the_time_of_their_bytes_and_of_their_dispatch_where_rates_are_those_of_products():
-    trace = StepTrace({}, 0, 10**12, {}, {}, touched=10**9, sharded=100)
+    trace = StepTrace({}, 0, 10**12, {}, {}, bytes_accessed=10**9, sharded=100)
     assert estimate_step(trace, TWO_NODES).total == 1
-    assert estimate_step(trace, replace(TWO_NODES, touching=2e9, dispatch=1e-3)).compute == pytest.approx(1.6)
+    assert estimate_step(trace, replace(TWO_NODES, memory_bandwidth=2e9, dispatch=1e-3)).compute == pytest.approx(1.6)
 
 
 def test_a_processor_that_sends_itself_hides_nothing():

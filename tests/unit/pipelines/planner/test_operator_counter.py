@@ -11,7 +11,7 @@ TABLE, IDS = torch.ones(1000, 8), torch.zeros(3, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("operator", "touched"),
+    ("operator", "bytes_accessed"),
     [
         (lambda: VALUES + VALUES, 3 * 128),
         (lambda: VALUES.add_(0.0), 2 * 128),
@@ -23,10 +23,10 @@ TABLE, IDS = torch.ones(1000, 8), torch.zeros(3, dtype=torch.long)
         (lambda: VALUES @ VALUES.T, 0),  # a product, which counts by its work
     ],
 )
-def test_bytes_that_an_operator_reads_and_writes(operator, touched):
+def test_bytes_that_an_operator_reads_and_writes(operator, bytes_accessed):
     with WorkCounter() as counter:
         operator()
-    assert counter.touched == touched
+    assert counter.bytes_accessed == bytes_accessed
 
 
 def test_products_count_as_work():
