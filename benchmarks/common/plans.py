@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from pipelines.runs import cli
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.resolve import resolve
 
 
-def read_plan(words: Sequence[str]) -> Plan:
+def read_plan(words: Sequence[str]) -> RunPlan:
     """Returns the plan of `python -m pipelines.distill` with these words, on one process.
 
     Raises:

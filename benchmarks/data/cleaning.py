@@ -66,7 +66,7 @@ def main() -> None:
     left = [(text, row.label, "labels" in why) for row, (text, why) in zip(damaged, final, strict=True) if text]
     write_set(options, "cleaned", [(text, label) for text, label, is_doubted in left if not is_doubted])
     write_table(options.output / UNLABELLED, [{"text": text} for text, _, is_doubted in left if is_doubted])
-    judged = judge_changes(damaged, final)
+    judged = score_changes(damaged, final)
     touched = {each["row"] for each in clean_set(options, "clean", "standard")}
     judged.append(
         ("clean rows that standard leaves alone", f"{1 - len(touched) / len(rows):.2%}", "", f"{len(rows):,}")
@@ -115,7 +115,7 @@ def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[s
     return [each for each in changes if each["split"] == "train"]
 
 
-def judge_changes(
+def score_changes(
     damaged: Sequence[DamagedRow], final: Sequence[tuple[str | None, Sequence[str]]]
 ) -> list[tuple[str, str, str, str]]:
     """Returns (type of damage, recall, precision, how many there were) for rows as `follow_texts` returns them."""

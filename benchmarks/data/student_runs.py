@@ -16,7 +16,7 @@ from distill.data.batches.batches import EvalBatches
 from distill.errors import InputError
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
 from pipelines.stages.prepare.teacher import MODEL
@@ -96,7 +96,7 @@ class StudentRuns:
             data_seconds=sum(float(made[name].manifest["wall_seconds"]) for name in _DATA_STAGES if name in made),
         )  # fmt: skip
 
-    def open_run(self, plan: Plan) -> Run:
+    def open_run(self, plan: RunPlan) -> Run:
         """Returns the run of a plan in the folder."""
         return Run(Path(plan.settings.output), plan.settings.seed, Console(quiet=True))
 

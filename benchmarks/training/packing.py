@@ -80,29 +80,29 @@ def build_model(options: argparse.Namespace, vocabulary: int) -> LlamaForCausalL
 
 
 @dataclass(frozen=True)
-class Plan:
+class Batches:
     """All documents in one form: its rows, and the row numbers of each batch."""
 
     rows: EncodedRows
     batches: Sequence[np.ndarray]
 
 
-def plan_batches(documents: LanguageBlocks, options: argparse.Namespace) -> dict[str, Plan]:
+def plan_batches(documents: LanguageBlocks, options: argparse.Namespace) -> dict[str, Batches]:
     """Returns the name and plan of each form."""
     packed = PackedRows.build(documents, options.length)
     rows = max(1, round(options.batch * float(documents.lengths.mean()) / float(packed.lengths.mean())))
     order = np.random.default_rng(1).permutation(len(documents))
     return {
-        "padded": Plan(documents, [order[i : i + options.batch] for i in range(0, len(order), options.batch)]),
-        "padded, similar lengths": Plan(documents, epoch_order(documents.lengths, options.batch, 0, 0)),
-        "packed": Plan(packed, [np.arange(i, min(i + rows, len(packed))) for i in range(0, len(packed), rows)]),
+        "padded": Batches(documents, [order[i : i + options.batch] for i in range(0, len(order), options.batch)]),
+        "padded, similar lengths": Batches(documents, epoch_order(documents.lengths, options.batch, 0, 0)),
+        "packed": Batches(packed, [np.arange(i, min(i + rows, len(packed))) for i in range(0, len(packed), rows)]),
     }
 
 
 class Training:
     """A copy of the model that is trained on all documents in one form."""
 
-    def __init__(self, model: LlamaForCausalLM, plan: Plan, pad_id: int):
+    def __init__(self, model: LlamaForCausalLM, plan: Batches, pad_id: int):
         self.model = copy.deepcopy(model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.batches = [plan.rows.collate(numbers, pad_id) for numbers in plan.batches]

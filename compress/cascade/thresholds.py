@@ -89,7 +89,7 @@ def choose_cascade(
     milliseconds: Mapping[str, float],
     aim: CascadeAim,
     *,
-    judging: float = 0.0,
+    margin_ms: float = 0.0,
 ) -> ChosenCascade:
     """Returns the best cascade of one to three of the members.
 
@@ -103,7 +103,7 @@ def choose_cascade(
             micro F1. They may be the teacher's answers.
         milliseconds: Member -> mean latency of a text.
         aim: What to reach.
-        judging: Milliseconds that the margin of an answer takes, which every member but the last computes.
+        margin_ms: Milliseconds that the margin of an answer takes, which every member but the last computes.
 
     Raises:
         CompressError: No combination reaches the aim; the message says what is the most that one reaches.
@@ -118,7 +118,7 @@ def choose_cascade(
     best: tuple[tuple[float, float], ChosenCascade] | None = None
     highest, quickest = 0.0, np.inf
     for chain in list_chains(members):
-        sums = sum_chain(chain, np.arange(len(truth)), judging)
+        sums = sum_chain(chain, np.arange(len(truth)), margin_ms)
         scores = sums.hits[:, 0] / np.maximum(sums.hits[:, 1], 1)
         means = sums.milliseconds / len(truth)
         highest, quickest = max(highest, *scores, 0.0), min(quickest, *means, np.inf)
@@ -165,10 +165,10 @@ def list_chains(members: Sequence[MemberRows]) -> Iterator[tuple[MemberRows, ...
         yield from combinations(members, length)
 
 
-def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, judging: float) -> ChainSums:
+def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_ms: float) -> ChainSums:
     """Returns what a chain reaches on these rows with each combination of thresholds; none if it can't divide them."""
     first, others = chain[0], chain[1:]
-    hits, paid = first.hits[rows], len(rows) * (first.milliseconds + (judging if others else 0))
+    hits, paid = first.hits[rows], len(rows) * (first.milliseconds + (margin_ms if others else 0))
     if not others:
         return ChainSums(np.zeros((1, 0)), hits.sum(0)[None], np.array([paid]))
     cuts = list_thresholds(first.margins[rows])
@@ -176,7 +176,7 @@ def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, judging: float) -> 
     if len(others) == 1:  # all thresholds at once
         both = answers @ hits + ~answers @ others[0].hits[rows]
         return ChainSums(cuts[:, None], both, paid + (~answers).sum(1) * others[0].milliseconds)
-    parts = [sum_chain(others, rows[~own], judging) for own in answers]
+    parts = [sum_chain(others, rows[~own], margin_ms) for own in answers]
     if not parts:
         return ChainSums(np.zeros((0, len(others))), np.zeros((0, 2)), np.zeros(0))
     thresholds = [

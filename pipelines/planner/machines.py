@@ -193,7 +193,9 @@ def describe_this_machine(processes: int, precision: str) -> Hardware:
     bandwidth = parse_rate(ClusterConfig().bandwidth, "cluster.bandwidth")
     if not torch.cuda.is_available():
         free = memory - read_resident_memory()
-        return Hardware(nodes, here, free, 50e9, 1e9, 1e9, latency=200e-6, memory_bandwidth=3e9, can_overlap=False)
+        return Hardware(
+            nodes, here, free, 50e9, 1e9, 1e9, latency=1e-3, memory_bandwidth=3e9, dispatch=200e-6, can_overlap=False
+        )
     name = torch.cuda.get_device_name().lower()
     kind = GPU_KINDS[next((kind for kind in GPU_KINDS if kind in name.replace("-", " ").split()), "a100")]
     return Hardware(nodes, here, memory - RESERVED, look_up_flops(kind, precision), kind.links, bandwidth)

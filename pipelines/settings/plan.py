@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run's settings and models, complete: no stage resolves a path, a task or a layout again.
 
     Only `machine.precision auto` stays open: a stage measures it on the run's own data.
@@ -213,10 +213,10 @@ def pruning_stages(settings: DistillConfig, target: SpeedTarget) -> list[str]:
 def delivery_stages(settings: DistillConfig) -> list[str]:
     """Returns the stages that export the models, and those that measure the requested speeds."""
     exports = ["export-teacher", *(f"export{each}" for each in student_suffixes(settings))]
-    return [*exports, *(f"speed-{target.name}" for target in judged_targets(settings))]
+    return [*exports, *(f"speed-{target.name}" for target in list_measured_targets(settings))]
 
 
-def judged_targets(settings: DistillConfig) -> list[SpeedTarget]:
+def list_measured_targets(settings: DistillConfig) -> list[SpeedTarget]:
     """Returns the budget's targets if a student is exported as the budget measures it, otherwise none."""
     return list_targets(settings.budget) if measured_scheme(settings) is not None else []
 

@@ -16,7 +16,7 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts, count_parameters, layout_settings, resolve_layout
 from pipelines.settings.lengths import check_lengths, fitted_length
 from pipelines.settings.places import open_local
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.rules.table import check_rules
 from pipelines.settings.tokenizers import build_cross_tokenizer_rows, is_cross_tokenizer, load_checked_tokenizer
 from pipelines.settings.vector_names import name_vector_students
@@ -56,7 +56,7 @@ def examine_settings(settings: DistillConfig, processes: int) -> Facts:
     return facts
 
 
-def resolve(settings: DistillConfig, processes: int, *, reads_weights: bool = True) -> Plan:
+def resolve(settings: DistillConfig, processes: int, *, reads_weights: bool = True) -> RunPlan:
     """Returns the plan of a run.
 
     Args:
@@ -154,7 +154,7 @@ def check_unquantized_checkpoint(checkpoint: Checkpoint) -> None:
         )
 
 
-def complete_plan(facts: Facts, task_reason: str) -> Plan:
+def complete_plan(facts: Facts, task_reason: str) -> RunPlan:
     """Returns the plan, after the checks that need the configs of both models.
 
     Raises:
@@ -178,7 +178,7 @@ def complete_plan(facts: Facts, task_reason: str) -> Plan:
     )
     sizes = teacher_sizes, student_sizes
     readers = open_proposer(settings, teacher), open_name_tagger(settings)
-    plan = Plan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes, *readers)
+    plan = RunPlan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes, *readers)
     plan.check_precision(facts.precision)
     check_pipeline_stages(plan)
     check_memory_floor(plan)
@@ -267,7 +267,7 @@ def check_general(settings: DistillConfig, teacher: Checkpoint, teacher_sizes: L
         check_layer_coverage(pairs, own.layers)
 
 
-def check_pipeline_stages(plan: Plan) -> None:
+def check_pipeline_stages(plan: RunPlan) -> None:
     """Checks that models trained in pipeline stages have a row of outputs per sample or position.
 
     Raises:
@@ -289,7 +289,7 @@ def check_pipeline_stages(plan: Plan) -> None:
 _LEAST_BYTES = 9  # per trained parameter: the fp32 weight, its gradient, and AdamW's moments in 4 bits each
 
 
-def check_memory_floor(plan: Plan) -> None:
+def check_memory_floor(plan: RunPlan) -> None:
     """Checks that weights, gradients and the smallest optimizer states fit into the memory budget, without activations.
 
     Raises:
@@ -314,7 +314,7 @@ def check_memory_floor(plan: Plan) -> None:
             )
 
 
-def is_finetuned(plan: Plan) -> bool:
+def is_finetuned(plan: RunPlan) -> bool:
     """Returns whether the teacher will certainly be fine-tuned.
 
     A head with other labels is detected only when the data is read.

@@ -10,10 +10,10 @@ from distill.tasks.language import Language
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan, SpeedTarget, delivery_stages, judged_targets, list_targets
+from pipelines.settings.plan import RunPlan, SpeedTarget, delivery_stages, list_measured_targets, list_targets
 from pipelines.settings.schemes import measured_scheme, reduces_range_of_dynamic_int8
 from pipelines.stages.deliver.evaluate import evaluate_stage
-from pipelines.stages.deliver.evaluated_model import EvaluatedModel, JudgedSpeed
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, SpeedMeasurement
 from pipelines.stages.deliver.export import export_stage
 from pipelines.stages.deliver.exported_targets import forms_of_teacher, scored_target, student_targets, target_for
 from pipelines.stages.deliver.speed import find_correction, is_slow, speed_stage
@@ -36,7 +36,7 @@ WIDE = "the interval is too wide to tell whether it is too slow"  # why a studen
 
 
 def deliver_students(
-    run: Run, plan: Plan, made: Mapping[str, Artefact], students: Sequence[TrainedStudent], precision: str
+    run: Run, plan: RunPlan, made: Mapping[str, Artefact], students: Sequence[TrainedStudent], precision: str
 ) -> tuple[list[TrainedStudent], Stages]:
     """Returns the students as delivered, and the stages that exported, measured and, if need be, cut them again."""
     if any(each.stage.digest is None for each in students):  # in a dry run
@@ -45,7 +45,7 @@ def deliver_students(
         return list(students), {}
     delivery = Delivery(run, plan, precision, dict(made), list(students))
     delivery.export_all()
-    for target in judged_targets(plan.settings):
+    for target in list_measured_targets(plan.settings):
         if delivery.find_students(target):  # a frontier lacks those that no shape reaches
             delivery.reach_speed(target)
     delivery.evaluate()
@@ -63,10 +63,10 @@ class Delivery:
         students: The trained students.
     """
 
-    def __init__(self, run: Run, plan: Plan, precision: str, made: Stages, students: list[TrainedStudent]):
+    def __init__(self, run: Run, plan: RunPlan, precision: str, made: Stages, students: list[TrainedStudent]):
         self.run, self.plan, self.precision = run, plan, precision
         self.made, self.students = made, students
-        self.speeds: dict[str, JudgedSpeed] = {}  # by the student's name
+        self.speeds: dict[str, SpeedMeasurement] = {}  # by the student's name
 
     @property
     def config(self) -> DistillConfig:
@@ -123,7 +123,7 @@ class Delivery:
                 reason = self.cut_again(target, factor, retries)
             if factor is None or reason:
                 wanted = target_for(self.config.budget)
-                self.speeds[self.find_judged(target).name] = JudgedSpeed(wanted, stage, retries, reason)
+                self.speeds[self.find_scored(target).name] = SpeedMeasurement(wanted, stage, retries, reason)
                 return
             retries += 1
 
@@ -131,15 +131,15 @@ class Delivery:
         """Returns the stage that measures the speed of a target's student; None if it has no proven file."""
         exports = {
             "teacher": self.made[TEACHER_EXPORT],
-            "student": self.made[f"export{self.find_judged(target).suffix}"],
+            "student": self.made[f"export{self.find_scored(target).suffix}"],
         }
-        seconds = remaining_seconds(self.run) / (2 * len(judged_targets(self.config)))
+        seconds = remaining_seconds(self.run) / (2 * len(list_measured_targets(self.config)))
         stage = speed_stage(self.run, self.config, target, self.made["data"], exports, seconds)
         if stage is not None:
             self.made[stage.name] = stage
         return stage
 
-    def find_judged(self, target: SpeedTarget) -> TrainedStudent:
+    def find_scored(self, target: SpeedTarget) -> TrainedStudent:
         """Returns the student of a target that is exported in the budget's runtime and precision."""
         scheme = measured_scheme(self.config)
         return next(each for each in self.find_students(target) if each.scheme == scheme)
@@ -181,8 +181,8 @@ class Delivery:
         teacher = made["teacher"].name
         models = [EvaluatedModel("teacher", teacher, made[TEACHER_EXPORT], scored_target(config))]
         for each in self.students:
-            export, judged = made[f"export{each.suffix}"], scored_target(config, each.scheme)
-            models.append(EvaluatedModel(each.name, each.stage.name, export, judged, self.speeds.get(each.name)))
+            export, scored = made[f"export{each.suffix}"], scored_target(config, each.scheme)
+            models.append(EvaluatedModel(each.name, each.stage.name, export, scored, self.speeds.get(each.name)))
         seconds = remaining_seconds(self.run)
         made["evaluate"] = evaluate_stage(
             self.run, models, self.splits, made["data"], config.measure, config.data.max_length, self.task, seconds

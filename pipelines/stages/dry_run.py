@@ -14,7 +14,7 @@ from distill.tasks.task import Task
 from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import count_parameters
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.cache.signals import make_signal
 from pipelines.stages.cache.stage import choose_signals
 from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, Prediction, predict_stages
@@ -22,7 +22,7 @@ from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.run_stages import run_stages
 
 
-def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
+def planned_sizes(plan: RunPlan) -> list[tuple[str, str]]:
     """Returns (label, value) rows with the sizes of the data, models, cache and training of a run."""
     config, task, task_class = plan.settings, plan.task, TASKS[plan.task]
     splits = task_class.read(config.data, config.seed)
@@ -73,7 +73,7 @@ def count_cached_bytes(
     return content + ROW_BYTES + len(signals) * SIGNAL_BYTES
 
 
-def show_plan(run: Run, plan: Plan) -> None:
+def show_plan(run: Run, plan: RunPlan) -> None:
     """Prints the plan, the stages with their planned actions, and the estimated sizes."""
     settings = plan.settings
     run_stages(run, plan)
@@ -85,7 +85,7 @@ def show_plan(run: Run, plan: Plan) -> None:
     run.console.say("dry run: nothing was written")
 
 
-def print_predictions(run: Run, plan: Plan) -> None:
+def print_predictions(run: Run, plan: RunPlan) -> None:
     """Prints the memory and time of the stages, measured on a sample of the data."""
     found, refusal = predict_stages(plan, run.console)
     found.append(Prediction("all", max(each.peak for each in found), sum(each.seconds for each in found)))

@@ -22,7 +22,7 @@ from pipelines.runs.console import CALLS, EXAMPLES, STEPS, TEXTS, Advance, Conso
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig, GeneralConfig
-from pipelines.settings.plan import Plan, list_targets
+from pipelines.settings.plan import RunPlan, list_targets
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.prepare.compared_texts import measure_lengths
@@ -52,7 +52,7 @@ class Prediction:
     seconds: float
 
 
-def predict_stages(plan: Plan, console: Console) -> tuple[list[Prediction], str]:
+def predict_stages(plan: RunPlan, console: Console) -> tuple[list[Prediction], str]:
     """Returns predictions of the stages up to the evaluation, or those before a budget that can't be met, and why.
 
     The sample has a batch of the longest texts, which the peak depends on. The time of work on texts is scaled to all
@@ -75,7 +75,7 @@ def predict_stages(plan: Plan, console: Console) -> tuple[list[Prediction], str]
         return run.predictions, ""
 
 
-def shorten_plan(plan: Plan) -> Plan:
+def shorten_plan(plan: RunPlan) -> RunPlan:
     """Returns the plan with one epoch of every training, few rounds of timing and few steps of trials."""
     s = plan.settings
     cleaned_by = [step for step in s.clean.find_steps() if step.name != "labels"]  # a sample has too few rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan, selects_from_cache
+from pipelines.settings.plan import RunPlan, selects_from_cache
 
 if TYPE_CHECKING:
     from pipelines.runs.stage import Artefact, Run
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NESTED_FOLDER = "nested"
 
 
-def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["TrainedStudent"]]:
+def run_stages(run: "Run", plan: RunPlan) -> tuple[dict[str, "Artefact"], list["TrainedStudent"]]:
     """Runs all stages in order up to the evaluation, or to the last one requested.
 
     Returns:
@@ -82,7 +82,7 @@ def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Tra
     return made, students
 
 
-def check_data_settings(plan: Plan, seed: int) -> bool:
+def check_data_settings(plan: RunPlan, seed: int) -> bool:
     """Checks the settings of augmentation, or else those of selection, against the data, before any stage.
 
     With both, rows are selected among those that augmentation has yet to make.
@@ -124,7 +124,7 @@ def check_pair_formats(config: DistillConfig, data: "Artefact") -> None:
         )
 
 
-def run_to_report(run: "Run", plan: Plan) -> None:
+def run_to_report(run: "Run", plan: RunPlan) -> None:
     """Runs all stages, then writes the report and prints where the results are."""
     from pipelines.runs.files import write_json
     from pipelines.runs.publication import check_publishable

@@ -7,7 +7,7 @@ from distill.errors import InputError
 from pipelines.reports.pruning_summary import UNREACHED, student_name
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan, SpeedTarget, list_targets, round_name
+from pipelines.settings.plan import RunPlan, SpeedTarget, list_targets, round_name
 from pipelines.settings.schemes import list_schemes, quantization_by
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.prepare.label_order import by_label_stage
@@ -52,7 +52,7 @@ class PruningContext:
     """The inputs and settings shared by all students of a budget."""
 
     run: Run
-    plan: Plan
+    plan: RunPlan
     inputs: ShapeInputs
     precision: str
 
@@ -73,7 +73,7 @@ class PruningContext:
 
 
 def train_students(
-    run: Run, plan: Plan, earlier: Mapping[str, Artefact], precision: str
+    run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str
 ) -> tuple[list[TrainedStudent], Stages]:
     """Returns all students of the run, the largest first, and the stages that built them by name.
 
@@ -93,7 +93,7 @@ def train_students(
 
 
 def prune_students(
-    run: Run, plan: Plan, earlier: Mapping[str, Artefact], precision: str
+    run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str
 ) -> tuple[list[TrainedStudent], Stages]:
     """Returns a student for each target speed of the budget, and the stages that built them."""
     config, data, teacher, cache = plan.settings, earlier["data"], earlier["teacher"], earlier["cache"]
@@ -118,7 +118,7 @@ def prune_students(
     return students, stages | {f"distill-{name}": stage for name, stage in beside.items()}
 
 
-def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
+def train_vector_students(run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
     """Returns name -> stage of each student without attention, trained on the same signals as the pruned ones."""
     config, stages = plan.settings, {}
     for name, spec in name_vector_students(config.student).items():
@@ -131,7 +131,7 @@ def train_vector_students(run: Run, plan: Plan, earlier: Mapping[str, Artefact],
     return stages
 
 
-def build_pruning_context(run: Run, plan: Plan, made: Mapping[str, Artefact], precision: str) -> PruningContext:
+def build_pruning_context(run: Run, plan: RunPlan, made: Mapping[str, Artefact], precision: str) -> PruningContext:
     """Returns the inputs of all pruned students, from the stages by name."""
     names = {"tokens": "start"}  # both are the same stage, until a round of the iterative schedule replaces the start
     inputs = ShapeInputs(**{each.name: made[names.get(each.name, each.name)] for each in fields(ShapeInputs)})
@@ -163,7 +163,7 @@ def cut_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefact 
     return shape
 
 
-def trained_student_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
+def trained_student_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
     """Returns the stage of a student that is already trained."""
     return teacher if plan.student is None else by_label_stage(run, plan.student, data)
 

@@ -9,13 +9,13 @@ from distill.losses.config import LayerSizes
 from distill.parallel.layout import Layout
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import Layouts
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 
 ONE_PROCESS = Layouts(Layout(), Layout(), Layout())
 SIZES = LayerSizes(4, 32, 4)
 
 
-def plan_of(settings: DistillConfig, layouts: Layouts = ONE_PROCESS, folder: Path = Path("teacher")) -> Plan:
+def plan_of(settings: DistillConfig, layouts: Layouts = ONE_PROCESS, folder: Path = Path("teacher")) -> RunPlan:
     """Returns a plan with a checkpoint that isn't opened, and a student that is built from it."""
     teacher = Checkpoint(settings.teacher.model, "teacher", folder, {"model_type": "bert"})
-    return Plan(settings, "", teacher, (), None, BertConfig(), SIZES, SIZES, layouts)
+    return RunPlan(settings, "", teacher, (), None, BertConfig(), SIZES, SIZES, layouts)

@@ -7,7 +7,7 @@ from distill.data.batches.packing import find_padding_id
 from distill.teacher.ensemble import Ensemble, register_ensemble
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_outputs
@@ -16,7 +16,7 @@ from pipelines.stages.prepare.teacher import MODEL, teacher_stage
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
-def ensemble_stage(run: Run, plan: Plan, data: Artefact, first: Artefact, precision: str) -> Artefact:
+def ensemble_stage(run: Run, plan: RunPlan, data: Artefact, first: Artefact, precision: str) -> Artefact:
     """Writes `model/`: all teachers as one checkpoint, each fine-tuned first if necessary."""
     members = {"teacher": first}
     for number, checkpoint in enumerate(plan.also, 2):

@@ -20,7 +20,7 @@ from pipelines.runs import stops
 from pipelines.runs.placement import detect_device_type, load_in_layout
 from pipelines.runs.processes import World
 from pipelines.runs.strategies.by_layout import choose_device
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.cache.writing import load_teacher
 
 TEACHER = "teacher"  # store key under which the students publish the path of its weights
@@ -63,7 +63,7 @@ def load_online_teacher(
     return ShardedTeacher(OnlineTeacher(model, loss.teacher_outputs, device=device), mesh)
 
 
-def load_configured_teacher(plan: Plan, source: Path, precision: str = "32") -> SignalSource:
+def load_configured_teacher(plan: RunPlan, source: Path, precision: str = "32") -> SignalSource:
     """Calls `load_online_teacher` with the settings of a run.
 
     On processes of its own a teacher computes in float32, on those of the student in the precision of its training.
@@ -99,7 +99,7 @@ def dismiss_teacher(world: World) -> None:
         world.everyone.shared_store.set(TEACHER, "")
 
 
-def serve_teacher(world: World, plan: Plan) -> None:
+def serve_teacher(world: World, plan: RunPlan) -> None:
     """Runs a process of a separate teacher: waits for the call, then serves requests until the students have finished.
 
     Replies contain only the layers that the loss uses.

@@ -18,7 +18,7 @@ from pipelines.runs.placement import detect_device_type
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.cache import CachedTask, KeepConfig, WriteConfig
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.task_settings import STORED_FORM
 from pipelines.stages.cache.job import open_teacher, prepare_job
 from pipelines.stages.cache.record import record_settings
@@ -30,7 +30,7 @@ VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a di
 CACHE = "cache"
 
 
-def cache_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
+def cache_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
     """Writes `cache/`, which `python -m pipelines.cache` can read, verify and rebuild like any other cache."""
     config, layout = plan.settings, plan.layouts.teacher
     task = read_task(data) if data.digest else None

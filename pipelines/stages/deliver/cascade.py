@@ -29,7 +29,7 @@ from pipelines.stages.deliver.standalone import check_evaluated_models, export_c
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
-VERSION = 1  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
 CASCADE, EVALUATION = "cascade", "evaluation.json"
 
 
@@ -97,14 +97,14 @@ def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonO
     """Returns each student's mean latency on validation texts, and how long the margin of an answer takes, in ms."""
     inputs = {name: models.list_timed_inputs(name, "validation") for name in students}
     runners: dict[str, Any] = dict(students)
-    runners |= {f"judged {name}": judge_by(member, models) for name, member in students.items()}
-    given = inputs | {f"judged {name}": each for name, each in inputs.items()}
+    runners |= {f"margin of {name}": build_margin_runner(member, models) for name, member in students.items()}
+    given = inputs | {f"margin of {name}": each for name, each in inputs.items()}
     means = {name: float(each.mean()) for name, each in models.time_texts(runners, given).items()}
-    judging = float(np.median([means[f"judged {name}"] - means[name] for name in students]))
-    return {"milliseconds": {name: means[name] for name in students}, "judging": max(0.0, judging)}
+    margin_ms = float(np.median([means[f"margin of {name}"] - means[name] for name in students]))
+    return {"milliseconds": {name: means[name] for name in students}, "margin_ms": max(0.0, margin_ms)}
 
 
-def judge_by(member: Member, models: CascadeModels) -> Any:
+def build_margin_runner(member: Member, models: CascadeModels) -> Any:
     """Returns a function of a text's inputs that computes a member's logits and margin."""
     return lambda inputs: member.measure_margin(member(inputs), models.several)
 
@@ -171,7 +171,7 @@ def choose_members(
         scores = [next(iter(models.score_logits("validation", logits[name]).values())) for name in references]
         aim = CascadeAim(score=models.config.score * max(scores))
     truth = models.find_truth("validation")
-    return choose_cascade(probabilities, truth, measured["milliseconds"], aim, judging=measured["judging"])
+    return choose_cascade(probabilities, truth, measured["milliseconds"], aim, margin_ms=measured["margin_ms"])
 
 
 def combine_logits(

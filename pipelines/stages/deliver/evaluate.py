@@ -51,8 +51,8 @@ def evaluate_stage(
     """
     # The result is a measurement on this machine, so the machine is part of the stage's key.
     settings: JsonObject = {"measure": asdict(measure), "max_length": max_length, "machine": describe_machine()}
-    judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
-    settings |= {"judged": judged} if judged else {}
+    scored = {each.name: str(each.scored) for each in candidates if each.scored is not None}
+    settings |= {"scored": scored} if scored else {}
     speeds = {each.name: each.speed for each in candidates if each.speed is not None}
     settings |= {"speeds": {name: [each.retries, each.reason] for name, each in speeds.items()}} if speeds else {}
     inputs = {"data": data} | {each.name: each.export for each in candidates}
@@ -84,7 +84,7 @@ def score_models(
     for candidate in candidates:
         for target in candidate.targets:
             entry, classes = score_model(run, candidate, target, task, tests[candidate.name])
-            if target == candidate.judged:
+            if target == candidate.scored:
                 entry["validation"] = validation_score(run, candidate, target, splits, max_length, task)
             if candidate.speed is not None and target == candidate.speed.target:
                 entry["target"] = candidate.speed.read()

@@ -15,7 +15,7 @@ Key: TypeAlias = tuple[str, str, str]  # name, runtime, precision
 
 
 @dataclass(frozen=True)
-class JudgedSpeed:
+class SpeedMeasurement:
     """The measured speed of a student with a requested speed.
 
     Args:
@@ -40,15 +40,15 @@ class JudgedSpeed:
 class EvaluatedModel:
     """A model to measure: its role, the stage that built it, and its export.
 
-    `judged` is the target whose validation score is compared with the required minimum, `speed` the measurement of the
+    `scored` is the target whose validation score is compared with the required minimum, `speed` the measurement of the
     requested speed.
     """
 
     name: str
     stage: str
     export: Artefact
-    judged: ExportTarget | None = None
-    speed: JudgedSpeed | None = None
+    scored: ExportTarget | None = None
+    speed: SpeedMeasurement | None = None
 
     @property
     def targets(self) -> list[ExportTarget]:

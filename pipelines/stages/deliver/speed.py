@@ -150,8 +150,8 @@ def find_correction(measured: Mapping[str, Any]) -> float | None:
     below: on a machine too noisy to tell, a training and some accuracy would be spent on noise.
     """
     share = measured["share"]
-    judged = share["value"] if measured["settled"] else share["high"]
-    return 1 / share["value"] if judged is not None and is_slow(judged) else None
+    likely = share["value"] if measured["settled"] else share["high"]
+    return 1 / share["value"] if likely is not None and is_slow(likely) else None
 
 
 def is_slow(share: float) -> bool:

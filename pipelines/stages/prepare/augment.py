@@ -40,7 +40,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_logits, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
@@ -77,7 +77,7 @@ def check_augmentation(config: AugmentConfig, splits: Splits) -> None:
         )
 
 
-def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
+def augment_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
     """Writes a copy of the data with synthetic rows, after those that were there, and `augment.jsonl` with each.
 
     Rows without labels of their own go to the unlabelled texts, others to train. Validation and test stay as they are,
@@ -125,7 +125,7 @@ def augment_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Ar
     return done
 
 
-def make_synthetic_rows(run: Run, plan: Plan, splits: Splits) -> list[SyntheticRow]:
+def make_synthetic_rows(run: Run, plan: RunPlan, splits: Splits) -> list[SyntheticRow]:
     """Returns the synthetic rows of the training rows.
 
     Raises:
@@ -159,7 +159,7 @@ def compute_rows(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def find_proposals(
-    run: Run, plan: Plan, checkpoint: Checkpoint, rows: Sequence[tuple[SourceText, ...]]
+    run: Run, plan: RunPlan, checkpoint: Checkpoint, rows: Sequence[tuple[SourceText, ...]]
 ) -> list[list[list[list[str]]]]:
     """Returns a masked language model's proposals for each word of each row, for each column."""
     model, tokenizer = load_model(AutoModelForMaskedLM, checkpoint.folder), checkpoint.load_tokenizer()
@@ -174,7 +174,7 @@ def find_proposals(
 
 @torch.no_grad()
 def drop_disagreeing(
-    run: Run, plan: Plan, splits: Splits, task: Task, teacher: Artefact, made: list[SyntheticRow]
+    run: Run, plan: RunPlan, splits: Splits, task: Task, teacher: Artefact, made: list[SyntheticRow]
 ) -> list[SyntheticRow]:
     """Returns the synthetic rows to which the teacher answers as it does to their originals."""
     checkpoint, length = open_stage_checkpoint(teacher, "teacher"), plan.settings.data.max_length

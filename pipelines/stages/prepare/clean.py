@@ -23,7 +23,7 @@ from distill.data.stored.encoding import count_processors
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.fold_logits import compute_out_of_fold_logits
 from pipelines.stages.prepare.teacher import finetuning_settings
@@ -36,7 +36,7 @@ _LONG = 5  # letters of a token that is taken for a word wherever it stands in t
 _PARALLEL_FROM = 50_000  # rows from which on processes of their own clean texts: they take a second to start
 
 
-def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefact:
+def clean_stage(run: Run, plan: RunPlan, data: Artefact, precision: str) -> Artefact:
     """Writes a copy of the data after all steps, and `clean.jsonl` with every row that was changed or dropped."""
     config = plan.settings.clean
     settings: JsonObject = {"steps": [list(step) for step in config.find_steps()]}
@@ -68,7 +68,7 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
             with run.console.track("clean", cleaning.count_work(splits), TEXTS) as cleaning.advance:
                 changed = cleaning.clean(splits)
             if "labels" in names:
-                changed = judge_labels(run, plan, changed, data, precision, cleaning, folder)
+                changed = clean_labels(run, plan, changed, data, precision, cleaning, folder)
         write_splits(changed, folder, read_task_settings(data))
         if config.deploy:
             write_preprocessing(folder, config.find_deployed(), cleaning.speller)
@@ -85,7 +85,7 @@ def clean_stage(run: Run, plan: Plan, data: Artefact, precision: str) -> Artefac
     return done
 
 
-def prepare_names(plan: Plan) -> dict[str, Change]:
+def prepare_names(plan: RunPlan) -> dict[str, Change]:
     """Returns what the step names does, by its name; nothing without a tagger."""
     if plan.name_tagger is None:
         return {}
@@ -113,8 +113,8 @@ def _is_word(token: str, number: int) -> bool:
     return token.isalpha() and (len(token) >= _LONG or number < _FREQUENT_IDS)
 
 
-def judge_labels(
-    run: Run, plan: Plan, splits: Splits, data: Artefact, precision: str, cleaning: Cleaning, folder: Path
+def clean_labels(
+    run: Run, plan: RunPlan, splits: Splits, data: Artefact, precision: str, cleaning: Cleaning, folder: Path
 ) -> Splits:
     """Returns the splits after the step labels, which reports, drops, unlabels or relabels rows."""
     (step,) = [step for step in plan.settings.clean.find_steps() if step.name == "labels"]

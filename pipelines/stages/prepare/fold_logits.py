@@ -14,7 +14,7 @@ from distill.tasks.task import Task
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import build_teacher_texts, build_untrained_teacher, finetune_teacher
 
@@ -22,7 +22,7 @@ LOGITS = "logits.pt"
 
 
 def compute_out_of_fold_logits(
-    run: Run, plan: Plan, splits: Splits, task: Task, folds: np.ndarray, precision: str, scratch: Path
+    run: Run, plan: RunPlan, splits: Splits, task: Task, folds: np.ndarray, precision: str, scratch: Path
 ) -> Tensor:
     """Returns the logits of every training row by the teacher that was trained on the other folds, [rows, classes].
 
@@ -44,7 +44,7 @@ def compute_out_of_fold_logits(
 
 
 def _train_fold(
-    run: Run, plan: Plan, splits: Splits, task: Task, rows: np.ndarray, held: np.ndarray, precision: str, folder: Path
+    run: Run, plan: RunPlan, splits: Splits, task: Task, rows: np.ndarray, held: np.ndarray, precision: str, folder: Path
 ) -> Tensor:
     """Returns the logits of the `held` rows by a teacher trained on `rows`, [held rows, classes]."""
     config, source = plan.settings, plan.teacher.folder

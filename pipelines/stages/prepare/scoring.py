@@ -95,7 +95,7 @@ def top_log_probs(logits: Tensor) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Judge:
+class TeacherComparison:
     """Compares students with the teacher on a split.
 
     Args:

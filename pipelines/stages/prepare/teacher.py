@@ -30,7 +30,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.training_dynamics import record_dynamics
@@ -40,7 +40,7 @@ MODEL = "model"
 
 
 def teacher_stage(
-    run: Run, plan: Plan, checkpoint: Checkpoint, data: Artefact, precision: str, *, name: str = "teacher"
+    run: Run, plan: RunPlan, checkpoint: Checkpoint, data: Artefact, precision: str, *, name: str = "teacher"
 ) -> Artefact:
     """Writes `model/`: a teacher as a checkpoint with the data's labels in their order."""
     config, source, layout = plan.settings, checkpoint.folder, plan.layouts.finetuning
@@ -89,7 +89,7 @@ def open_stage_checkpoint(stage: Artefact, role: str) -> Checkpoint:
     return open_checkpoint(str(stage.folder / MODEL), role)
 
 
-def load_stage_teacher(run: Run, plan: Plan, stage: Artefact, task: Task) -> PreTrainedModel:
+def load_stage_teacher(run: Run, plan: RunPlan, stage: Artefact, task: Task) -> PreTrainedModel:
     """Returns the stage's model in eval mode, on the run's device."""
     model: PreTrainedModel = task.load(str(stage.folder / MODEL), run.seed)
     model.to(choose_device(plan.settings.machine.accelerator))  # type: ignore[arg-type]

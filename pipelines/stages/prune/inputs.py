@@ -27,7 +27,7 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.schemes import quantization_by, reduces_range_of_dynamic_int8
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.exported_targets import target_for
@@ -43,7 +43,7 @@ COSTS_VERSION = 2  # version of the costs stage, as above
 RoundingKey: TypeAlias = str | list[object]  # JSON types
 
 
-def pruning_start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
+def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
     """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
 
     If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorized.

@@ -38,7 +38,7 @@ from pipelines.settings.schemes import reduces_range_of_dynamic_int8
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
-from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
+from pipelines.stages.prepare.scoring import TeacherComparison, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.budget_timing import (
@@ -203,14 +203,14 @@ class ShapeSearch:
             student = start.cut(self.model, self.axes, each.shape)
             train = start.adapt_training(self.config.train, student)
             trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.output_rows))
-        judge = Judge(
+        comparison = TeacherComparison(
             self.task,
             self.data.validation,
             self.data.pad_id,
             self.teacher_outputs,
             self.config.loss.resolved_temperature,
         )
-        winner, divergences = eliminate_trials(trials, judge, self.config.prune.trial_steps, self.run.console)
+        winner, divergences = eliminate_trials(trials, comparison, self.config.prune.trial_steps, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
             f"(KL {divergences[winner][-1]:.3f})"

@@ -14,7 +14,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import STEPS, TEXTS, Console
-from pipelines.stages.prepare.scoring import Judge
+from pipelines.stages.prepare.scoring import TeacherComparison
 
 _WARMUP = 20  # steps
 REDUCTION = 3  # one in this many trials continues
@@ -56,7 +56,7 @@ class Trial:
 
 
 def eliminate_trials(
-    trials: Sequence[Trial], judge: Judge, steps: int, console: Console
+    trials: Sequence[Trial], comparison: TeacherComparison, steps: int, console: Console
 ) -> tuple[int, list[list[float]]]:
     """Returns the index of the trial that learns best, and each trial's divergence after each of its rounds.
 
@@ -74,10 +74,10 @@ def eliminate_trials(
             for number in remaining:
                 trials[number].run(each)
                 advance(each)
-        with console.track(f"shape: comparing {count} candidates", count * len(judge.split), TEXTS) as advance:
+        with console.track(f"shape: comparing {count} candidates", count * len(comparison.split), TEXTS) as advance:
             for number in remaining:
-                divergences[number].append(judge.divergence(trials[number].module.student))
-                advance(len(judge.split))
+                divergences[number].append(comparison.divergence(trials[number].module.student))
+                advance(len(comparison.split))
     return min(remaining, key=lambda number: divergences[number][-1]), divergences
 
 

@@ -30,7 +30,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import Metrics, fit_module, validate_module
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.tokenizers import CROSS_TOKENIZER_TASKS, is_cross_tokenizer
 from pipelines.stages.cache.online_teacher import call_teacher, load_configured_teacher
 from pipelines.stages.cache.writing import load_teacher
@@ -52,7 +52,7 @@ VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a di
 
 def student_stage(
     run: Run,
-    plan: Plan,
+    plan: RunPlan,
     data: Artefact,
     teacher: Artefact,
     cache: Artefact | None,
@@ -78,7 +78,7 @@ class StudentTraining:
     """The inputs, the key and the work of the stage; see `student_stage`."""
 
     run: Run
-    plan: Plan
+    plan: RunPlan
     data: Artefact
     teacher: Artefact
     cache: Artefact | None
@@ -303,7 +303,7 @@ class StudentTraining:
 
 
 def make_student(
-    plan: Plan,
+    plan: RunPlan,
     teacher: PreTrainedModel,
     teacher_tokenizer: PreTrainedTokenizerBase,
     task: Task,

@@ -39,7 +39,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.runs.trainer import fit_module
 from pipelines.settings.commands.distill import GeneralConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import hash_source, print_reading_remarks
 from pipelines.stages.prepare.teacher import MODEL, select_key_settings
 from pipelines.stages.prepare.tokens import tokens_stage
@@ -51,7 +51,7 @@ _Blocks = TypeVar("_Blocks", list[np.ndarray], StreamBlocks)
 MASKED_LM_CLASS, BODY_CLASS = "AutoModelForMaskedLM", "AutoModel"
 
 
-def general_stage(run: Run, plan: Plan, precision: str) -> Artefact:
+def general_stage(run: Run, plan: RunPlan, precision: str) -> Artefact:
     """Writes `model/`: the student's body, with a masked-language-modelling head if kl or ce trained one."""
     config, general = plan.settings, plan.settings.general
     settings = {
@@ -147,7 +147,7 @@ def load_body(folder: Path, general: GeneralConfig) -> PreTrainedModel:
 
 
 def make_general_student(
-    plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
+    plan: RunPlan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> PreTrainedModel:
     """Returns the student before general distillation, built from the teacher or loaded from a checkpoint."""
     if plan.student is None:

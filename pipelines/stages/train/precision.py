@@ -28,7 +28,7 @@ from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.this_machine import describe_machine
 from pipelines.settings.tokenizers import build_cross_tokenizer_rows, is_cross_tokenizer
 from pipelines.stages.prepare.data import read_data, read_task
@@ -38,7 +38,7 @@ VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a di
 BATCHES = 3  # number of timed batches
 
 
-def select_precision(run: Run, plan: Plan, data: Artefact) -> str:
+def select_precision(run: Run, plan: RunPlan, data: Artefact) -> str:
     """Returns the requested precision, or with `auto` the fastest of those that the machine supports.
 
     The first run of an output folder measures on the student and batches of the data. Later runs reuse its choice
@@ -76,7 +76,7 @@ def select_precision(run: Run, plan: Plan, data: Artefact) -> str:
     return chosen
 
 
-def list_accepted_modes(plan: Plan) -> list[str]:
+def list_accepted_modes(plan: RunPlan) -> list[str]:
     """Returns the modes to measure: those for this device that no rule refuses in the run's layouts."""
 
     def is_accepted(name: str) -> bool:
@@ -113,7 +113,7 @@ def set_threads_within(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+def student_and_batches(run: Run, plan: RunPlan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
     """Returns the unsharded student at the start of its training, and batches of the size each process gets.
 
     A segment of positions is measured as a row of its own.

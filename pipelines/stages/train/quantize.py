@@ -28,7 +28,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
-from pipelines.stages.prepare.scoring import Judge, SplitOutputs, compute_outputs
+from pipelines.stages.prepare.scoring import TeacherComparison, SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
@@ -46,7 +46,7 @@ class Validation:
         self.model, self.texts, self.task = model, texts, task
         outputs = self.compute_outputs()
         self.float_score = outputs.score
-        self.judge = Judge(task, texts.validation, texts.pad_id, outputs)
+        self.comparison = TeacherComparison(task, texts.validation, texts.pad_id, outputs)
 
     def compute_outputs(self) -> SplitOutputs:
         """Returns the model's outputs on the validation split."""
@@ -57,8 +57,8 @@ class Validation:
         return self.compute_outputs().score
 
     def divergence(self) -> float:
-        """Returns the distance of the model's outputs from its float outputs, see `Judge.divergence`."""
-        return self.judge.divergence(self.model)
+        """Returns the distance of the model's outputs from its float outputs, see `TeacherComparison.divergence`."""
+        return self.comparison.divergence(self.model)
 
     def widen_sensitive_layers(self, run: Run, settings: QuantizeConfig, batch: Batch) -> None:
         """Gives the most sensitive layers more bits until the minimum score is reached."""

@@ -23,7 +23,7 @@ from pipelines.runs.stage import Run
 from pipelines.runs.trainer import Metrics, fit_module, silence_lightning, validate_module
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.outer_config import AVERAGED, OuterConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.train.prepared_training import STUDENT_TRAINING, PreparedTraining
 
 REPLICAS = "replicas"  # folder in the stage's scratch
@@ -37,7 +37,7 @@ class ReplicatedTraining(Protocol):
         """The run."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """Its plan."""
 
     @property

@@ -28,7 +28,7 @@ from distill.tasks.task import Task
 from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
@@ -76,7 +76,7 @@ def list_split_names(config: SelectConfig) -> tuple[str, ...]:
     return ("train", "unlabelled") if config.source == "all" else (config.source,)
 
 
-def adapt_loss(run: Run, plan: Plan, selection: Artefact) -> Plan:
+def adapt_loss(run: Run, plan: RunPlan, selection: Artefact) -> RunPlan:
     """Returns the plan with the loss weights for the share of rows that was kept, if `follow_share` is set.
 
     Changed weights are printed.
@@ -89,7 +89,7 @@ def adapt_loss(run: Run, plan: Plan, selection: Artefact) -> Plan:
     return replace(plan, settings=replace(plan.settings, loss=loss))
 
 
-def select_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact, cache: Artefact | None) -> Artefact:
+def select_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact, cache: Artefact | None) -> Artefact:
     """Writes a copy of the data with the selected rows, and `selected.json` with their numbers.
 
     Answers of the teacher are read from the cache if there is one, and computed otherwise.
@@ -156,7 +156,7 @@ class Selection:
     """
 
     def __init__(
-        self, run: Run, plan: Plan, splits: Splits, task: Task, teacher: Artefact, cache: Artefact | None
+        self, run: Run, plan: RunPlan, splits: Splits, task: Task, teacher: Artefact, cache: Artefact | None
     ) -> None:
         self.run, self.plan, self.splits, self.task = run, plan, splits, task
         self.teacher, self.cache, self.config = teacher, cache, plan.settings.select

@@ -1,6 +1,6 @@
 """Damage that is put into data on purpose, and the judgement of what cleaning makes of it."""
 
-from benchmarks.data.cleaning import follow_texts, judge_changes
+from benchmarks.data.cleaning import follow_texts, score_changes
 from benchmarks.data.damage import DamagedRow, Shares, add_typography, damage_rows, miscode
 
 TEXTS = [f"please tell me where my new card number {row} is and why it hasn't arrived" for row in range(100)]
@@ -50,7 +50,7 @@ def test_repairs_drops_and_mistakes_are_counted_by_type():
         change(5, "right", None, "labels: a is probably b"),
     ]
     rows = make_rows()
-    assert judge_changes(rows, follow_texts(rows, changes)) == [
+    assert score_changes(rows, follow_texts(rows, changes)) == [
         ("typos", "50.0%", "100.0%", "2"),
         ("wrong encodings", "100.0%", "100.0%", "1"),
         ("near duplicates", "100.0%", "100.0%", "1"),
@@ -61,7 +61,7 @@ def test_repairs_drops_and_mistakes_are_counted_by_type():
 def test_a_wrong_label_is_repaired_when_its_row_is_dropped_or_left_without_it():
     rows = make_rows()
     for after in (None, "wrong"):
-        judged = judge_changes(rows, follow_texts(rows, [change(4, "wrong", after, "labels: b is probably a")]))
+        judged = score_changes(rows, follow_texts(rows, [change(4, "wrong", after, "labels: b is probably a")]))
         assert judged[-1] == ("wrong labels", "100.0%", "100.0%", "1")
 
 

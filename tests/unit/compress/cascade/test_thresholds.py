@@ -11,7 +11,7 @@ from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascad
 from compress.errors import CompressError
 
 MILLISECONDS = {"small": 0.1, "middle": 0.7, "large": 2.0}
-JUDGING = 0.05
+MARGIN_MS = 0.05
 
 
 def draw_answers(rows: int, seed: int, *, several: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -42,7 +42,7 @@ def list_every_cascade(probabilities: dict[str, np.ndarray], truth: np.ndarray) 
                 answer, cost = probabilities[chain[-1]].copy(), np.zeros(len(truth))
                 waiting = np.ones(len(truth), bool)
                 for name, threshold in zip(chain, (*thresholds, 0.0), strict=True):
-                    cost += waiting * (MILLISECONDS[name] + JUDGING * (name != chain[-1]))
+                    cost += waiting * (MILLISECONDS[name] + MARGIN_MS * (name != chain[-1]))
                     own = waiting & (margins[name] >= threshold)
                     answer[own] = probabilities[name][own]
                     waiting &= ~own
@@ -55,7 +55,7 @@ def apply(chosen: ChosenCascade, probabilities: dict[str, np.ndarray], truth: np
     answer, total = np.zeros_like(probabilities["large"]), 0.0
     for row in range(len(truth)):
         for name, threshold in zip(chosen.order, chosen.thresholds, strict=True):
-            total += MILLISECONDS[name] + JUDGING * (name != chosen.order[-1])
+            total += MILLISECONDS[name] + MARGIN_MS * (name != chosen.order[-1])
             answer[row] = probabilities[name][row]
             if measure_margins(answer[row][None], truth.ndim == 2)[0] >= threshold:
                 break
@@ -69,26 +69,26 @@ def test_no_cascade_beats_the_chosen_one(seed, several):
     every = list_every_cascade(probabilities, truth)
     for share in (0.8, 0.95, 1.0):
         least = share * max(each[0] for each in every)
-        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(score=least), judging=JUDGING)
+        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(score=least), margin_ms=MARGIN_MS)
         assert chosen.score >= least - 1e-9
         assert chosen.milliseconds == pytest.approx(min(ms for found, ms in every if found >= least - 1e-9))
         assert apply(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     for limit in (0.1, 0.4, 1.0, 3.0):
-        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=limit), judging=JUDGING)
+        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=limit), margin_ms=MARGIN_MS)
         assert chosen.milliseconds <= limit * (1 + 1e-6)
         assert chosen.score == pytest.approx(max(found for found, ms in every if ms <= limit + 1e-9))
 
 
 def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
     probabilities, truth = draw_answers(3000, 0, several=False)
-    chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=1.0), judging=JUDGING)
+    chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=1.0), margin_ms=MARGIN_MS)
     assert chosen.milliseconds <= 1.0
     assert sum(chosen.shares) == pytest.approx(1)
     assert apply(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     small = measure_margins(probabilities["small"])
     for threshold in np.quantile(small, np.linspace(0, 1, 200)):  # pairs within the limit
         own = small >= threshold
-        if 0.1 + JUDGING + 2.0 * (~own).mean() <= 1.0:
+        if 0.1 + MARGIN_MS + 2.0 * (~own).mean() <= 1.0:
             mixed = np.where(own[:, None], probabilities["small"], probabilities["large"])
             assert chosen.score >= score(mixed, truth) - 0.005
 

@@ -12,7 +12,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.settings.resolve import resolve
 from pipelines.settings.rules.rule import Rule
 from pipelines.settings.rules.table import RULES
@@ -34,7 +34,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plan_for(inputs: Path, output: Path, *words: str) -> Plan:
+def plan_for(inputs: Path, output: Path, *words: str) -> RunPlan:
     given = {"teacher": str(inputs / "teacher"), "data": str(inputs / "data"), "output": str(output), "precision": "32"}
     names = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
     usual = [f"--{name}={value}" for name, value in given.items() if name not in names]

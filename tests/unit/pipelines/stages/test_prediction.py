@@ -14,7 +14,7 @@ from distill.data.splits.examples import Examples, Splits
 from distill.train.config import TrainConfig
 from pipelines.runs.cli import parse
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig, GeneralConfig
-from pipelines.settings.plan import Plan
+from pipelines.settings.plan import RunPlan
 from pipelines.stages.prediction import (
     CHARACTERS_PER_TOKEN,
     RANDOM_BATCHES,
@@ -107,7 +107,7 @@ def test_the_sample_has_all_rows_that_scores_calibration_and_comparisons_need():
 
 def test_doubtful_labels_are_not_predicted_from_the_few_rows_of_a_sample():
     settings = read_settings("--data.clean", "standard,near-duplicates=0.8,labels=drop", "--data.clean.deploy", "html")
-    plan = Plan(settings, "", None, (), None, None, None, None, None)
+    plan = RunPlan(settings, "", None, (), None, None, None, None, None)
     short = shorten_plan(plan).settings.clean
     assert short.find_steps() == tuple(step for step in settings.clean.find_steps() if step.name != "labels")
     assert short.find_deployed() == settings.clean.find_deployed()

@@ -18,7 +18,7 @@ from distill.tasks.logit_rows import LabelRows, OutputRows, SpanRows
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import VectorRows
 from distill.tasks.token_classification import TokenClassification
-from pipelines.stages.prepare.scoring import Judge, compute_outputs
+from pipelines.stages.prepare.scoring import TeacherComparison, compute_outputs
 from pipelines.stages.prune.importance import Distance
 from support.task_data import TAGS
 from support.tiny_models import VOCABULARY, WORDS, build_model
@@ -78,13 +78,13 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
     rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
     message = compute_outputs(teacher, rows, 0, task)
-    assert Judge(task, rows, 0, message).divergence(teacher) == pytest.approx(0, abs=1e-6)
-    whole = Judge(task, rows, 0, message).divergence(student)
+    assert TeacherComparison(task, rows, 0, message).divergence(teacher) == pytest.approx(0, abs=1e-6)
+    whole = TeacherComparison(task, rows, 0, message).divergence(student)
     other = [{"logits": message.samples[0]["logits"][:-1] + 9}, *message.samples[1:]]
-    part = Judge(task, rows, 0, replace(message, samples=other)).divergence(student)
+    part = TeacherComparison(task, rows, 0, replace(message, samples=other)).divergence(student)
     kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
     assert part == pytest.approx(
-        Judge(task, kept, 0, compute_outputs(teacher, kept, 0, task)).divergence(student), rel=1e-5
+        TeacherComparison(task, kept, 0, compute_outputs(teacher, kept, 0, task)).divergence(student), rel=1e-5
     )
     assert part != pytest.approx(whole, rel=1e-3)
     assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
@@ -104,11 +104,11 @@ def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     assert [ours.owners.tolist().count(i) for i in range(3)] == [1, 4, 1]
     teacher, student = (build_model("bert", "ForQuestionAnswering", id2label={0: "start", 1: "end"}) for _ in range(2))
     torch.nn.init.normal_(student.qa_outputs.weight)
-    found = Judge(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
+    found = TeacherComparison(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
     alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
     message = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
-    assert found == pytest.approx(Judge(task, alike, 0, message).divergence(student), rel=1e-5)
+    assert found == pytest.approx(TeacherComparison(task, alike, 0, message).divergence(student), rel=1e-5)
     lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
     message = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
     with pytest.raises(InputError, match="found none of 4: students can't be compared"):
-        Judge(task, lost, 0, message).divergence(student)
+        TeacherComparison(task, lost, 0, message).divergence(student)
