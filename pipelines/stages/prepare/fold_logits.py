@@ -44,7 +44,14 @@ def compute_out_of_fold_logits(
 
 
 def _train_fold(
-    run: Run, plan: RunPlan, splits: Splits, task: Task, rows: np.ndarray, held: np.ndarray, precision: str, folder: Path
+    run: Run,
+    plan: RunPlan,
+    splits: Splits,
+    task: Task,
+    rows: np.ndarray,
+    held: np.ndarray,
+    precision: str,
+    folder: Path,
 ) -> Tensor:
     """Returns the logits of the `held` rows by a teacher trained on `rows`, [held rows, classes]."""
     config, source = plan.settings, plan.teacher.folder

@@ -38,7 +38,7 @@ from pipelines.settings.schemes import reduces_range_of_dynamic_int8
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
-from pipelines.stages.prepare.scoring import TeacherComparison, SplitOutputs, compute_outputs
+from pipelines.stages.prepare.scoring import SplitOutputs, TeacherComparison, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.budget_timing import (

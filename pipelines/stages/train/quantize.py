@@ -28,7 +28,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import Metrics, fit_module
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
-from pipelines.stages.prepare.scoring import TeacherComparison, SplitOutputs, compute_outputs
+from pipelines.stages.prepare.scoring import SplitOutputs, TeacherComparison, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
