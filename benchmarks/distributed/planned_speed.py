@@ -82,7 +82,9 @@ def main() -> None:
     hardware, console = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1), Console()
     console.say(
         f"{describe_setup()}; each of {PROCESSES} processes reaches "
-        f"{hardware.flops / 1e9:,.0f} GFLOP/s, {hardware.links / 1e9:.2f} GB/s and {1e6 * hardware.latency:,.0f} us"
+        f"{hardware.flops / 1e9:,.0f} GFLOP/s, {hardware.links / 1e9:.2f} GB/s, "
+        f"{hardware.memory_bandwidth / 1e9:.1f} GB/s of memory, {hardware.draws / 1e6:,.0f}M random numbers a second, "
+        f"{1e6 * hardware.latency:,.0f} us per collective and {1e6 * hardware.dispatch:,.0f} us per sharded operator"
     )
     cases = {case: parse_case(case) for case in options.cases}
     models = dict.fromkeys(model for pair in cases.values() for model in pair)

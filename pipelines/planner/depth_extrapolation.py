@@ -61,6 +61,7 @@ def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times:
         after.stretch,
         round(trace.bytes_accessed + times * (after.bytes_accessed - before.bytes_accessed)),
         round(trace.sharded + times * (after.sharded - before.sharded)),
+        round(trace.drawn + times * (after.drawn - before.drawn)),
     )
 
 

@@ -29,6 +29,7 @@ class Hardware:
         latency: Seconds that a collective takes in addition.
         memory_bandwidth: Bytes a second that operators other than products read and write; infinite where `flops` is
             that of whole trainings, which include them.
+        draws: Random numbers a second, for dropout; infinite likewise.
         dispatch: Seconds that an operator on a sharded tensor takes in addition.
         can_overlap: Whether sending leaves the device free to compute; a CPU does both itself.
         host_link: Bytes a second between a device and the CPU's memory: what is usually reached of PCIe 4 x16.
@@ -43,6 +44,7 @@ class Hardware:
     bandwidth: float
     latency: float = 20e-6
     memory_bandwidth: float = math.inf
+    draws: float = math.inf
     dispatch: float = 0.0
     can_overlap: bool = True
     host_link: float = 20e9
@@ -91,10 +93,10 @@ class StepTime:
 def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     """Returns the time of a traced step."""
     compute = trace.flops / hardware.flops + trace.bytes_accessed / hardware.memory_bandwidth
-    compute += trace.sharded * hardware.dispatch
+    compute += trace.drawn / hardware.draws + trace.sharded * hardware.dispatch
     seconds = {
         each: count_sent(each, size, hardware.backend) / hardware.find_speed(each.ranks)
-        + hardware.latency * trace.calls[each]
+        + hardware.latency * (1 if each.kind == BROADCAST else trace.calls[each])  # processes wait before the first
         for each, size in trace.sent.items()
         if len(each.ranks) > 1
     }

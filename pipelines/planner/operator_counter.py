@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 SPACES = ("c10d", "_c10d_functional")
 BROADCAST = "broadcast"  # of updated weights after an optimizer's step, by ZeRO 1
+RESHAPING = ("_unsafe_view",)  # views that don't say so
 LOOKUPS = ("embedding", "index", "index_select", "gather")  # they read as much of their table as they return
 
 
@@ -48,6 +49,7 @@ class WorkCounter(TorchDispatchMode):
     Attributes:
         flops: Floating-point operations.
         bytes_accessed: Bytes that operators other than products and collectives read and write.
+        drawn: Random numbers, for dropout.
         sharded: Number of operators on sharded tensors.
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
@@ -58,7 +60,7 @@ class WorkCounter(TorchDispatchMode):
     def __init__(self, classes: int = 0) -> None:
         super().__init__()
         self.classes, self.flops, self.logits, self.scattered = classes, 0, 0, 0
-        self.bytes_accessed, self.sharded = 0, 0
+        self.bytes_accessed, self.drawn, self.sharded = 0, 0, 0
         self.sent, self.calls = Counter[Collective](), Counter[Collective]()
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
 
@@ -88,7 +90,9 @@ class WorkCounter(TorchDispatchMode):
             self.calls[key] += 1
             if key.kind.startswith("reduce_scatter"):
                 self.scattered = size * len(key.ranks)
-        elif packet not in flop_registry and not getattr(function, "is_view", False):
+        elif name.startswith("bernoulli"):
+            self.drawn += sum(leaf.numel() for leaf in tensors)
+        elif packet not in flop_registry and not getattr(function, "is_view", False) and name not in RESHAPING:
             self.bytes_accessed += count_bytes_accessed(name, (args, kwargs), tensors)
         if self.classes:
             self._watch_logits(tensors)

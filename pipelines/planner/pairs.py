@@ -69,6 +69,7 @@ def scale_rows(trace: StepTrace, factor: float) -> StepTrace:
         memory={name: round(size * (factor if name in OF_ROWS else 1)) for name, size in trace.memory.items()},
         flops=round(trace.flops * factor),
         bytes_accessed=round(trace.bytes_accessed * factor),
+        drawn=round(trace.drawn * factor),
         sent={each: round(size * (factor if each.waits else 1)) for each, size in trace.sent.items()},
     )
 

@@ -1,8 +1,8 @@
 """Memory, work and traffic of a model in pipeline stages: those of its largest stage, without the others.
 
 A stage runs the micro-batches of a batch in the schedule's order, with tensors without data for what its neighbors
-send. A batch of m micro-batches through p stages takes as long as m + p - 1 of them on the busiest one (Huang et al.
-2019, GPipe, arXiv 1811.06965, section 2.3).
+send. The busiest stage runs all micro-batches of a batch, and waits while one of them passes through the others: with p
+equal stages, m micro-batches take as long as m + p - 1 (Huang et al. 2019, GPipe, arXiv 1811.06965, section 2.3).
 """
 
 import math
@@ -62,15 +62,16 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int, lim
         limit: Bytes of a process: stages after one that needs more aren't traced.
     """
     parts = split_layers(build_on_meta(work.build), layout.pp)
-    traces: list[StepTrace] = []
+    traces: dict[int, StepTrace] = {}
     for index in list_extreme_stages(parts):
-        traces.append(extrapolate_stage(work, parts, micro_batches, index))
-        if traces[-1].peak > limit:
+        traces[index] = extrapolate_stage(work, parts, micro_batches, index)
+        if traces[index].peak > limit:
             break
-    larger = max(traces, key=lambda stage: stage.peak)
-    busier = max(traces, key=lambda stage: stage.flops)
-    stretch = (micro_batches + layout.pp - 1) / micro_batches
-    return replace(busier, memory=larger.memory, held=larger.held, stretch=stretch)
+    larger = max(traces.values(), key=lambda stage: stage.peak)
+    busiest = max(traces, key=lambda index: traces[index].flops)
+    layers = [len(part) for part in parts]
+    stretch = 1 + (sum(layers) / layers[busiest] - 1) / micro_batches
+    return replace(traces[busiest], memory=larger.memory, held=larger.held, stretch=stretch)
 
 
 def list_extreme_stages(parts: Sequence[range]) -> list[int]:
@@ -110,7 +111,7 @@ def trace_stage(
     stages[index] = parts[index][:layers] if index == 0 else parts[index][-layers:]
     reduce_to_stage(stage, stages, index)
     is_trained = isinstance(work, Training)
-    stage.requires_grad_(is_trained)
+    stage.requires_grad_(is_trained).train(is_trained)
     kernels = use_kernels(work.backend) if isinstance(work, Training) else nullcontext()
     with trace_fake_tensors(), SelectShare(work.share), kernels:
         allocate_fake(stage)
@@ -120,7 +121,7 @@ def trace_stage(
         memory = StepTracker(counter)
         with checkpoint_layers(stage, work.train.checkpointing if isinstance(work, Training) else "none"):
             if isinstance(work, Training):
-                optimizer = build_optimizer(stage.train(), [], work.train)
+                optimizer = build_optimizer(stage, [], work.train)
                 take_empty_step(optimizer)
             memory.track_external(stage, *list_tensors(batch), *([] if optimizer is None else [optimizer]))
             with counter, memory:

@@ -67,6 +67,7 @@ class StepTrace:
         stretch: How many times as long the step takes as the work of this process, where others keep it waiting.
         bytes_accessed: Bytes that operators other than products and collectives read and write.
         sharded: Number of operators on sharded tensors.
+        drawn: Random numbers, for dropout on a CPU.
     """
 
     memory: Mapping[str, int]
@@ -77,6 +78,7 @@ class StepTrace:
     stretch: float = 1.0
     bytes_accessed: int = 0
     sharded: int = 0
+    drawn: int = 0
 
     @property
     def peak(self) -> int:
@@ -364,4 +366,5 @@ def collect_trace(memory: StepTracker, counter: WorkCounter, held: int) -> StepT
         dict(counter.calls),
         bytes_accessed=counter.bytes_accessed,
         sharded=counter.sharded,
+        drawn=counter.drawn,
     )
