@@ -41,4 +41,5 @@ def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
     assert found.flops == pytest.approx(own.flops, rel=0.01)
     assert found.bytes_accessed == pytest.approx(own.bytes_accessed, rel=0.01)
     assert found.sharded == pytest.approx(own.sharded, rel=0.01)
+    assert found.drawn == own.drawn
     assert sum(found.sent.values()) == pytest.approx(sum(own.sent.values()), rel=0.02)

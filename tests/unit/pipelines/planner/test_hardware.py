@@ -30,9 +30,10 @@ def test_gathered_weights_hide_behind_the_computation_until_it_is_over():
 
 
 def test_operators_take_the_time_of_their_bytes_and_of_their_dispatch_where_rates_are_those_of_products():
-    trace = StepTrace({}, 0, 10**12, {}, {}, bytes_accessed=10**9, sharded=100)
+    trace = StepTrace({}, 0, 10**12, {}, {}, bytes_accessed=10**9, sharded=100, drawn=10**7)
     assert estimate_step(trace, TWO_NODES).total == 1
-    assert estimate_step(trace, replace(TWO_NODES, memory_bandwidth=2e9, dispatch=1e-3)).compute == pytest.approx(1.6)
+    processor = replace(TWO_NODES, memory_bandwidth=2e9, dispatch=1e-3, draws=1e8)
+    assert estimate_step(trace, processor).compute == pytest.approx(1 + 0.5 + 0.1 + 0.1)
 
 
 def test_a_processor_that_sends_itself_hides_nothing():
@@ -58,6 +59,12 @@ def test_every_call_takes_time():
     collective = Collective("all_reduce", (0, 1), waits=True)
     found = estimate_step(StepTrace({}, 0, 0, {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3))
     assert found.total == pytest.approx(0.1)
+
+
+def test_broadcasts_that_follow_one_another_wait_once():
+    collective = Collective("broadcast", (0, 1), waits=True)
+    found = estimate_step(StepTrace({}, 0, 0, {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3))
+    assert found.total == pytest.approx(1e-3)
 
 
 def test_a_pipeline_waits_for_its_ends():

@@ -37,6 +37,10 @@ def build_fake_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
+def build_classified_batch() -> dict[str, torch.Tensor]:
+    return build_fake_batch() | {"labels": torch.zeros(ROWS, dtype=torch.long)}
+
+
 @pytest.mark.parametrize(("rows", "found"), [(8, (4, 2)), (3, (3, 1)), (9, (3, 3))])
 def test_batches_are_split_as_the_pipeline_splits_them(rows, found):
     assert count_micro_batches(rows) == found
@@ -88,10 +92,7 @@ def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddin
     def build_classifier() -> BertForSequenceClassification:
         return BertForSequenceClassification(config)
 
-    def build_batch() -> dict[str, torch.Tensor]:
-        return build_fake_batch() | {"labels": torch.zeros(ROWS, dtype=torch.long)}
-
-    work, layout = Training(build_classifier, build_batch), Layout(pp=4)
+    work, layout = Training(build_classifier, build_classified_batch), Layout(pp=4)
     parts = split_layers(build_on_meta(build_classifier), 4)
     assert max(range(4), key=lambda index: len(parts[index])) not in (0, 3)
     with simulate_world(4):
@@ -99,6 +100,17 @@ def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddin
         found = trace_stages(work, layout, 4)
     assert found.peak == max(each.peak for each in every) > max(every[0].peak, every[3].peak)
     assert found.flops == max(each.flops for each in every)
+    layers = [len(part) for part in parts]
+    assert found.stretch == pytest.approx(1 + (9 - max(layers)) / max(layers) / 4), "a batch passes the others once"
+
+
+def test_a_frozen_stage_drops_nothing():
+    def build_classifier() -> BertForSequenceClassification:
+        return BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4))
+
+    with simulate_world(2):
+        assert trace_stages(Query(build_classifier, build_fake_batch), Layout(pp=2), 4).drawn == 0
+        assert trace_stages(Training(build_classifier, build_classified_batch), Layout(pp=2), 4).drawn > 0
 
 
 def test_no_stage_is_traced_after_one_that_does_not_fit(monkeypatch):
