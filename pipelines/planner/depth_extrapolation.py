@@ -4,9 +4,11 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from distill.parallel.layout import Layout
 from pipelines.planner.trace import StepTrace
 
-SHALLOW = (3, 4)  # layers: FSDP's prefetch needs some before they look alike
+SHALLOW = (2, 3)  # layers of the models that are traced: a first one may differ from the others
+SHALLOW_SHARDS = (3, 4)  # likewise, where FSDP gathers a layer's weights while others compute
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -25,14 +27,15 @@ class ExtrapolatedTrace:
     layers: int
 
 
-def extrapolate_depth(trace: Callable[[int], StepTrace], layers: int) -> ExtrapolatedTrace:
+def extrapolate_depth(trace: Callable[[int], StepTrace], layers: int, layout: Layout) -> ExtrapolatedTrace:
     """Returns the trace of a model with this number of layers.
 
     Args:
         trace: Traces the model with fewer layers.
         layers: Number of layers; of a few, the model itself is traced.
+        layout: Its layout.
     """
-    few, more = SHALLOW
+    few, more = SHALLOW_SHARDS if layout.fsdp > 1 or layout.zero == 2 else SHALLOW
     if layers <= more:
         return trace_exactly(trace, layers)
     low, high = trace(few), trace(more)

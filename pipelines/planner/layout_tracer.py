@@ -243,14 +243,14 @@ class LayoutTracer:
             return trace_query(query, layout, is_new=self._is_new("query", layout, size))
 
         layers = self.workload.teacher.get_text_config().num_hidden_layers
-        return trace_exactly(trace, layers) if layout.pp > 1 else extrapolate_depth(trace, layers)
+        return trace_exactly(trace, layers) if layout.pp > 1 else extrapolate_depth(trace, layers, layout)
 
     def _step(self, layout: Layout, train: TrainConfig, rows: int, *, online: bool) -> ExtrapolatedTrace:
         def trace(layers: int) -> StepTrace:
             return self._trace_training(layout, train, rows, layers, online=online)
 
         layers, is_whole = self.workload.student.get_text_config().num_hidden_layers, self.workload.is_traced_whole
-        return trace_exactly(trace, layers) if layout.pp > 1 or is_whole else extrapolate_depth(trace, layers)
+        return trace_exactly(trace, layers) if layout.pp > 1 or is_whole else extrapolate_depth(trace, layers, layout)
 
     def _trace_training(self, layout: Layout, train: TrainConfig, rows: int, layers: int, *, online: bool) -> StepTrace:
         """Returns what a step of the student with this number of layers takes."""

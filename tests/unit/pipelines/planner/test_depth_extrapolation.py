@@ -30,12 +30,16 @@ def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
 @pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
 @pytest.mark.parametrize(
     "layout",
-    ["fsdp=4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "tp=2,fsdp=2", "zero2"))],
+    [
+        "fsdp=4",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "dp=2,tp=2", "tp=2,fsdp=2", "zero2")),
+    ],
 )
 def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
     with simulate_world(4):
         own = trace_decoder(12, layout, checkpointing)
-        found = extrapolate_depth(lambda layers: trace_decoder(layers, layout, checkpointing), 12).whole
+        parsed = parse_layout(layout, 4)
+        found = extrapolate_depth(lambda layers: trace_decoder(layers, layout, checkpointing), 12, parsed).whole
     assert found.held == pytest.approx(own.held, rel=0.01)
     assert found.peak == pytest.approx(own.peak, rel=0.03)
     assert found.flops == pytest.approx(own.flops, rel=0.01)
