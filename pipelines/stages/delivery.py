@@ -13,7 +13,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan, SpeedTarget, delivery_stages, list_measured_targets, list_targets
 from pipelines.settings.schemes import measured_scheme, reduces_range_of_dynamic_int8
 from pipelines.stages.deliver.evaluate import evaluate_stage
-from pipelines.stages.deliver.evaluated_model import EvaluatedModel, SpeedMeasurement
+from pipelines.stages.deliver.evaluated_model import EvaluatedModel, RequestedSpeed
 from pipelines.stages.deliver.export import export_stage
 from pipelines.stages.deliver.exported_targets import forms_of_teacher, scored_target, student_targets, target_for
 from pipelines.stages.deliver.speed import find_correction, is_slow, speed_stage
@@ -66,7 +66,7 @@ class Delivery:
     def __init__(self, run: Run, plan: RunPlan, precision: str, made: Stages, students: list[TrainedStudent]):
         self.run, self.plan, self.precision = run, plan, precision
         self.made, self.students = made, students
-        self.speeds: dict[str, SpeedMeasurement] = {}  # by the student's name
+        self.speeds: dict[str, RequestedSpeed] = {}  # by the student's name
 
     @property
     def config(self) -> DistillConfig:
@@ -123,7 +123,7 @@ class Delivery:
                 reason = self.cut_again(target, factor, retries)
             if factor is None or reason:
                 wanted = target_for(self.config.budget)
-                self.speeds[self.find_scored(target).name] = SpeedMeasurement(wanted, stage, retries, reason)
+                self.speeds[self.find_scored(target).name] = RequestedSpeed(wanted, stage, retries, reason)
                 return
             retries += 1
 

@@ -15,7 +15,7 @@ Key: TypeAlias = tuple[str, str, str]  # name, runtime, precision
 
 
 @dataclass(frozen=True)
-class SpeedMeasurement:
+class RequestedSpeed:
     """The measured speed of a student with a requested speed.
 
     Args:
@@ -48,7 +48,7 @@ class EvaluatedModel:
     stage: str
     export: Artefact
     scored: ExportTarget | None = None
-    speed: SpeedMeasurement | None = None
+    speed: RequestedSpeed | None = None
 
     @property
     def targets(self) -> list[ExportTarget]:
