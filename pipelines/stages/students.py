@@ -11,13 +11,14 @@ from pipelines.settings.plan import RunPlan, SpeedTarget, list_targets, round_na
 from pipelines.settings.schemes import list_schemes, quantization_by
 from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.prepare.label_order import by_label_stage
+from pipelines.stages.prune.costs import costs_stage
 from pipelines.stages.prune.cut import cut_stage
 from pipelines.stages.prune.faster_shape import faster_shape_stage
 from pipelines.stages.prune.gradual import gradual_masking_stage
 from pipelines.stages.prune.importance import scores_stage
-from pipelines.stages.prune.inputs import costs_stage, pruning_start_stage
 from pipelines.stages.prune.rounds import round_stage
 from pipelines.stages.prune.shape import ShapeInputs, shape_stage
+from pipelines.stages.prune.start import pruning_start_stage
 from pipelines.stages.train.distill import student_stage
 from pipelines.stages.train.nested import NestedTraining, nested_stage, slice_stage
 from pipelines.stages.train.pruned_start import PrunedStart

@@ -14,8 +14,8 @@ from pipelines.stages.prepare.data import read_task
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.importance import SCORES
-from pipelines.stages.prune.inputs import find_prunable_axes
 from pipelines.stages.prune.shape import ShapeInputs
+from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import read_shape
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)

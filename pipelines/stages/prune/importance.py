@@ -32,7 +32,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
-from pipelines.stages.prune.inputs import find_prunable_axes
+from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
 

@@ -14,8 +14,8 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prune.inputs import find_prunable_axes
 from pipelines.stages.prune.shape import ShapeInputs, ShapeSearch
+from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE
 
 VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)

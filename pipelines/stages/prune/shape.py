@@ -48,8 +48,9 @@ from pipelines.stages.prune.budget_timing import (
     draw_texts,
     time_together,
 )
+from pipelines.stages.prune.costs import fit_size_model, rounding_key, timing_quantization
 from pipelines.stages.prune.importance import SCORES
-from pipelines.stages.prune.inputs import find_prunable_axes, fit_size_model, rounding_key, timing_quantization
+from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.prune.trials import Trial, eliminate_trials
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE

@@ -33,7 +33,7 @@ from pipelines.settings.commands.distill import DataConfig, DistillConfig, Stude
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.table import check_rules
 from pipelines.stages.prepare.data import data_stage, read_data
-from pipelines.stages.prune.inputs import pruning_start_stage
+from pipelines.stages.prune.start import pruning_start_stage
 from support.plans import plan_of
 from support.tiny_families import auto_class, build, logits, padded_batch, random_shape
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved

@@ -1,107 +1,36 @@
-"""The stages before the shape search, apart from the importance scores: the model to prune and the cost model."""
+"""The stage that measures what heads, neurons and layers cost in the runtime of the budget."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-from transformers import PreTrainedModel
-
-from compress.export.common.huggingface import export_huggingface
 from compress.export.common.targets import by_scheme
 from compress.measure.latency import Latency
 from compress.prune.budget import Budget
 from compress.prune.search.candidates import get_outline, make_first_units_shape
 from compress.prune.search.cost import CostModel, Outline, fit_costs, plan_measurements
-from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import head_width, load_model_folder
-from distill.data.splits.examples import Splits
-from distill.slicing import Axis, factorize_embeddings, find_axes, prune
-from distill.tasks.names import LANGUAGE_TASKS
-from distill.tasks.task import Task
+from distill.slicing import prune
 from pipelines.reports.pruning_summary import COSTS
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import RunPlan
 from pipelines.settings.schemes import quantization_by, reduces_range_of_dynamic_int8
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import TOKENS_FILE, load_student_tokenizer
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, time_together
-from pipelines.stages.train.distill import make_student
+from pipelines.stages.prune.start import find_prunable_axes
 
-START_VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-COSTS_VERSION = 2  # version of the costs stage, as above
+VERSION = 2  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 RoundingKey: TypeAlias = str | list[object]  # JSON types
-
-
-def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
-    """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
-
-    If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorized.
-    """
-    config = plan.settings
-    spec, rank = config.student.spec, config.prune.embedding_rank
-    # A language model predicts its whole vocabulary, and its teacher's signals cover every token.
-    prune_tokens = config.prune.vocabulary and config.task not in LANGUAGE_TASKS
-    settings = {
-        "student": spec,
-        "vocabulary": prune_tokens,
-        "unseen": config.prune.unseen if prune_tokens else None,
-        "embedding_rank": rank,
-    }
-    inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
-    if plan.student is not None:
-        inputs["student"] = run.digest(plan.student)
-
-    def work(folder: Path) -> JsonObject:
-        source, splits = teacher.folder / MODEL, read_data(data)
-        model, tokenizer = load_model_folder(source), load_student_tokenizer(source)
-        if spec != "teacher":
-            model = make_student(plan, model, tokenizer, read_task(data), run.seed)
-        vocabulary, params = model.config.vocab_size, model.num_parameters()
-        tokens = np.arange(max(tokenizer.get_vocab().values()) + 1)
-        counts = count_tokens(tokenizer, training_texts(splits)) if prune_tokens or rank else np.zeros(0, np.int64)
-        if prune_tokens:
-            tokens = choose_tokens(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
-            model, tokenizer = prune_vocabulary(model, tokenizer, tokens)
-        if rank:
-            model = factorize_embeddings(model, rank, pad_counts(model, counts[tokens]))
-        export_huggingface(model, tokenizer, folder / MODEL)
-        np.save(folder / TOKENS_FILE, tokens)
-        run.console.say(
-            f"  start: {len(tokens):,} of {vocabulary:,} tokens retained, "
-            f"{f'embeddings of rank {rank}, ' if rank else ''}"
-            f"{4 * (params - model.num_parameters()) / 1e6:.1f} MB of fp32 embeddings removed"
-        )
-        return {"words": len(tokens), "params": model.num_parameters()}
-
-    return run.stage("start", settings, inputs, work, version=START_VERSION)
-
-
-def pad_counts(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
-    """Returns the number of uses of each embedding row; rows beyond the tokenizer's vocabulary have none."""
-    return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
-
-
-def find_prunable_axes(model: PreTrainedModel, task: Task) -> list[Axis]:
-    """Returns the axes of a model that can be pruned for a task."""
-    return [axis for axis in find_axes(model) if not (task.needs_teacher_width and axis.kind == "hidden")]
-
-
-def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
-    """Yields every text that the student is trained on, or its list of words."""
-    for part in (splits.train, splits.unlabelled):
-        yield from part.texts
-        yield from part.pairs or ()
 
 
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
@@ -124,7 +53,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         teacher_ms = {str(each["length"]): each["teacher"]["best_ms"] for each in lengths}
         return {"teacher_ms": teacher_ms, "error": max(each["costs"]["error"] for each in lengths)}
 
-    return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work, version=COSTS_VERSION)
+    return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work, version=VERSION)
 
 
 def measure_length(
