@@ -110,7 +110,8 @@ def test_a_frozen_stage_drops_nothing():
 
     with simulate_world(2):
         assert trace_stages(Query(build_classifier, build_fake_batch), Layout(pp=2), 4).drawn == 0
-        assert trace_stages(Training(build_classifier, build_classified_batch), Layout(pp=2), 4).drawn > 0
+        training = Training(build_classifier, build_classified_batch, backend="gloo")
+        assert trace_stages(training, Layout(pp=2), 4).drawn > 0
 
 
 def test_no_stage_is_traced_after_one_that_does_not_fit(monkeypatch):
