@@ -28,7 +28,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
+from benchmarks.common.timing import median_ratio, synchronize
+from compress.measure.turns import time_in_turns
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import build_samples
 from distill.data.batches.batches import TrainBatches

@@ -66,12 +66,12 @@ def main() -> None:
     left = [(text, row.label, "labels" in why) for row, (text, why) in zip(damaged, final, strict=True) if text]
     write_set(options, "cleaned", [(text, label) for text, label, is_doubted in left if not is_doubted])
     write_table(options.output / UNLABELLED, [{"text": text} for text, _, is_doubted in left if is_doubted])
-    judged = score_changes(damaged, final)
+    scores = score_changes(damaged, final)
     touched = {each["row"] for each in clean_set(options, "clean", "standard")}
-    judged.append(
+    scores.append(
         ("clean rows that standard leaves alone", f"{1 - len(touched) / len(rows):.2%}", "", f"{len(rows):,}")
     )
-    console.table("Damage repaired or dropped", ("damage", "recall", "precision", "count"), judged)
+    console.table("Damage repaired or dropped", ("damage", "recall", "precision", "count"), scores)
     if options.students:
         console.table("Students", HEADER, train_students(options))
 

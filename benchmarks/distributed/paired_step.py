@@ -35,8 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from compress.measure.precision_speed import measure_peak_flops
+from compress.measure.turns import time_in_turns
 from distill.losses.logits import forward_kl
 from distill.losses.teacher_signals import SignalSource
 from distill.parallel.clip import clip_gradients

@@ -28,9 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
+from benchmarks.common.timing import median_ratio, synchronize
 from benchmarks.distributed.sharded_memory import record_peak
 from compress.measure.memory import read_peak_memory, reset_peak_memory, return_freed_memory
+from compress.measure.turns import time_in_turns
 from distill.losses.config import LossConfig
 from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig

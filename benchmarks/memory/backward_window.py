@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from benchmarks.memory.activations import (
     LABELS_ONLY,
     build_decoder,
@@ -30,6 +30,7 @@ from benchmarks.memory.activations import (
     measure_peak,
 )
 from compress.measure.memory import return_freed_memory
+from compress.measure.turns import time_in_turns
 from distill.train.activation_checkpointing import checkpoint_layers
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule

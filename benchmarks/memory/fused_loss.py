@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, synchronize, time_in_turns
+from benchmarks.common.timing import median_ratio, synchronize
 from compress.measure.memory import read_peak_memory, reset_peak_memory
 from compress.measure.precision_speed import measure_peak_flops
+from compress.measure.turns import time_in_turns
 from distill.losses.fused import fused_sampled_cross_entropy
 from distill.losses.logits import soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy

@@ -28,8 +28,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from compress.measure.memory import read_peak_memory
+from compress.measure.turns import time_in_turns
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig

@@ -20,11 +20,12 @@ import torch
 from transformers import BertTokenizerFast, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import measure_copy_rate, time_in_turns
+from benchmarks.common.timing import measure_copy_rate
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget, with_sources
 from compress.export.onnx.generate import OnnxDecoder
 from compress.export.write import write_target
+from compress.measure.turns import time_in_turns
 from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
 from compress.quantize.schemes import SCHEMES, resolve_scheme
 from pipelines.runs.console import Console

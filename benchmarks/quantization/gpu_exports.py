@@ -25,10 +25,11 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import measure_copy_rate, median_ratio, synchronize, time_in_turns
+from benchmarks.common.timing import measure_copy_rate, median_ratio, synchronize
 from compress.export.common.source import Source
 from compress.export.common.targets import FORMATS, ExportTarget
 from compress.export.write import write_targets
+from compress.measure.turns import time_in_turns
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert_quantized

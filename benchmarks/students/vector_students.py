@@ -27,12 +27,13 @@ from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment, build_parser
 from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
 from compress.export.common.targets import find_target
 from compress.export.write import write_targets
+from compress.measure.turns import time_in_turns
 from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student

@@ -22,9 +22,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from benchmarks.memory.activations import LABELS_ONLY
 from benchmarks.training.optimizer_scores import MODEL
+from compress.measure.turns import time_in_turns
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import TrainBatches, round_lengths

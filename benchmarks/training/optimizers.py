@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import measure_copy_rate, median_ratio, synchronize, time_in_turns
+from benchmarks.common.timing import measure_copy_rate, median_ratio, synchronize
+from compress.measure.turns import time_in_turns
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from distill.train.optimizer_kinds import OPTIMIZERS

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
+from compress.measure.turns import time_in_turns
 from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import EncodedRows, epoch_order
@@ -56,8 +57,8 @@ def main() -> None:
     documents = text_documents(tokenizer, [texts[i] for i in chosen], options.length)
     model = build_model(options, len(tokenizer))
     check_family_packing(model)
-    plans = plan_batches(documents, options)
-    trainings = {name: Training(model, plan, find_padding_id(tokenizer)) for name, plan in plans.items()}
+    forms = build_forms(documents, options)
+    trainings = {name: Training(model, form, find_padding_id(tokenizer)) for name, form in forms.items()}
     steps = {name: training.train_epoch for name, training in trainings.items()}
     times = time_in_turns(steps, options.rounds, warmup=1)
     print_table(Console(), options, documents, trainings, times)
@@ -80,32 +81,32 @@ def build_model(options: argparse.Namespace, vocabulary: int) -> LlamaForCausalL
 
 
 @dataclass(frozen=True)
-class Batches:
+class DocumentForm:
     """All documents in one form: its rows, and the row numbers of each batch."""
 
     rows: EncodedRows
     batches: Sequence[np.ndarray]
 
 
-def plan_batches(documents: LanguageBlocks, options: argparse.Namespace) -> dict[str, Batches]:
-    """Returns the name and plan of each form."""
+def build_forms(documents: LanguageBlocks, options: argparse.Namespace) -> dict[str, DocumentForm]:
+    """Returns each form by its name."""
     packed = PackedRows.build(documents, options.length)
     rows = max(1, round(options.batch * float(documents.lengths.mean()) / float(packed.lengths.mean())))
     order = np.random.default_rng(1).permutation(len(documents))
     return {
-        "padded": Batches(documents, [order[i : i + options.batch] for i in range(0, len(order), options.batch)]),
-        "padded, similar lengths": Batches(documents, epoch_order(documents.lengths, options.batch, 0, 0)),
-        "packed": Batches(packed, [np.arange(i, min(i + rows, len(packed))) for i in range(0, len(packed), rows)]),
+        "padded": DocumentForm(documents, [order[i : i + options.batch] for i in range(0, len(order), options.batch)]),
+        "padded, similar lengths": DocumentForm(documents, epoch_order(documents.lengths, options.batch, 0, 0)),
+        "packed": DocumentForm(packed, [np.arange(i, min(i + rows, len(packed))) for i in range(0, len(packed), rows)]),
     }
 
 
 class Training:
     """A copy of the model that is trained on all documents in one form."""
 
-    def __init__(self, model: LlamaForCausalLM, plan: Batches, pad_id: int):
+    def __init__(self, model: LlamaForCausalLM, form: DocumentForm, pad_id: int):
         self.model = copy.deepcopy(model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.batches = [plan.rows.collate(numbers, pad_id) for numbers in plan.batches]
+        self.batches = [form.rows.collate(numbers, pad_id) for numbers in form.batches]
         self.tokens = sum(int(batch["attention_mask"].sum()) for batch in self.batches)
 
     def train_epoch(self) -> None:

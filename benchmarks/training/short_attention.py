@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForSequenceClassification
 
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from compress.measure.precision_speed import measure_peak_flops
+from compress.measure.turns import time_in_turns
 from distill.models import short_attention
 from distill.models.short_attention import attend_to_short_texts
 from pipelines.runs.console import Console

@@ -26,9 +26,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.timing import median_ratio, time_in_turns
+from benchmarks.common.timing import median_ratio
 from compress.measure.memory import read_peak_memory, reset_peak_memory
 from compress.measure.precision_speed import autocast_to_mode, measure_peak_flops
+from compress.measure.turns import time_in_turns
 from distill.cache import CacheReader, Dense, Identity, write_cache
 from distill.cache.samples import build_samples
 from distill.checkpoint.folder import locate_checkpoint

@@ -54,7 +54,7 @@ def apply_layout(
     if layout.cp > 1:
         check_model_fits(layout, model.config, "layout")
         exchange_heads(model, mesh.get_group("cp"))
-    if layout.fsdp > 1 or layout.zero == 2 or (layout.tp > 1 and layout.dp > 1):
+    if layout.uses_fsdp:
         policy = policy or MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
         data_mesh = select_data_mesh(mesh, layout)

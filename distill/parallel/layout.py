@@ -59,6 +59,11 @@ class Layout:
         """Whether each process has only a part of the weights."""
         return self.shards > 1
 
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP2 wraps the layers: for shards, for ZeRO 2, and for the gradients of replicas with tp."""
+        return self.fsdp > 1 or self.zero == 2 or (self.tp > 1 and self.dp > 1)
+
     def __str__(self) -> str:
         if self.zero:
             return f"zero{self.zero}"

@@ -8,7 +8,7 @@ from distill.parallel.layout import Layout
 from pipelines.planner.trace import StepTrace
 
 SHALLOW = (2, 3)  # layers of the models that are traced: a first one may differ from the others
-SHALLOW_SHARDS = (3, 4)  # likewise, where FSDP gathers a layer's weights while others compute
+SHALLOW_WITH_FSDP = (3, 4)  # likewise: its prefetch needs some before they look alike
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -35,7 +35,7 @@ def extrapolate_depth(trace: Callable[[int], StepTrace], layers: int, layout: La
         layers: Number of layers; of a few, the model itself is traced.
         layout: Its layout.
     """
-    few, more = SHALLOW_SHARDS if layout.fsdp > 1 or layout.zero == 2 else SHALLOW
+    few, more = SHALLOW_WITH_FSDP if layout.uses_fsdp else SHALLOW
     if layers <= more:
         return trace_exactly(trace, layers)
     low, high = trace(few), trace(more)

@@ -4,9 +4,7 @@ import json
 import os
 import statistics
 import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 
 from compress.measure.memory import read_resident_memory
+from compress.measure.turns import time_in_turns
 from pipelines.planner.operator_counter import WorkCounter
 
 ROWS, WIDTH = 1024, 768  # of the products that are timed: tokens of a batch, and units of BERT's layers
@@ -58,10 +57,12 @@ class Work:
     Args:
         run: Does it.
         count: How much it does, in the unit of its rate.
+        sums: Number of collectives that it waits for.
     """
 
     run: Callable[[], object]
     count: float = 1.0
+    sums: int = 0
 
 
 def measure_processor(processes: int, threads: int) -> ProcessorRates:
@@ -87,13 +88,16 @@ def measure_rates(processes: int) -> ProcessorRates:
     """Returns the rates of this process while all others of the process group measure theirs."""
     resident = read_resident_memory()
     works = build_compute() | (build_sending(processes) if processes > 1 else {})
-    seconds = time_in_turns({name: work.run for name, work in works.items()})
+    # In turns other programs slow all of them down alike: the ratios decide about a layout.
+    times = time_in_turns({name: work.run for name, work in works.items()}, TIMED_ROUNDS, warmup=1, before=dist.barrier)
+    seconds = {name: statistics.median(each) for name, each in times.items()}
     flops, memory_bandwidth, draws = (works[name].count / seconds[name] for name in ("product", "pointwise", "draw"))
     if processes == 1:
         return ProcessorRates(resident, flops, memory_bandwidth, draws)
     transfer = seconds["large sum"] - seconds["small sum"]
     latency = (seconds["products and sums"] - seconds["products"]) / REPEATED
-    dispatch = seconds["sharded layers"] - seconds["layers"] - works["small sum"].count * seconds["small sum"]
+    sharded = works["sharded layers"]
+    dispatch = seconds["sharded layers"] - seconds["layers"] - sharded.sums * seconds["small sum"]
     return ProcessorRates(
         resident,
         flops,
@@ -101,7 +105,7 @@ def measure_rates(processes: int) -> ProcessorRates:
         draws,
         works["large sum"].count / max(1e-9, transfer),
         max(0.0, latency),
-        max(0.0, dispatch) / works["sharded layers"].count,
+        max(0.0, dispatch) / sharded.count,
     )
 
 
@@ -134,8 +138,8 @@ def build_compute() -> dict[str, Work]:
 def build_sending(processes: int) -> dict[str, Work]:
     """Returns what processes do together.
 
-    `small sum` counts how often a pass through the sharded layers sums, `large sum` the bytes that each process sends,
-    and `sharded layers` the operators on sharded tensors.
+    The count of `large sum` is the bytes that each process sends, that of `sharded layers` the operators on sharded
+    tensors.
     """
     message, left, right = torch.zeros(MESSAGE // 4), torch.randn(SEGMENT_ROWS, WIDTH), torch.randn(WIDTH, 4 * WIDTH)
     width = 8 * processes
@@ -158,25 +162,10 @@ def build_sending(processes: int) -> dict[str, Work]:
     with WorkCounter() as counter:
         propagate(sharded)
     return {
-        "small sum": Work(add_up, sum(counter.calls.values())),
+        "small sum": Work(add_up),
         "large sum": Work(lambda: dist.all_reduce(message), 2 * MESSAGE * (processes - 1) / processes),
         "products": Work(partial(multiply, lambda: None)),
         "products and sums": Work(partial(multiply, add_up)),
         "layers": Work(partial(propagate, plain)),
-        "sharded layers": Work(partial(propagate, sharded), counter.sharded),
+        "sharded layers": Work(partial(propagate, sharded), counter.sharded, sum(counter.calls.values())),
     }
-
-
-def time_in_turns(works: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Returns the median seconds of each work on all processes at once, after a first call.
-
-    They alternate, so that other programs slow all of them down alike: the ratios decide about a layout.
-    """
-    spent: dict[str, list[float]] = defaultdict(list)
-    for _ in range(1 + TIMED_ROUNDS):
-        for name, work in works.items():
-            dist.barrier()
-            start = time.perf_counter()
-            work()
-            spent[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds[1:]) for name, seconds in spent.items()}
