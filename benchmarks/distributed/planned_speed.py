@@ -32,6 +32,7 @@ from benchmarks.common.results_folder import Results, check_settings
 from distill.parallel.layout import Layout, parse_layout
 from pipelines.planner.hardware import Hardware, estimate_step
 from pipelines.planner.machines import measure_this_processor
+from pipelines.planner.report import describe_operator_rates
 from pipelines.runs.console import Console
 from pipelines.settings.commands.plan import CPU, ClusterConfig
 
@@ -81,10 +82,8 @@ def main() -> None:
         del os.environ[name]
     hardware, console = measure_this_processor(ClusterConfig(gpus=PROCESSES, gpu=CPU), 1), Console()
     console.say(
-        f"{describe_setup()}; each of {PROCESSES} processes reaches "
-        f"{hardware.flops / 1e9:,.0f} GFLOP/s, {hardware.links / 1e9:.2f} GB/s, "
-        f"{hardware.memory_bandwidth / 1e9:.1f} GB/s of memory, {hardware.draws / 1e6:,.0f}M random numbers a second, "
-        f"{1e6 * hardware.latency:,.0f} us per collective and {1e6 * hardware.dispatch:,.0f} us per sharded operator"
+        f"{describe_setup()}; each of {PROCESSES} processes reaches {hardware.flops / 1e9:,.0f} GFLOP/s and "
+        f"{hardware.links / 1e9:.2f} GB/s to the other; {'; '.join(map(': '.join, describe_operator_rates(hardware)))}"
     )
     cases = {case: parse_case(case) for case in options.cases}
     models = dict.fromkeys(model for pair in cases.values() for model in pair)

@@ -60,6 +60,11 @@ class Layout:
         return self.shards > 1
 
     @property
+    def shards_gradients(self) -> bool:
+        """Whether each process keeps only a part of the gradients: those of its weights, or its share in ZeRO 2."""
+        return self.sharded or self.zero == 2
+
+    @property
     def uses_fsdp(self) -> bool:
         """Whether FSDP2 wraps the layers: for shards, for ZeRO 2, and for the gradients of replicas with tp."""
         return self.fsdp > 1 or self.zero == 2 or (self.tp > 1 and self.dp > 1)

@@ -64,7 +64,7 @@ def load_sharded(
         InputError: Names or shapes in the files differ from the model's, or the files are damaged; and as in
             `apply_layout`.
     """
-    if not layout.sharded and layout.zero != 2:
+    if not layout.shards_gradients:
         model: PreTrainedModel = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
         model.requires_grad_(not frozen).to(mesh.device_type)  # type: ignore[arg-type]
         model.eval()

@@ -58,13 +58,10 @@ def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times:
     return StepTrace(
         spread_negative_sizes(add(trace.memory, before.memory, after.memory)),
         round(trace.held + times * (after.held - before.held)),
-        round(trace.flops + times * (after.flops - before.flops)),
+        trace.work.add(after.work.add(before.work, -1), times),
         add(trace.sent, before.sent, after.sent),
         add(trace.calls, before.calls, after.calls),
         after.stretch,
-        round(trace.bytes_accessed + times * (after.bytes_accessed - before.bytes_accessed)),
-        round(trace.sharded + times * (after.sharded - before.sharded)),
-        round(trace.drawn + times * (after.drawn - before.drawn)),
     )
 
 

@@ -9,7 +9,7 @@ Collective Communication Operations in MPICH, ring algorithms); the slowest link
 import math
 from dataclasses import dataclass
 
-from pipelines.planner.operator_counter import BROADCAST, Collective
+from pipelines.planner.operator_counter import BROADCAST, Collective, OperatorWork
 from pipelines.planner.trace import StepTrace
 
 OVERLAP = 0.9  # share of the computation during which the link is free to send
@@ -92,8 +92,7 @@ class StepTime:
 
 def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     """Returns the time of a traced step."""
-    compute = trace.flops / hardware.flops + trace.bytes_accessed / hardware.memory_bandwidth
-    compute += trace.drawn / hardware.draws + trace.sharded * hardware.dispatch
+    compute = time_operators(trace.work, hardware)
     seconds = {
         each: count_sent(each, size, hardware.backend) / hardware.find_speed(each.ranks)
         + hardware.latency * (1 if each.kind == BROADCAST else trace.calls[each])  # processes wait before the first
@@ -105,6 +104,12 @@ def estimate_step(trace: StepTrace, hardware: Hardware) -> StepTime:
     hidden = OVERLAP * compute if hardware.can_overlap else 0.0
     idle = (trace.stretch - 1) * (compute + waited)
     return StepTime(compute, waited, beside, max(0.0, beside - hidden), idle)
+
+
+def time_operators(work: OperatorWork, hardware: Hardware) -> float:
+    """Returns the seconds that operators take, but for what they send."""
+    computed = work.flops / hardware.flops + work.bytes_accessed / hardware.memory_bandwidth
+    return computed + work.drawn / hardware.draws + work.sharded * hardware.dispatch
 
 
 def estimate_offload(trace: StepTrace, hardware: Hardware) -> float:

@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -35,6 +35,28 @@ class Collective:
     kind: str
     ranks: tuple[int, ...]
     waits: bool
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """What the operators of a process do, but for what they send.
+
+    Args:
+        flops: Floating-point operations.
+        bytes_accessed: Bytes that operators other than products and collectives read and write.
+        drawn: Random numbers, for dropout on a CPU.
+        sharded: Number of operators on sharded tensors.
+    """
+
+    flops: int = 0
+    bytes_accessed: int = 0
+    drawn: int = 0
+    sharded: int = 0
+
+    def add(self, other: "OperatorWork", times: float = 1.0) -> "OperatorWork":
+        """Returns the sum of this work and a multiple of another's."""
+        counts = (round(own + times * added) for own, added in zip(astuple(self), astuple(other), strict=True))
+        return OperatorWork(*counts)
 
 
 class WorkCounter(TorchDispatchMode):
@@ -97,6 +119,11 @@ class WorkCounter(TorchDispatchMode):
         if self.classes:
             self._watch_logits(tensors)
         return result
+
+    @property
+    def work(self) -> OperatorWork:
+        """What was counted, but for what is sent."""
+        return OperatorWork(self.flops, self.bytes_accessed, self.drawn, self.sharded)
 
     def _watch_logits(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:

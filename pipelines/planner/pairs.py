@@ -7,6 +7,7 @@ from typing import Literal
 from distill.parallel.layout import Layout
 from pipelines.planner.hardware import Hardware, estimate_step
 from pipelines.planner.layout_tracer import LayoutCandidate
+from pipelines.planner.operator_counter import OperatorWork
 from pipelines.planner.trace import StepTrace
 from pipelines.planner.workload import Workload
 
@@ -67,9 +68,7 @@ def scale_rows(trace: StepTrace, factor: float) -> StepTrace:
     return replace(
         trace,
         memory={name: round(size * (factor if name in OF_ROWS else 1)) for name, size in trace.memory.items()},
-        flops=round(trace.flops * factor),
-        bytes_accessed=round(trace.bytes_accessed * factor),
-        drawn=round(trace.drawn * factor),
+        work=replace(OperatorWork().add(trace.work, factor), sharded=trace.work.sharded),
         sent={each: round(size * (factor if each.waits else 1)) for each, size in trace.sent.items()},
     )
 

@@ -10,6 +10,7 @@ import yaml
 
 from distill.data.config import DataConfig
 from distill.teacher.config import TeacherConfig
+from pipelines.planner.hardware import Hardware
 from pipelines.planner.layout_tracer import LayoutCandidate
 from pipelines.planner.pairs import LayoutPair
 from pipelines.planner.plan import ClusterPlan
@@ -32,6 +33,7 @@ def print_plan(plan: ClusterPlan, console: Console) -> None:
             ("machines", f"{hardware.nodes} x {hardware.devices} devices of {hardware.memory / 1e9:,.1f} GB"),
             ("products", f"{hardware.flops / 1e12:,.2f} TFLOP/s each, in {workload.settings.machine.precision}"),
             ("links", f"{hardware.links / 1e9:,.1f} GB/s in a node, {hardware.bandwidth / 1e9:,.1f} between nodes"),
+            *describe_operator_rates(hardware),
             ("teacher", f"{workload.teacher_parameters / 1e6:,.1f}M parameters"),
             ("student", f"{workload.student_parameters / 1e6:,.1f}M parameters, {workload.settings.student.spec}"),
             ("data", f"{workload.rows:,} rows of {workload.length} tokens, {workload.settings.train.epochs} epochs"),
@@ -48,6 +50,18 @@ def print_plan(plan: ClusterPlan, console: Console) -> None:
     print_pairs(plan, console)
     for reason in explain_choice(plan):
         console.say(f"  {reason}")
+
+
+def describe_operator_rates(hardware: Hardware) -> list[tuple[str, str]]:
+    """Returns the rows of what operators other than products take, for a CPU; a GPU's `flops` include it."""
+    if hardware.can_overlap:
+        return []
+    return [
+        ("memory", f"{hardware.memory_bandwidth / 1e9:,.1f} GB/s"),
+        ("dropout", f"{hardware.draws / 1e6:,.0f}M random numbers a second"),
+        ("collectives", f"{hardware.latency * 1e6:,.0f} us each"),
+        ("sharded operators", f"{hardware.dispatch * 1e6:,.0f} us each"),
+    ]
 
 
 def print_choices(title: str, choices: Sequence[LayoutCandidate], console: Console) -> None:

@@ -68,7 +68,7 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int, lim
         if traces[index].peak > limit:
             break
     larger = max(traces.values(), key=lambda stage: stage.peak)
-    busiest = max(traces, key=lambda index: traces[index].flops)
+    busiest = max(traces, key=lambda index: traces[index].work.flops)
     layers = [len(part) for part in parts]
     stretch = 1 + (sum(layers) / layers[busiest] - 1) / micro_batches
     return replace(traces[busiest], memory=larger.memory, held=larger.held, stretch=stretch)

@@ -37,7 +37,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, take_empty_step
 from pipelines.planner.fake_process_group import SelectShare, use_kernels
-from pipelines.planner.operator_counter import Collective, WorkCounter, asks_device
+from pipelines.planner.operator_counter import Collective, OperatorWork, WorkCounter, asks_device
 from pipelines.runs.placement import find_gather_policy
 
 CATEGORIES = {
@@ -61,24 +61,18 @@ class StepTrace:
         memory: Bytes at the moment when most are in use: weights (gathered ones too), gradients, optimizer,
             activations, logits, and buffers.
         held: Bytes between steps: weights, optimizer states, and gradients that are kept.
-        flops: Floating-point operations.
+        work: What the operators of this process do.
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
         stretch: How many times as long the step takes as the work of this process, where others keep it waiting.
-        bytes_accessed: Bytes that operators other than products and collectives read and write.
-        sharded: Number of operators on sharded tensors.
-        drawn: Random numbers, for dropout on a CPU.
     """
 
     memory: Mapping[str, int]
     held: int
-    flops: int
+    work: OperatorWork
     sent: Mapping[Collective, int]
     calls: Mapping[Collective, int]
     stretch: float = 1.0
-    bytes_accessed: int = 0
-    sharded: int = 0
-    drawn: int = 0
 
     @property
     def peak(self) -> int:
@@ -201,7 +195,7 @@ def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> St
         teacher_sizes=training.teacher_sizes,
         shard_optimizer=layout.zero == 1,
     )
-    is_replicated = layout.processes > 1 and not layout.sharded and layout.zero != 2
+    is_replicated = layout.processes > 1 and not layout.shards_gradients
     with trace_fake_tensors(), SelectShare(training.share), use_kernels(training.backend):
         allocate_fake(model)
         batch = training.build_fake_batch()
@@ -358,13 +352,4 @@ def collect_trace(memory: StepTracker, counter: WorkCounter, held: int) -> StepT
         share = min(found[name], memory.logits - found["logits"])
         found[name] -= share
         found["logits"] += share
-    return StepTrace(
-        dict(found),
-        held,
-        counter.flops,
-        dict(counter.sent),
-        dict(counter.calls),
-        bytes_accessed=counter.bytes_accessed,
-        sharded=counter.sharded,
-        drawn=counter.drawn,
-    )
+    return StepTrace(dict(found), held, counter.work, dict(counter.sent), dict(counter.calls))

@@ -106,7 +106,7 @@ def build_meter(text: str, data: RowsDataModule, layout: Layout, logs: TrainingL
 
     Processes with segments of the same rows wait for each other within a pass, so that their times are the same.
     """
-    if layout.dp == 1 or layout.sharded or layout.zero == 2 or layout.cp > 1:
+    if layout.dp == 1 or layout.shards_gradients or layout.cp > 1:
         return []
     data.speeds = parse_speeds(text, layout.dp)
     return [RankMeter(data.speeds if text == MEASURED_SPEEDS else None, data, logs)]

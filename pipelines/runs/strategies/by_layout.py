@@ -210,7 +210,7 @@ def build_strategy(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | No
         return ZeroStrategy(build_settings(machine.deepspeed))
     if layout.processes == 1:
         return SingleProcessStrategy(device=choose_device(machine.accelerator))
-    if layout.sharded or layout.zero == 2 or layout.cp > 1:
+    if layout.shards_gradients or layout.cp > 1:
         if mesh is None:
             raise ValueError(f"layout {layout}: a sharded student needs the mesh that it lies on")
         if not layout.sharded and layout.cp > 1:

@@ -100,7 +100,7 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             f"{setting}.backward_window {train.backward_window}: expected one process, found "
             f"{machine.deepspeed or layout}: processes would have to agree on the number of backward passes"
         )
-    if (kind.whole and (layout.sharded or layout.zero == 2)) or (layout.zero == 1 and not kind.zero1):
+    if (kind.whole and layout.shards_gradients) or (layout.zero == 1 and not kind.zero1):
         raise InputError(
             f"{setting}.optimizer {name}: expected layout replicated{' or zero1' if kind.zero1 else ''}"
             f"{'' if kind.whole else ', or sharded weights'}, found {layout}: it can't update shards; use adamw"
@@ -201,7 +201,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         lambda s, f: (
             s.machine.rank_speeds
             and f.student_layout is not None
-            and (f.student_layout.processes == 1 or f.student_layout.sharded or f.student_layout.zero == 2)
+            and (f.student_layout.processes == 1 or f.student_layout.shards_gradients)
         ),
         "data.rank_speeds {s.machine.rank_speeds}: expected replicas (student.layout replicated or zero1), found "
         "{f.student_layout}: processes that share weights compute together, the fastest no earlier than the slowest",
@@ -212,7 +212,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         lambda s, f: (
             s.machine.gradient_compression != "none"
             and f.student_layout is not None
-            and (f.student_layout.sharded or f.student_layout.zero == 2)
+            and f.student_layout.shards_gradients
         ),
         "machine.gradient_compression {s.machine.gradient_compression}: expected student.layout replicated or zero1, "
         "found "

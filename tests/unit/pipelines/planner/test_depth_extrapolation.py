@@ -42,8 +42,8 @@ def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
         found = extrapolate_depth(lambda layers: trace_decoder(layers, layout, checkpointing), 12, parsed).whole
     assert found.held == pytest.approx(own.held, rel=0.01)
     assert found.peak == pytest.approx(own.peak, rel=0.03)
-    assert found.flops == pytest.approx(own.flops, rel=0.01)
-    assert found.bytes_accessed == pytest.approx(own.bytes_accessed, rel=0.01)
-    assert found.sharded == pytest.approx(own.sharded, rel=0.01)
-    assert found.drawn == own.drawn
+    assert found.work.flops == pytest.approx(own.work.flops, rel=0.01)
+    assert found.work.bytes_accessed == pytest.approx(own.work.bytes_accessed, rel=0.01)
+    assert found.work.sharded == pytest.approx(own.work.sharded, rel=0.01)
+    assert found.work.drawn == own.work.drawn
     assert sum(found.sent.values()) == pytest.approx(sum(own.sent.values()), rel=0.02)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.planner.hardware import Hardware, StepTime, estimate_step
-from pipelines.planner.operator_counter import Collective
+from pipelines.planner.operator_counter import Collective, OperatorWork
 from pipelines.planner.trace import StepTrace
 
 TWO_NODES = Hardware(nodes=2, devices=4, memory=80 * 10**9, flops=1e12, links=100e9, bandwidth=10e9, latency=0)
@@ -13,11 +13,13 @@ TWO_NODES = Hardware(nodes=2, devices=4, memory=80 * 10**9, flops=1e12, links=10
 
 def estimate(flops: int, kind: str, size: int, ranks: range, *, waits: bool = False, **changed: object) -> StepTime:
     collective = Collective(kind, tuple(ranks), waits)
-    return estimate_step(StepTrace({}, 0, flops, {collective: size}, {collective: 1}), replace(TWO_NODES, **changed))
+    return estimate_step(
+        StepTrace({}, 0, OperatorWork(flops), {collective: size}, {collective: 1}), replace(TWO_NODES, **changed)
+    )
 
 
 def test_a_lone_process_only_computes():
-    found = estimate_step(StepTrace({}, 0, 2 * 10**12, {}, {}), TWO_NODES)
+    found = estimate_step(StepTrace({}, 0, OperatorWork(2 * 10**12), {}, {}), TWO_NODES)
     assert found.total == found.compute == 2
 
 
@@ -30,7 +32,7 @@ def test_gathered_weights_hide_behind_the_computation_until_it_is_over():
 
 
 def test_operators_take_the_time_of_their_bytes_and_of_their_dispatch_where_rates_are_those_of_products():
-    trace = StepTrace({}, 0, 10**12, {}, {}, bytes_accessed=10**9, sharded=100, drawn=10**7)
+    trace = StepTrace({}, 0, OperatorWork(10**12, bytes_accessed=10**9, drawn=10**7, sharded=100), {}, {})
     assert estimate_step(trace, TWO_NODES).total == 1
     processor = replace(TWO_NODES, memory_bandwidth=2e9, dispatch=1e-3, draws=1e8)
     assert estimate_step(trace, processor).compute == pytest.approx(1 + 0.5 + 0.1 + 0.1)
@@ -57,18 +59,22 @@ def test_sums_of_products_are_waited_for():
 
 def test_every_call_takes_time():
     collective = Collective("all_reduce", (0, 1), waits=True)
-    found = estimate_step(StepTrace({}, 0, 0, {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3))
+    found = estimate_step(
+        StepTrace({}, 0, OperatorWork(), {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3)
+    )
     assert found.total == pytest.approx(0.1)
 
 
 def test_broadcasts_that_follow_one_another_wait_once():
     collective = Collective("broadcast", (0, 1), waits=True)
-    found = estimate_step(StepTrace({}, 0, 0, {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3))
+    found = estimate_step(
+        StepTrace({}, 0, OperatorWork(), {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3)
+    )
     assert found.total == pytest.approx(1e-3)
 
 
 def test_a_pipeline_waits_for_its_ends():
-    found = estimate_step(StepTrace({}, 0, 10**12, {}, {}, stretch=7 / 4), TWO_NODES)
+    found = estimate_step(StepTrace({}, 0, OperatorWork(10**12), {}, {}, stretch=7 / 4), TWO_NODES)
     assert found.idle == pytest.approx(0.75)
     assert found.total == pytest.approx(1.75)
 

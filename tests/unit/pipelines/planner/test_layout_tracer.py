@@ -227,6 +227,6 @@ def test_a_teacher_in_every_step_is_planned_from_the_student_that_reads_a_cache(
     (found,) = tracer.trace_online_students([cached], ())
     assert found.trace is not None
     assert whole.trace is not None
-    assert found.trace.flops == pytest.approx(whole.trace.flops, rel=1e-6)
+    assert found.trace.work.flops == pytest.approx(whole.trace.work.flops, rel=1e-6)
     assert found.peak == pytest.approx(whole.peak, rel=0.01)
     assert found.peak > cached.peak

@@ -127,8 +127,10 @@ def test_rates_have_units_of_bits_or_bytes():
 
 
 @pytest.mark.slow  # starts two processes
-def test_a_processor_is_measured(tmp_path, classifier):
+def test_a_processor_is_measured(tmp_path, classifier, capsys):
     found = make_plan(tmp_path, classifier, "--gpu=cpu", "--gpus=2")
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("M random numbers a second", "collectives", "sharded operators"))
     assert found["machine"]["precision"] == "32"
     assert found["student"]["layout"]
 

@@ -52,7 +52,7 @@ def test_two_stages_share_the_work_and_the_states():
         whole = trace_step(whole_batch, Layout())
     with simulate_world(2):
         first, last = (extrapolate_stage(Training(build, build_fake_batch), divide(2), 4, index) for index in (0, 1))
-    assert first.flops + last.flops == pytest.approx(whole.flops, rel=0.01)
+    assert first.work.flops + last.work.flops == pytest.approx(whole.work.flops, rel=0.01)
     assert first.held + last.held == pytest.approx(whole.held, rel=0.02)
 
 
@@ -99,7 +99,7 @@ def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddin
         every = [extrapolate_stage(work, parts, 4, index) for index in range(4)]
         found = trace_stages(work, layout, 4)
     assert found.peak == max(each.peak for each in every) > max(every[0].peak, every[3].peak)
-    assert found.flops == max(each.flops for each in every)
+    assert found.work.flops == max(each.work.flops for each in every)
     layers = [len(part) for part in parts]
     assert found.stretch == pytest.approx(1 + (9 - max(layers)) / max(layers) / 4), "a batch passes the others once"
 
@@ -109,9 +109,9 @@ def test_a_frozen_stage_drops_nothing():
         return BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4))
 
     with simulate_world(2):
-        assert trace_stages(Query(build_classifier, build_fake_batch), Layout(pp=2), 4).drawn == 0
+        assert trace_stages(Query(build_classifier, build_fake_batch), Layout(pp=2), 4).work.drawn == 0
         training = Training(build_classifier, build_classified_batch, backend="gloo")
-        assert trace_stages(training, Layout(pp=2), 4).drawn > 0
+        assert trace_stages(training, Layout(pp=2), 4).work.drawn > 0
 
 
 def test_no_stage_is_traced_after_one_that_does_not_fit(monkeypatch):
@@ -142,9 +142,9 @@ def test_checkpointing_and_frozen_models():
         )
         frozen = trace_stages(Query(build, build_fake_batch), Layout(pp=2), 4)
     assert full.memory["activations"] < plain.memory["activations"] / 2
-    assert full.flops > 1.2 * plain.flops
+    assert full.work.flops > 1.2 * plain.work.flops
     assert frozen.held == pytest.approx(plain.held / 3, rel=0.05)
-    assert frozen.flops == pytest.approx(plain.flops / 3, rel=0.1)
+    assert frozen.work.flops == pytest.approx(plain.work.flops / 3, rel=0.1)
 
 
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -155,5 +155,5 @@ def test_a_stage_of_four_layers_is_that_of_its_own_trace(index, checkpointing):
         found = extrapolate_stage(training, divide(2), 4, index)
         own = trace_stage(training, divide(2), 4, index, 4)
     assert found.held == own.held
-    assert found.flops == pytest.approx(own.flops, rel=1e-6)
+    assert found.work.flops == pytest.approx(own.work.flops, rel=1e-6)
     assert found.peak == pytest.approx(own.peak, rel=0.03)

@@ -70,15 +70,15 @@ def test_tensor_parallelism_divides_products_and_their_work(layout, fsdp, parame
     found = trace(layout, 4)
     expected = 8 * ((parameters - whole) / tp + whole) / fsdp
     assert found.memory["optimizer"] == pytest.approx(expected, rel=0.1)
-    assert found.flops == pytest.approx(trace("replicated", 1).flops / tp, rel=0.1)
+    assert found.work.flops == pytest.approx(trace("replicated", 1).work.flops / tp, rel=0.1)
 
 
 def test_work_is_that_of_the_products():
     """Forward and backward of a product are 6 operations for each weight and token."""
     layer = 4 * 64 * 64 + 2 * 64 * 256
     expected = 6 * 3 * layer * ROWS * LENGTH
-    assert expected < trace("replicated", 1).flops < 1.2 * expected
-    assert trace("replicated", 1, checkpointing="full").flops > 1.3 * expected
+    assert expected < trace("replicated", 1).work.flops < 1.2 * expected
+    assert trace("replicated", 1, checkpointing="full").work.flops > 1.3 * expected
 
 
 def test_low_bit_states_and_checkpointing_take_less():
@@ -129,7 +129,9 @@ def test_a_frozen_model_has_weights_and_the_activations_of_a_layer(parameters):
     assert found.held == pytest.approx(4 * parameters, rel=0.02)
     assert found.memory.get("gradients", 0) == found.memory.get("optimizer", 0) == 0
     assert found.peak < trace("replicated", 1).peak / 3
-    assert found.flops == pytest.approx(trace("replicated", 1).flops / 3, rel=0.1)  # attention's backward is 2.5 of it
+    assert found.work.flops == pytest.approx(
+        trace("replicated", 1).work.flops / 3, rel=0.1
+    )  # attention's backward is 2.5 of it
     assert sharded.held == pytest.approx(4 * parameters / 4, rel=0.05)
 
 
