@@ -1,6 +1,6 @@
 """Wrong labels that a teacher finds, beside cleanlab's confident learning on the same probabilities.
 
-    pip install -c constraints.txt -e '.[bench]'
+    pip install -c constraints.txt -e '.[dev]'
     python -m benchmarks.data.label_errors --data examples/data/banking77 --output runs/label-errors
     python -m benchmarks.data.label_errors --data examples/data/banking77 --noise similar --output runs/similar-labels
 

@@ -71,6 +71,7 @@ SMALLER = {
     "benchmarks.memory.loading ": {"rows": 2000, "rounds": 1, "steps": 2, "vocabulary": 500},
     "benchmarks.memory.predictions ": {"rows": 300, "sizes": "small", "only": "plain", "threads": 1},
     "benchmarks.distributed.planned_memory ": {"layouts": "fsdp=2", "processes": 2, "rows": 2, "length": 16},
+    "benchmarks.distributed.planned_speed ": {"cases": "small-small-8", "length": 16, "rounds": 1, "steps": 1},
     "benchmarks.memory.backward_window ": {"lengths": 128, "windows": 64, "rounds": 1, "vocabulary": 500, "threads": 1},
     "recipes/distilbert": GENERAL,
     "recipes/minilm": GENERAL,

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cleanlab", reason="cleanlab not installed: pip install -e '.[bench]'")
-
 from benchmarks.data.label_errors import find_doubted, find_nearest_classes, mislabel_rows
 
 SUBJECTS = {"card": "bank card", "cash": "bank cash", "loan": "home loan", "visa": "travel visa", "pin": "bank pin"}
