@@ -9,7 +9,7 @@ targets differ: the teacher's whole distribution (`dense`), sampled or top-k sig
 initializes. Printed are mean and standard deviation over the seeds of the cross-entropy on unseen blocks and of the KL
 divergence from the teacher there, in nats per token, and the seconds of training. The floors are the `dense` students:
 a cache can't train better ones than the teacher itself. Runs that are already in the output's results.jsonl aren't
-repeated, so ways, seeds and steps can be passed in several calls.
+repeated, so targets, seeds and steps can be passed in several calls.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -44,7 +45,7 @@ from distill.train.module import DistillationModule
 from distill.train.optimizer import set_rate
 from pipelines.runs.console import Console
 
-WAYS = ("dense", "sampled", "topk", "labels")
+TARGETS = ("dense", "sampled", "topk", "labels")
 BATCH = 8
 LEARNING_RATE = 1e-3
 DEV_BLOCKS = 400
@@ -53,7 +54,7 @@ DEV_BLOCKS = 400
 class Result(TypedDict):
     """A line of results.jsonl."""
 
-    way: str
+    targets: str
     seed: int
     steps: int
     dev_nats: float
@@ -65,17 +66,18 @@ class Result(TypedDict):
 def main() -> None:
     """Trains the students that are missing, and prints the table of all."""
     parser = build_parser(__doc__, "runs/cached-students")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["dense", "sampled", "labels"], help="targets")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=["dense", "sampled", "labels"], help="targets")
     parser.add_argument("--draws", type=int, default=13, help="of a sampled signal")
     parser.add_argument("--k", type=int, default=12, help="of a top-k signal")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     output = Path(options.output)
-    check_settings(output, options, free=("ways", "seeds", "steps"))
+    check_settings(output, options, free=("targets", "seeds", "steps"))
     experiment, results = Experiment.load(options, Console()), Results[Result](output)
-    for way in options.ways:
-        seeds = [seed for seed in options.seeds if results.find(way=way, seed=seed, steps=options.steps) is None]
-        for result in experiment.train_students(way, seeds) if seeds else []:
+    for targets in options.targets:
+        done = partial(results.find, targets=targets, steps=options.steps)
+        seeds = [seed for seed in options.seeds if done(seed=seed) is None]
+        for result in experiment.train_students(targets, seeds) if seeds else []:
             results.add(result)
     print_table(experiment.console, results.all, options.steps)
 
@@ -113,20 +115,20 @@ class Experiment:
         data = LanguageBlocks([row.astype(np.int64) for row in train[: options.steps * BATCH]])
         return cls(options, console, teacher, data, dev[:DEV_BLOCKS])
 
-    def train_students(self, way: str, seeds: list[int]) -> list[Result]:
+    def train_students(self, targets: str, seeds: list[int]) -> list[Result]:
         """Trains a student per seed, side by side so that the teacher is queried once per batch, and measures them."""
         signals: SignalSource | CacheReader | None = None
-        if way == "dense":
+        if targets == "dense":
             signals = query_in_float32(OnlineTeacher(self.teacher, device=self.teacher.device))
-        elif way in ("sampled", "topk"):
-            signals = self._build_cache(way)
-        loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
+        elif targets in ("sampled", "topk"):
+            signals = self._build_cache(targets)
+        loss = LossConfig(kl=0, ce=1) if targets == "labels" else LossConfig(kl=1, temperature=1)
         modules = [DistillationModule(self.build_student(seed), loss=loss, train=TrainConfig()) for seed in seeds]
         batches = TrainBatches(self.data, BATCH, 0, seed=0, signals=signals)
-        seconds = train_modules(modules, batches, self.options.steps, way, self.console)
+        seconds = train_modules(modules, batches, self.options.steps, targets, self.console)
         return [
             {
-                "way": way,
+                "targets": targets,
                 "seed": seed,
                 "steps": self.options.steps,
                 "dev_nats": measure_nats(module.student, self.dev),
@@ -152,11 +154,11 @@ class Experiment:
         student.train()
         return student.to(self.teacher.device)
 
-    def _build_cache(self, way: str) -> CacheReader:
+    def _build_cache(self, targets: str) -> CacheReader:
         width = self.teacher.config.vocab_size
-        signal = Sampled(width, draws=self.options.draws) if way == "sampled" else TopK(width, k=self.options.k)
+        signal = Sampled(width, draws=self.options.draws) if targets == "sampled" else TopK(width, k=self.options.k)
         identity = Identity(weights_fingerprint(self.teacher), "small-lm", (signal,))
-        folder, samples = Path(self.options.output) / f"cache-{way}", build_samples(self.data, 0)
+        folder, samples = Path(self.options.output) / f"cache-{targets}", build_samples(self.data, 0)
         with self.console.track("cache: querying the teacher", len(samples)) as advance:
             teacher = OnlineTeacher(self.teacher, device=self.teacher.device)
             write_cache(folder, identity, samples, teacher, on_progress=advance)
@@ -245,15 +247,15 @@ def measure_kl(student: PreTrainedModel, teacher: PreTrainedModel, blocks: np.nd
 def print_table(console: Console, results: list[Result], steps: int) -> None:
     """Prints mean and standard deviation over the seeds of the students that were trained for these steps."""
     rows = []
-    for way in WAYS:
-        found = [line for line in results if (line["way"], line["steps"]) == (way, steps)]
+    for targets in TARGETS:
+        found = [line for line in results if (line["targets"], line["steps"]) == (targets, steps)]
         if found:
             columns = (
                 [line["dev_nats"] for line in found],
                 [line["dev_kl"] for line in found],
                 [line["seconds"] for line in found],
             )
-            rows.append((way, str(len(found)), *(format_spread(values, ".4f") for values in columns)))
+            rows.append((targets, str(len(found)), *(format_spread(values, ".4f") for values in columns)))
     header = ("targets", "seeds", "nats per token", "KL from the teacher", "seconds")
     console.table(f"Students after {steps} steps, on unseen text", header, rows)
 

@@ -41,7 +41,7 @@ ALONE = "one process"
 
 
 class Method(NamedTuple):
-    """A way to train with two processes: a strategy, and its settings with `every` for that of the command."""
+    """A method of training with two processes: a strategy, and its settings with `every` for that of the command."""
 
     strategy: str
     outer: Mapping[str, Any] = {}

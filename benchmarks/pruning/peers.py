@@ -1,4 +1,4 @@
-"""The ways to train a student of `benchmarks.pruning.pruned_students`; other tools are called through their packages.
+"""The methods of `benchmarks.pruning.pruned_students`; other tools are called through their packages.
 
 Torch-Pruning 1.6.1 is used as in its `examples/transformers/prune_hf_bert.py`: `MetaPruner`, L2 magnitude averaged over
 each group, removal of entire heads (`prune_num_heads`, not `prune_head_dims`), one step, and the same ratio for
@@ -55,7 +55,7 @@ HALVINGS = 8
 CONFIG = "config.json"  # as `pipelines.distill` writes it
 CLOSE = 1.025  # measured over requested speedup at which a search ends, as in our own search
 LABELS = LossConfig(kl=0.0, ce=1.0)
-Size: TypeAlias = JsonObject  # keyword arguments that define a student's size in one of the ways
+Size: TypeAlias = JsonObject  # keyword arguments that define a student's size in one of the methods
 
 
 def prune_with_torch_pruning(teacher: PreTrainedModel, ratio: float, *, even: bool) -> PreTrainedModel:

@@ -5,7 +5,7 @@
 
 Speed is that of single texts of the test split of a classification data set on ONNX Runtime with one thread, relative
 to the teacher in fp32 on the same runtime with the same fused operators (export `onnxruntime`); all models alternate in
-one measurement. Accuracy is that of the deployed file on the test split, one text per call. The ways are:
+one measurement. Accuracy is that of the deployed file on the test split, one text per call. The methods are:
 
     ours           `python -m pipelines.distill --teacher T --data D --speedup X`: the pruning pipeline chooses a shape
                    for each seed and learning rate and measures it until the speed is met; tokens that the training
@@ -23,8 +23,8 @@ one measurement. Accuracy is that of the deployed file on the test split, one te
 
 All have the same seeds, splits, epochs and batch size. The learning rate, and one of the peers' two kinds of students,
 is chosen on the validation split with the first seed and used for the other seeds. A seed also determines which rows
-are held out for validation. Printed per way: its size, learning rate, speedup, test accuracy as median, mean and range
-over the seeds, the share of the teacher's accuracy, MB, parameters, and minutes of training and of the search for the
+are held out for validation. Printed per method: its size, learning rate, speedup, test accuracy (median, mean and range
+over the seeds), the share of the teacher's accuracy, MB, parameters, and minutes of training and of the search for the
 size. The floor is the teacher's own row, and its second copy shows the noise of the speedups. Trained students and
 searched sizes are kept in the output folder, and the same command continues from there; speed is measured anew each
 time.
@@ -77,8 +77,8 @@ from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.deliver.timed_texts import to_arrays
 from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, time_together
 
-WAYS = ("ours", "layers", "layers-slower", "fresh", "fresh-slower", "textbrewer", "torch-pruning")
-PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package
+METHODS = ("ours", "layers", "layers-slower", "fresh", "fresh-slower", "textbrewer", "torch-pruning")
+PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # method -> its package
 TOLERANCE = 2e-3  # largest difference of logits between runtimes in float32
 RESULT, TOKENIZER = "result.json", "tokenizer"
 Inputs: TypeAlias = dict[str, np.ndarray]
@@ -87,11 +87,11 @@ Inputs: TypeAlias = dict[str, np.ndarray]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the students that are missing, measures the best ones and prints the table."""
     options = build_parser().parse_args(arguments)
-    missing = [way for way in options.ways if way in PEERS and find_spec(PEERS[way]) is None]
+    missing = [method for method in options.methods if method in PEERS and find_spec(PEERS[method]) is None]
     if missing:
         raise SystemExit(
-            f"--ways: expected the packages of {', '.join(missing)}, found none: pip install -e '.[bench]', or leave "
-            "them out"
+            f"--methods: expected the packages of {', '.join(missing)}, found none: pip install -e '.[bench]', or "
+            "leave them out"
         )
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     configs = [read_config(Path(run), options.speedup) for run in options.ours]
     configs = configs or [build_config(options, seed) for seed in options.seeds]
     benchmark = Benchmark(options, [TrainingSetup(config, console) for config in configs], console)
-    tried = [student for way in options.ways for student in benchmark.train_students(way)]
+    tried = [student for method in options.methods for student in benchmark.train_students(method)]
     results = benchmark.measure(tried)
     write_json(Path(options.output) / "results.json", results)
     print_table(console, results)
@@ -116,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rates", nargs="+", type=float, default=[5e-4, 1e-3], help="learning rates to choose from")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument(
         "--ours", nargs="+", default=[], help="finished runs with this speedup; all others use their settings"
     )
@@ -145,33 +145,33 @@ class Benchmark:
         self.place = Path(options.output) / "students" / hash_json(shared_settings(self.first))[:8]
         self.search = SizeSearch(self.first, self.place)
 
-    def train_students(self, way: str) -> list[TriedStudent]:
+    def train_students(self, method: str) -> list[TriedStudent]:
         """Trains every size and rate with the first seed, and the best on validation, `taken`, with the others.
 
-        Returns nothing if the way has no size.
+        Returns nothing if the method has no size.
         """
-        candidates = [(size, rate) for size in self.search.find_sizes(way)["sizes"] for rate in self.rates]
+        candidates = [(size, rate) for size in self.search.find_sizes(method)["sizes"] for rate in self.rates]
         if not candidates:
-            self.console.say(f"{way}: no size is slower than requested")
+            self.console.say(f"{method}: no size is slower than requested")
             return []
-        tried = [self._train_student(way, self.first, size, rate) for size, rate in candidates]
+        tried = [self._train_student(method, self.first, size, rate) for size, rate in candidates]
         best = max(range(len(tried)), key=lambda number: tried[number]["validation"])
         for number, student in enumerate(tried):
             student["taken"] = number == best
-        return tried + [self._train_student(way, setup, *candidates[best]) for setup in self.setups[1:]]
+        return tried + [self._train_student(method, setup, *candidates[best]) for setup in self.setups[1:]]
 
-    def _train_student(self, way: str, setup: TrainingSetup, size: Size, rate: float) -> TriedStudent:
+    def _train_student(self, method: str, setup: TrainingSetup, size: Size, rate: float) -> TriedStudent:
         """Trains, deploys and scores a student, or reads the result of an earlier call."""
         name = hash_json([size, rate])[:8]
-        folder = self.place / way / name / f"seed-{setup.run.seed}"
+        folder = self.place / method / name / f"seed-{setup.run.seed}"
         if not (folder / RESULT).exists():
-            self.console.say(f"{way}: training, seed {setup.run.seed}, rate {rate:g} ({folder})")
+            self.console.say(f"{method}: training, seed {setup.run.seed}, rate {rate:g} ({folder})")
             training = folder / "training"
             training.mkdir(parents=True, exist_ok=True)
-            trained = TRAIN[way](setup, size, rate, training)
+            trained = TRAIN[method](setup, size, rate, training)
             scores, model_size = self._deploy(setup, trained, folder)
-            search_seconds = trained.search_seconds if way == "ours" else self.search.find_sizes(way)["seconds"]
-            identity = {"way": way, "seed": setup.run.seed, "rate": rate, "size": size, "label": trained.label}
+            search_seconds = trained.search_seconds if method == "ours" else self.search.find_sizes(method)["seconds"]
+            identity = {"method": method, "seed": setup.run.seed, "rate": rate, "size": size, "label": trained.label}
             seconds = {"seconds": trained.seconds, "search_seconds": search_seconds}
             write_json(folder / RESULT, {**identity, **scores, **model_size, **seconds})
             shutil.rmtree(training)
@@ -229,7 +229,8 @@ class Benchmark:
             {**student, "speedup": teacher_ms / latency.best_ms, "latency": latency_entry(latency)}
             for student, latency in ((each, latencies[str(number)]) for number, each in enumerate(students))
         ]
-        packages = ("torch", "transformers", "onnxruntime", *(PEERS[way] for way in self.options.ways if way in PEERS))
+        peers = (PEERS[method] for method in self.options.methods if method in PEERS)
+        packages = ("torch", "transformers", "onnxruntime", *peers)
         return {
             "settings": shared_settings(self.first) | {"seeds": [setup.run.seed for setup in self.setups]},
             "machine": describe_machine()

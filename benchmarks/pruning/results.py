@@ -23,9 +23,9 @@ class ModelSize(TypedDict):
 
 
 class StudentResult(Scores, ModelSize):
-    """A student that was trained in one of the ways."""
+    """A student that was trained in one of the methods."""
 
-    way: str
+    method: str
     seed: int
     rate: float
     size: JsonObject

@@ -1,4 +1,4 @@
-"""The search for the sizes in which `benchmarks.pruning.pruned_students` trains the students of each way."""
+"""The search for the sizes in which `benchmarks.pruning.pruned_students` trains the students of each method."""
 
 import json
 import shutil
@@ -28,14 +28,14 @@ ROUNDS = 12  # calls of each text
 
 
 class FoundSizes(TypedDict):
-    """The sizes of a way, and the seconds that their search took."""
+    """The sizes of a method, and the seconds that their search took."""
 
     sizes: list[Size]
     seconds: float
 
 
 class SizeSearch:
-    """Searches each way's largest sizes that have the requested speedup, and keeps them in a folder.
+    """Searches each method's largest sizes that have the requested speedup, and keeps them in a folder.
 
     Args:
         setup: The teacher, the data and the budget.
@@ -58,13 +58,13 @@ class SizeSearch:
         reference, place = target_for(self.budget, teacher=True), self.place / "teacher"
         return build_timed(self.setup.load_teacher(), self.setup.tokenizer, reference, place, self.texts)
 
-    def find_sizes(self, way: str) -> FoundSizes:
-        """Returns the sizes of a way, which are searched on the first call."""
-        if way == "ours":  # its own search is a part of its training
+    def find_sizes(self, method: str) -> FoundSizes:
+        """Returns the sizes of a method, which are searched on the first call."""
+        if method == "ours":  # its own search is a part of its training
             return {"sizes": [{}], "seconds": 0.0}
-        file = self.place / f"sizes-{way}.json"
+        file = self.place / f"sizes-{method}.json"
         if not file.exists():
-            self.setup.console.say(f"{way}: searching the size with a speedup of {self.requested:g}x")
+            self.setup.console.say(f"{method}: searching the size with a speedup of {self.requested:g}x")
             searches: Mapping[str, Callable[[], list[Size]]] = {
                 "layers": self._search_depth,
                 "layers-slower": self._search_slower_depth,
@@ -75,7 +75,7 @@ class SizeSearch:
             }
             file.parent.mkdir(parents=True, exist_ok=True)
             start = time.perf_counter()
-            write_json(file, {"sizes": searches[way](), "seconds": time.perf_counter() - start})
+            write_json(file, {"sizes": searches[method](), "seconds": time.perf_counter() - start})
         found: FoundSizes = json.loads(file.read_text())
         return found
 
@@ -162,9 +162,9 @@ class SizeSearch:
             self._report("torch-pruning", speedups)
         return found
 
-    def _report(self, way: str, speedups: Mapping[str, float]) -> None:
+    def _report(self, method: str, speedups: Mapping[str, float]) -> None:
         listing = "; ".join(f"{name} {speedup:.2f}x" for name, speedup in speedups.items())
-        self.setup.console.say(f"  {way}: {listing}")
+        self.setup.console.say(f"  {method}: {listing}")
 
 
 def max_key(speedups: Mapping[str, float]) -> str:

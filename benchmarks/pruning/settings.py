@@ -27,7 +27,7 @@ Config = TypeVar("Config")
 
 
 def build_config(options: argparse.Namespace, seed: int) -> DistillConfig:
-    """Returns the settings of `pipelines.distill`, from which the other ways take those of their training."""
+    """Returns the settings of `pipelines.distill`, from which the other methods take those of their training."""
     path = limit_rows(options.data, options.limit, Path(options.output)) if options.limit else options.data
     return DistillConfig(
         output=str(Path(options.output) / "ours" / f"seed-{seed}"),

@@ -10,11 +10,12 @@ HEADER = ("student", "size", "rate", "speedup", "median", "mean (range)", "score
 
 
 def print_table(console: Console, results: Results) -> None:
-    """Prints a row for the teacher and for each way."""
+    """Prints a row for the teacher and for each method."""
     settings, teacher = results["settings"], results["teacher"]
+    methods = dict.fromkeys(student["method"] for student in results["students"])
     rows = [
         ("teacher", "", "", "1.00", f"{teacher['test']:.2%}", "", "", *format_sizes([teacher]), ""),
-        *(format_way(way, results) for way in dict.fromkeys(student["way"] for student in results["students"])),
+        *(format_method(method, results) for method in methods),
     ]
     budget, seeds = settings["budget"], ", ".join(map(str, settings["seeds"]))
     title = (
@@ -29,12 +30,12 @@ def print_table(console: Console, results: Results) -> None:
     console.say(f"{results['machine']}")
 
 
-def format_way(way: str, results: Results) -> tuple[str, ...]:
-    """Returns the row of a way, over its seeds."""
-    students = [student for student in results["students"] if student["way"] == way]
+def format_method(method: str, results: Results) -> tuple[str, ...]:
+    """Returns the row of a method, over its seeds."""
+    students = [student for student in results["students"] if student["method"] == method]
     scores, speedups = [student["test"] for student in students], [student["speedup"] for student in students]
     return (
-        way,
+        method,
         format_labels(students),
         f"{students[0]['rate']:g}",
         f"{statistics.median(speedups):.2f} ({min(speedups):.2f}-{max(speedups):.2f})",

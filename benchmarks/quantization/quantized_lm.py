@@ -1,14 +1,14 @@
-"""A small language model quantized in several ways: nearest weights, GPTQ, AWQ, and quantization-aware training.
+"""A small language model quantized by several methods: nearest weights, GPTQ, AWQ, and quantization-aware training.
 
     python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --output runs/small-lm
     python -m benchmarks.quantization.quantized_lm --lm runs/small-lm --output runs/quantized-lm
 
-All ways start from the same float model, a Llama. Calibration uses the first blocks of its training text;
+All start from the same float model, a Llama. Calibration uses the first blocks of its training text;
 quantization-aware training uses the next ones, with the float model as the teacher. Each result is saved as a torchao
-checkpoint and loaded by stock transformers in a fresh process. Printed per way: the perplexity on unseen blocks found
-there and its distance from the float model's in nats per token; the KL divergence from the float model on the first of
-these blocks, in nats per token, which separates ways more clearly than the perplexity; the size of the weights in MB;
-and the difference between the two processes. The floor is the float model's own row.
+checkpoint and loaded by stock transformers in a fresh process. Printed per method: the perplexity on unseen blocks
+found there and its distance from the float model's in nats per token; the KL divergence from the float model on the
+first of these blocks, in nats per token, which separates methods more clearly than the perplexity; the size of the
+weights in MB; and the difference between the two processes. The floor is the float model's own row.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Text:
         self.steps, self.rate, self.console = options.steps, options.rate, console
 
 
-Way: TypeAlias = Callable[[LlamaForCausalLM, Text], ModelQuantization]  # quantizes the model in place
+Method: TypeAlias = Callable[[LlamaForCausalLM, Text], ModelQuantization]  # quantizes the model in place
 
 
 def calibrate(model: LlamaForCausalLM, text: Text, scheme: str, weights: WeightRounding) -> None:
@@ -92,7 +92,7 @@ def quantize_trained(
     return convert_quantized(model.eval())
 
 
-WAYS: dict[str, Way] = {
+METHODS: dict[str, Method] = {
     "int8-weights nearest": partial(quantize_calibrated, scheme="int8-weights"),
     "int8-dynamic nearest": partial(quantize_calibrated, scheme="int8-dynamic"),
     "fp8-weights nearest": partial(quantize_calibrated, scheme="fp8-weights"),
@@ -106,11 +106,11 @@ WAYS: dict[str, Way] = {
 
 
 def main() -> None:
-    """Quantizes the model in all ways and prints the table."""
+    """Quantizes the model by all methods and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", default="runs/small-lm", help="folder that benchmarks.tasks.small_lm wrote")
     parser.add_argument("--output", default="runs/quantized-lm")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--steps", type=int, default=300, help="of quantization-aware training")
     parser.add_argument("--rate", type=float, default=5e-5, help="learning rate of quantization-aware training")
     parser.add_argument("--blocks", type=int, default=200, help="unseen blocks")
@@ -126,16 +126,16 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, dev: np.ndarray) -> None:
-    """Quantizes the model in each way, prints the table and writes it to table.json."""
+    """Quantizes the model by each method, prints the table and writes it to table.json."""
     console, output, folder = Console(), Path(options.output), Path(options.lm) / "model"
     output.mkdir(parents=True, exist_ok=True)
     plain = LlamaForCausalLM.from_pretrained(folder).float().eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text, float_nats = Text(options, console), measure_nats(plain, dev)
     rows = [("float", *format_perplexity(float_nats, float_nats), "", f"{count_megabytes(folder):.1f}", "")]
-    for name in options.ways:
+    for name in options.methods:
         model = copy.deepcopy(plain)
-        quantization = WAYS[name](model, text)
+        quantization = METHODS[name](model, text)
         target = output / name.replace(",", "").replace(" ", "-")
         source = Source(model, tokenizer, quantization)
         export_torchao(source, target)

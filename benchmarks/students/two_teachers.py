@@ -29,7 +29,7 @@ from pipelines.runs.console import Console
 from pipelines.stages.prepare.scoring import compute_outputs
 
 MAX_LENGTH = 128
-WAYS = ("first", "second", "both")
+CHOICES = ("first", "second", "both")
 
 
 def main() -> None:
@@ -48,10 +48,10 @@ def main() -> None:
     check_settings(Path(options.output), options, free=("seeds",))
     teachers = [train_teacher(options, seed) for seed in options.teachers]
     scores = {f"teacher {i + 1}": [measure_accuracy(options, each)] for i, each in enumerate(teachers)}
-    for way in WAYS:
-        students = [train_student(options, way, teachers, seed) for seed in options.seeds]
-        scores[way] = [measure_accuracy(options, student) for student in students]
-        console.say(f"{way}: {format_accuracies(scores[way])}")
+    for choice in CHOICES:
+        students = [train_student(options, choice, teachers, seed) for seed in options.seeds]
+        scores[choice] = [measure_accuracy(options, student) for student in students]
+        console.say(f"{choice}: {format_accuracies(scores[choice])}")
     mixed = find_only_checkpoint(Path(options.output) / f"both-{options.seeds[0]}", "ensemble")
     scores["both teachers, mixed"] = [measure_accuracy(options, mixed)]
     rows = [
@@ -59,7 +59,7 @@ def main() -> None:
         for name, values in scores.items()
     ]
     console.table(f"{Path(options.data).name}, test accuracy", ("teacher", "mean", "each seed"), rows)
-    better = max(WAYS[:2], key=lambda way: statistics.mean(scores[way]))
+    better = max(CHOICES[:2], key=lambda choice: statistics.mean(scores[choice]))
     gains = [both - one for both, one in zip(scores["both"], scores[better], strict=True)]
     differences = ", ".join(f"{gain * 100:+.2f}" for gain in gains)
     console.say(f"both teachers compared with the {better}, per seed: {differences} points")
@@ -77,12 +77,12 @@ def train_teacher(options: argparse.Namespace, seed: int) -> Path:
     return find_only_checkpoint(output, "teacher")
 
 
-def train_student(options: argparse.Namespace, way: str, teachers: Sequence[Path], seed: int) -> Path:
+def train_student(options: argparse.Namespace, choice: str, teachers: Sequence[Path], seed: int) -> Path:
     """Returns the checkpoint of a student of the first teacher, the second or both."""
-    output = Path(options.output) / f"{way}-{seed}"
-    first = teachers[way == "second"]
+    output = Path(options.output) / f"{choice}-{seed}"
+    first = teachers[choice == "second"]
     words = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *options.more]
-    if way == "both":
+    if choice == "both":
         words += ["--teacher.additional", json.dumps([str(teachers[1])]), "--teacher.mix", options.mix]
     run_distill(options, output, *words)
     return find_only_checkpoint(output, "distill")

@@ -70,7 +70,7 @@ def main() -> None:
         rows.append((name, f"{scored[0].parameters:,}", format_percent(scores), share))
     console = Console()
     console.table(
-        f"{options.data}, tables of {options.width}", ("way", "parameters", "Spearman", "% of the teacher"), rows
+        f"{options.data}, tables of {options.width}", ("method", "parameters", "Spearman", "% of the teacher"), rows
     )
     console.say(describe_setup())
 

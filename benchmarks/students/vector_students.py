@@ -5,7 +5,7 @@
 
 Students are specs of `--student`, trained on the teacher's cached logits. The peers get the teacher's body: `model2vec`
 is its own distillation with a logistic regression on the labels, `model2vec-trained` its classifier of static vectors,
-fitted on the labels with early stopping on the validation split. Every way tries as many values (learning rates, or
+fitted on the labels with early stopping on the validation split. Every method tries as many values (learning rates, or
 strengths of the regression's penalty) with the first seed, and the best on the validation split is used with every
 seed. Printed are parameters, the mean and standard deviation of the test accuracy, the share of the teacher's, and
 texts a second on one thread with tokenization, in batches, as the median of `--rounds` in turn. Finished trainings are
@@ -55,7 +55,7 @@ Predict = Callable[[Sequence[str]], Any]
 class Result(TypedDict):
     """A line of results.jsonl."""
 
-    way: str
+    method: str
     rate: float
     seed: int
     parameters: int
@@ -64,28 +64,28 @@ class Result(TypedDict):
 
 
 def main() -> None:
-    """Trains what is missing, times one model of each way, and prints the table."""
+    """Trains what is missing, times one model of each method, and prints the table."""
     parser = build_parser(__doc__, epochs=20)
-    parser.add_argument("--ways", nargs="+", default=[*SPECS, PEER, TRAINED_PEER])
+    parser.add_argument("--methods", nargs="+", default=[*SPECS, PEER, TRAINED_PEER])
     parser.add_argument("--width", type=int, default=256, help="of all tables")
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--output", default="runs/vector-students")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
-    check_settings(Path(options.output), options, free=("ways", "seeds", "rounds", "threads"))
+    check_settings(Path(options.output), options, free=("methods", "seeds", "rounds", "threads"))
     console, experiment = Console(), Experiment(options)
-    chosen = {way: experiment.train_all(way, console) for way in options.ways}
-    rates = experiment.measure_rates({way: results[0] for way, results in chosen.items()})
+    chosen = {method: experiment.train_all(method, console) for method in options.methods}
+    rates = experiment.measure_rates({method: results[0] for method, results in chosen.items()})
     teacher = experiment.measure_accuracy(experiment.teacher, experiment.test)
     rows = [("teacher", "", "", f"{100 * teacher:.2f}", "100.0", "", "")]
-    for way, results in chosen.items():
+    for method, results in chosen.items():
         scores = [each["test"] for each in results]
         share = f"{100 * float(np.mean(scores)) / teacher:.1f}"
         first = results[0]
         chosen_value = f"{first['parameters']:,}", f"{first['rate']:g}"
-        rows.append((way, *chosen_value, format_percent(scores), share, *rates[way]))
-    header = ("way", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "ratio to the first")
+        rows.append((method, *chosen_value, format_percent(scores), share, *rates[method]))
+    header = ("method", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "ratio to the first")
     console.table(f"{options.data}, tables of {options.width}, {options.seeds} seeds", header, rows)
     console.say(f"{describe_setup()}, {options.threads} threads")
 
@@ -98,35 +98,35 @@ class Experiment(LogitExperiment):
         self.options, self.folder = options, Path(options.output)
         self.results: Results[Result] = Results(self.folder)
 
-    def train_all(self, way: str, console: Console) -> list[Result]:
-        """Returns a way's trainings from every seed, at the value with the best validation accuracy."""
-        values = {PEER: PENALTIES, TRAINED_PEER: PEER_RATES}.get(way, RATES)
-        train = partial(self.train_once, way, console=console)
+    def train_all(self, method: str, console: Console) -> list[Result]:
+        """Returns a method's trainings from every seed, at the value with the best validation accuracy."""
+        values = {PEER: PENALTIES, TRAINED_PEER: PEER_RATES}.get(method, RATES)
+        train = partial(self.train_once, method, console=console)
         return train_at_best(train, values, range(self.options.seeds), lambda each: each["validation"])
 
-    def train_once(self, way: str, value: float, seed: int, console: Console) -> Result:
+    def train_once(self, method: str, value: float, seed: int, console: Console) -> Result:
         """Returns the result of a training, which is run if it isn't known."""
-        known = self.results.find(way=way, rate=value, seed=seed)
+        known = self.results.find(method=method, rate=value, seed=seed)
         if known is not None:
             return known
-        if way in (PEER, TRAINED_PEER):
-            predict, parameters = self.fit_peer(way, value, seed)
+        if method in (PEER, TRAINED_PEER):
+            predict, parameters = self.fit_peer(method, value, seed)
             scores = [
                 float((predict(part.texts) == np.array(part.labels)).mean())
                 for part in (self.splits.validation, self.splits.test)
             ]
         else:
-            student = self.fit_student(way, value, seed, console)
-            save_model_folder(student, self.name_folder(way, value, seed))
+            student = self.fit_student(method, value, seed, console)
+            save_model_folder(student, self.name_folder(method, value, seed))
             parameters = student.num_parameters()
             scores = [self.measure_accuracy(student, part) for part in (self.validation, self.test)]
         return self.results.add(
-            Result(way=way, rate=value, seed=seed, parameters=parameters, validation=scores[0], test=scores[1])
+            Result(method=method, rate=value, seed=seed, parameters=parameters, validation=scores[0], test=scores[1])
         )
 
-    def name_folder(self, way: str, value: float, seed: int) -> Path:
+    def name_folder(self, method: str, value: float, seed: int) -> Path:
         """Returns the folder of a student."""
-        return self.folder / f"{way}-{value:g}-{seed}".replace(",", "-").replace("=", "")
+        return self.folder / f"{method}-{value:g}-{seed}".replace(",", "-").replace("=", "")
 
     def fit_student(self, spec: str, rate: float, seed: int, console: Console) -> PreTrainedModel:
         """Trains a student with AdamW on the KL divergence from the teacher's cached logits."""
@@ -147,11 +147,11 @@ class Experiment(LogitExperiment):
             np.save(file, compute_token_vectors(self.teacher, self.tokenizer).numpy())
         return torch.from_numpy(np.load(file))
 
-    def fit_peer(self, way: str, value: float, seed: int) -> tuple[Predict, int]:
+    def fit_peer(self, method: str, value: float, seed: int) -> tuple[Predict, int]:
         """Returns the predictions of model2vec's student for texts, and its number of parameters."""
         static = self.load_peer()
         texts, labels = self.splits.train.texts, list(self.splits.train.labels)
-        if way == PEER:
+        if method == PEER:
             from sklearn.linear_model import LogisticRegression
 
             head = LogisticRegression(C=value, max_iter=1000, random_state=seed).fit(static.encode(texts), labels)
@@ -180,22 +180,22 @@ class Experiment(LogitExperiment):
         return StaticModel.from_pretrained(place)
 
     def measure_rates(self, results: dict[str, Result]) -> dict[str, tuple[str, str]]:
-        """Returns each way's texts a second with tokenization, and the ratio to the first way's."""
+        """Returns each method's texts a second with tokenization, and the ratio to the first method's."""
         texts = list(self.splits.test.texts[:TIMED])
-        calls = {way: partial(self.open_predictor(result), texts) for way, result in results.items()}
+        calls = {method: partial(self.open_predictor(result), texts) for method, result in results.items()}
         times = time_in_turns(calls, self.options.rounds, warmup=1)
         first = times[next(iter(times))]
         return {
-            way: (f"{len(texts) / float(np.median(found)):,.0f}", f"{1 / median_ratio(found, first):.2f}")
-            for way, found in times.items()
+            method: (f"{len(texts) / float(np.median(found)):,.0f}", f"{1 / median_ratio(found, first):.2f}")
+            for method, found in times.items()
         }
 
     def open_predictor(self, result: Result) -> Predict:
-        """Returns a way's predictions as it is deployed: arrays of numpy, or model2vec's own."""
-        way, value, seed = result["way"], result["rate"], result["seed"]
-        if way in (PEER, TRAINED_PEER):
-            return self.fit_peer(way, value, seed)[0]
-        place = self.name_folder(way, value, seed)
+        """Returns a method's predictions as it is deployed: arrays of numpy, or model2vec's own."""
+        method, value, seed = result["method"], result["rate"], result["seed"]
+        if method in (PEER, TRAINED_PEER):
+            return self.fit_peer(method, value, seed)[0]
+        place = self.name_folder(method, value, seed)
         write_targets(Source(load_model_folder(place), self.tokenizer), [find_target("numpy")], place / "files")
         return partial(Reader(place / "files" / "numpy").classify, max_length=MAX_LENGTH)
 

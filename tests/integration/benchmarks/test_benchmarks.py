@@ -115,7 +115,8 @@ def language_model(tmp_path: Path) -> Path:
 
 
 def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp_path: Path, monkeypatch):
-    arguments = ["cached_students", "--lm", str(language_model), "--output", str(tmp_path / "out"), "--ways", "labels"]
+    place = ["--lm", str(language_model), "--output", str(tmp_path / "out")]
+    arguments = ["cached_students", *place, "--targets", "labels"]
 
     def run(*more: str) -> list[tuple[int, int]]:
         monkeypatch.setattr(sys, "argv", [*arguments, *more])

@@ -27,7 +27,7 @@ from support.tiny_models import LABELS, build_model, make_rows, saved
 PEERS = ("textbrewer", "torch_pruning")
 ABSENT = [name for name in PEERS if find_spec(name) is None]
 needs_peers = pytest.mark.skipif(bool(ABSENT), reason=f"{', '.join(ABSENT)} not installed: pip install -e '.[bench]'")
-WAYS = ["ours", "layers", "layers-slower", "fresh", "fresh-slower", "textbrewer", "torch-pruning"]
+METHODS = ["ours", "layers", "layers-slower", "fresh", "fresh-slower", "textbrewer", "torch-pruning"]
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512}  # so that width affects latency
 
 
@@ -154,20 +154,20 @@ def bench(
 def test_trained_students_are_measured_and_listed_in_the_table(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Covers the ways which need no peer library."""
+    """Covers the methods which need no peer library."""
     from benchmarks.pruning.pruned_students import main
 
     folder, data = saved(teacher, tokenizer, tmp_path / "teacher"), write_data(tmp_path / "data")
     arguments = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
     arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {tmp_path / 'out'}"
-    main([*arguments.split(), "--ways", "ours", "layers", "fresh"])
+    main([*arguments.split(), "--methods", "ours", "layers", "fresh"])
     found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [student["way"] for student in found["students"]] == ["ours", "layers", "fresh"]
+    assert [student["method"] for student in found["students"]] == ["ours", "layers", "fresh"]
     for student in found["students"]:
         assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
     table = capsys.readouterr().out
-    assert all(f"│ {way} " in table for way in ("teacher", "ours", "layers", "fresh"))
+    assert all(f"│ {method} " in table for method in ("teacher", "ours", "layers", "fresh"))
 
 
 def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
@@ -191,17 +191,17 @@ def found_in(bench: tuple[list[str], Path]) -> dict[str, Any]:
 @pytest.mark.timeout(1800)
 def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path]):
     found = found_in(bench)
-    ways = [student["way"] for student in found["students"]]
-    assert [way for way in WAYS if way in ways or not way.endswith("-slower")] == ways
+    methods = [student["method"] for student in found["students"]]
+    assert [method for method in METHODS if method in methods or not method.endswith("-slower")] == methods
     for student in found["students"]:
         assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
         assert student["without_words"] <= found["teacher"]["without_words"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
     assert found["teacher"]["test"] > 0.9
     assert len({student["test"] for student in found["tried"]}) > 1, "none has learnt anything"
-    assert len(found["tried"]) == len(ways) + 2, "two sizes of TextBrewer and Torch-Pruning, one of all others"
-    for way in ways:
-        own = [student for student in found["tried"] if student["way"] == way]
+    assert len(found["tried"]) == len(methods) + 2, "two sizes of TextBrewer and Torch-Pruning, one of all others"
+    for method in methods:
+        own = [student for student in found["tried"] if student["method"] == method]
         taken = [student for student in own if student["taken"]]
         assert len(taken) == 1
         assert taken[0]["validation"] == max(student["validation"] for student in own)
@@ -243,7 +243,7 @@ def test_a_second_call_retrains_nothing(
     assert after["tried"] == before["tried"]
     table = capsys.readouterr().out
     for student in after["students"]:
-        line = next(line for line in table.splitlines() if line.startswith(f"│ {student['way']} "))
+        line = next(line for line in table.splitlines() if line.startswith(f"│ {student['method']} "))
         assert f"{student['test']:.2%}" in line
         assert f"{student['speedup']:.2f}" in line
 
@@ -255,11 +255,11 @@ def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], 
 
     monkeypatch.delattr("benchmarks.pruning.peers.fit_module")
     before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
-    arguments = ["--ours", run, "--speedup", "1.4", "--ways", "ours", "layers", "--epochs", "7"]
+    arguments = ["--ours", run, "--speedup", "1.4", "--methods", "ours", "layers", "--epochs", "7"]
     main([*arguments, "--rounds", "1", "--output", str(bench[1])])
     after = found_in(bench)
     assert after["settings"] == before["settings"]
-    assert after["tried"] == [student for student in before["tried"] if student["way"] in ("ours", "layers")]
+    assert after["tried"] == [student for student in before["tried"] if student["method"] in ("ours", "layers")]
 
 
 @needs_peers
@@ -274,7 +274,7 @@ def test_further_seeds_use_the_learning_rate_that_was_best_on_validation(
         "benchmarks.pruning.pruned_students.Benchmark.measure_scores",
         lambda *_: {"validation": next(expected), "test": 0.5},
     )
-    main([*bench[0], "--ways", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
+    main([*bench[0], "--methods", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
     found = found_in(bench)
     assert [(student["seed"], student["rate"]) for student in found["tried"]] == [(0, 1e-4), (0, 2e-3), (1, 2e-3)]
     assert [student["seed"] for student in found["students"]] == [0, 1]

@@ -15,14 +15,14 @@ from support.tiny_models import build_model, saved
 def test_a_student_is_trained_at_each_rate_and_then_from_each_seed(tmp_path, tokenizer, capsys, monkeypatch):
     teacher, output = saved(build_model("bert"), tokenizer, tmp_path / "teacher"), tmp_path / "o"
     given = ["--teacher", str(teacher), "--data", str(write_data(tmp_path / "data")), "--output", str(output)]
-    tiny = ["--ways", "static", "cnn", "--epochs", "2", "--seeds", "2", "--rounds", "2", "--width", "16"]
+    tiny = ["--methods", "static", "cnn", "--epochs", "2", "--seeds", "2", "--rounds", "2", "--width", "16"]
     monkeypatch.setattr(sys, "argv", ["vector_students", *given, *tiny])
     threads = torch.get_num_threads()
     vector_students.main()
     torch.set_num_threads(threads)
     lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
-    for way in ("static", "cnn"):
-        own = [line for line in lines if line["way"] == way]
+    for method in ("static", "cnn"):
+        own = [line for line in lines if line["method"] == method]
         assert [line["seed"] for line in own] == [0, 0, 0, 1]
         best = max(own[:3], key=lambda line: line["validation"])
         assert own[3]["rate"] == best["rate"]

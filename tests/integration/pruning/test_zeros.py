@@ -17,7 +17,7 @@ from support.commands import refusal_of, run_to_success, small_run
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 from support.run_inputs import make_inputs
 
-WAYS = {
+SPARSITIES = {
     "2:4": SparsityConfig("2:4"),
     "movement": SparsityConfig("unstructured", 0.7, score="movement"),
     "rewired": SparsityConfig("4x1", 0.5, rewire=0.3),
@@ -33,9 +33,11 @@ def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict
     }
 
 
-@pytest.mark.parametrize("way", ["2:4", *[pytest.param(each, marks=pytest.mark.slow) for each in list(WAYS)[1:]]])
-def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model, tokenizer, tmp_path, monkeypatch):
-    config, loss = WAYS[way], LossConfig(kl=1)
+@pytest.mark.parametrize(
+    "name", ["2:4", *(pytest.param(each, marks=pytest.mark.slow) for each in list(SPARSITIES)[1:])]
+)
+def test_a_killed_sparse_training_resumes_with_identical_weights(name, tiny_model, tokenizer, tmp_path, monkeypatch):
+    config, loss = SPARSITIES[name], LossConfig(kl=1)
     expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [SparsityCallback(config)])
     shares = zeros_of(expected)
     assert len(shares) == 2 * 6
