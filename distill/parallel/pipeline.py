@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.inputs import forgo_cache, select_inputs
-from distill.parallel.pipeline_stage import Relay, find_relay
+from distill.parallel.pipeline_stage import StageBoundary, find_boundary
 
 Targets = TypeVar("Targets")  # tensors and lists with one entry per row, in mappings and tuples
 MICRO_BATCHES = 4  # of a batch, unless said otherwise
@@ -39,25 +39,27 @@ class StageForward(nn.Module):
 
     def __init__(self, stage: PreTrainedModel, hidden: Sequence[int] = ()):
         super().__init__()
-        self.stage, self.relay = stage, find_relay(stage)
+        self.stage, self.boundary = stage, find_boundary(stage)
         self.logits: list[Tensor] = []
-        self.hidden: dict[int, list[Tensor]] = {n: [] for n in hidden if _find_owner(n, self.relay) == self.relay.index}
+        self.hidden: dict[int, list[Tensor]] = {
+            n: [] for n in hidden if _find_owner(n, self.boundary) == self.boundary.index
+        }
 
     def forward(self, received: Tensor, **inputs: Tensor) -> Tensor:
         """Runs the stage: [rows, length] or [rows, length, width] -> [rows, length, width]."""
-        if self.relay.is_first:
+        if self.boundary.is_first:
             inputs["input_ids"] = received
-        self.relay.start(received, self.hidden)
-        model = self.stage if self.relay.is_last else self.stage.base_model
+        self.boundary.start(received, self.hidden)
+        model = self.stage if self.boundary.is_last else self.stage.base_model
         output = model(**inputs, **forgo_cache(model, inputs))
-        if self.relay.is_last and "logits" in output:
+        if self.boundary.is_last and "logits" in output:
             self.logits.append(output.logits)
-        return self.relay.finish().to(self.stage.dtype).contiguous()  # autocast may have changed the dtype
+        return self.boundary.finish().to(self.stage.dtype).contiguous()  # autocast may have changed the dtype
 
 
-def _find_owner(number: int, relay: Relay) -> int:
+def _find_owner(number: int, boundary: StageBoundary) -> int:
     """Returns the index of the stage that computes hidden state `number`."""
-    return next(i for i, layers in enumerate(relay.stages) if number == 0 or number - 1 in layers)
+    return next(i for i, layers in enumerate(boundary.stages) if number == 0 or number - 1 in layers)
 
 
 class PipelineForward:
@@ -85,9 +87,9 @@ class PipelineForward:
         micro_batches: int = MICRO_BATCHES,
         hidden: Sequence[int] = (),
     ):
-        relay = find_relay(stage)
-        _check_group(relay, group)
-        layers = relay.stages[-1].stop
+        boundary = find_boundary(stage)
+        _check_group(boundary, group)
+        layers = boundary.stages[-1].stop
         unknown = [number for number in hidden if not 0 <= number <= layers]
         if unknown:
             raise InputError(f"hidden states: expected indices from 0 to {layers}, found {unknown[0]}")
@@ -106,13 +108,13 @@ class PipelineForward:
         """
         forward = StageForward(self.stage, self.hidden)
         _run_schedule(forward, self.group, self.micro_batches, batch)
-        rows, last = len(batch["input_ids"]), forward.relay.count - 1
+        rows, last = len(batch["input_ids"]), forward.boundary.count - 1
         logits = self._broadcast_rows(last, forward.logits, rows)
         outputs = TeacherSignals() if logits is None else TeacherSignals(logits=logits)
         if self.hidden:
             states = {}
             for number in self.hidden:
-                owner, parts = _find_owner(number, forward.relay), forward.hidden.get(number, [])
+                owner, parts = _find_owner(number, forward.boundary), forward.hidden.get(number, [])
                 state = self._broadcast_rows(owner, parts, rows)
                 if state is not None:
                     states[number] = state
@@ -150,9 +152,9 @@ class PipelineTrainer:
         replicas: dist.ProcessGroup | None = None,
         micro_batches: int = MICRO_BATCHES,
     ):
-        self.stage, self.group, self.micro_batches, self.relay = stage, group, micro_batches, find_relay(stage)
+        self.stage, self.group, self.micro_batches, self.boundary = stage, group, micro_batches, find_boundary(stage)
         self.replicas = replicas
-        _check_group(self.relay, group)
+        _check_group(self.boundary, group)
 
     def step(self, batch: Mapping[str, Tensor], targets: Targets, loss: Callable[[Tensor, Targets], Tensor]) -> Tensor:
         """Runs the forward and backward passes of a batch and accumulates the gradients.
@@ -177,7 +179,7 @@ class PipelineTrainer:
         with self._sum_tied_gradients():
             losses = _run_schedule(forward, self.group, self.micro_batches, batch, compute_loss)
         own = torch.stack(losses).detach() if losses else None
-        broadcast = _broadcast(self.relay.count - 1, own, self.group, self.stage.device)
+        broadcast = _broadcast(self.boundary.count - 1, own, self.group, self.stage.device)
         if broadcast is None:
             raise RuntimeError("pipeline: expected losses on the last stage, found none")
         return broadcast
@@ -188,8 +190,8 @@ class PipelineTrainer:
 
         Gradients accumulated earlier are already summed.
         """
-        is_end = self.relay.is_first or self.relay.is_last
-        tied = [self.stage.get_parameter(name) for name in self.relay.tied if is_end]
+        is_end = self.boundary.is_first or self.boundary.is_last
+        tied = [self.stage.get_parameter(name) for name in self.boundary.tied if is_end]
         tied = [weight for weight in tied if weight.requires_grad]
         earlier = [weight.grad for weight in tied]
         for weight in tied:
@@ -203,7 +205,7 @@ class PipelineTrainer:
 
     def _exchange_ends(self, own: Tensor) -> Tensor:
         """Exchanges a tensor between the first and the last stage and returns the other stage's."""
-        other, peer = torch.empty_like(own), self.relay.count - 1 if self.relay.is_first else 0
+        other, peer = torch.empty_like(own), self.boundary.count - 1 if self.boundary.is_first else 0
         ops = [dist.P2POp(dist.isend, own, group=self.group, group_peer=peer)]
         ops.append(dist.P2POp(dist.irecv, other, group=self.group, group_peer=peer))
         for work in dist.batch_isend_irecv(ops):
@@ -225,7 +227,7 @@ class PipelineTrainer:
 
         Gradients of tied weights count once. Returns the norm before, a scalar.
         """
-        counted = set(self.relay.tied) if self.relay.is_last else set()
+        counted = set(self.boundary.tied) if self.boundary.is_last else set()
         weights = {name: each for name, each in self.stage.named_parameters() if each.grad is not None}
         own = [each.grad for name, each in weights.items() if name not in counted and each.grad is not None]
         square = nn.utils.get_total_norm(own).square()
@@ -254,20 +256,20 @@ def _run_schedule(
             "packing: expected an unpacked batch, found documents: pipeline stages pass on no masks, and documents "
             "of a row would attend to each other; train it unpacked, or in another layout"
         )
-    relay, device = forward.relay, forward.stage.device
+    boundary, device = forward.boundary, forward.stage.device
     inputs: dict[str, Tensor] = {name: value.to(device) for name, value in select_inputs(batch).items()}
     rows = len(inputs["input_ids"])
     size = -(-rows // micro_batches)
     count = -(-rows // size)
     inputs = {name: _pad_rows(value, size * count) for name, value in inputs.items()}
     schedule = _build_schedule(forward, group, inputs["input_ids"][:size], count, loss)
-    args = (inputs.pop("input_ids"),) if relay.is_first else ()
+    args = (inputs.pop("input_ids"),) if boundary.is_first else ()
     keywords: dict[str, Any] = dict(inputs)
     if loss is None:
         schedule.eval(*args, return_outputs=False, **keywords)
         return []
     losses: list[Tensor] = []
-    indices = torch.arange(size * count) if relay.is_last else None
+    indices = torch.arange(size * count) if boundary.is_last else None
     schedule.step(*args, target=indices, losses=losses, return_outputs=False, **keywords)
     return losses
 
@@ -280,13 +282,13 @@ def _build_schedule(
     With known shapes torch needs no trial run of a micro-batch, and building a schedule costs only one round of tiny
     messages, which is cheaper than keeping a schedule and its receive buffers for every shape.
     """
-    stage, relay = forward.stage, forward.relay
+    stage, boundary = forward.stage, forward.boundary
     states = torch.empty(
         *ids.shape, stage.config.hidden_size, dtype=stage.dtype, device="meta", requires_grad=loss is not None
     )
-    inputs = ids.to("meta") if relay.is_first else states
-    part = PipelineStage(forward, relay.index, relay.count, stage.device, inputs, states, group=group)
-    schedule_class = Schedule1F1B if loss is not None and count >= relay.count else ScheduleGPipe
+    inputs = ids.to("meta") if boundary.is_first else states
+    part = PipelineStage(forward, boundary.index, boundary.count, stage.device, inputs, states, group=group)
+    schedule_class = Schedule1F1B if loss is not None and count >= boundary.count else ScheduleGPipe
     return schedule_class(part, count, loss_fn=loss, scale_grads=False)
 
 
@@ -319,10 +321,10 @@ def _broadcast(
     return tensor
 
 
-def _check_group(relay: Relay, group: dist.ProcessGroup | None) -> None:
+def _check_group(boundary: StageBoundary, group: dist.ProcessGroup | None) -> None:
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    if (size, rank) != (relay.count, relay.index):
+    if (size, rank) != (boundary.count, boundary.index):
         raise InputError(
-            f"pipeline: expected stage {rank} of {size} in this process of the group, found stage {relay.index} of "
-            f"{relay.count}: the stages wouldn't receive each other's states"
+            f"pipeline: expected stage {rank} of {size} in this process of the group, found stage {boundary.index} of "
+            f"{boundary.count}: the stages wouldn't receive each other's states"
         )

@@ -29,7 +29,7 @@ class ModelParts:
 _LayerOutput = Tensor | tuple[Tensor, ...]  # hidden state [rows, length, width], possibly followed by other outputs
 
 
-class Relay:
+class StageBoundary:
     """Passes the hidden state through a stage: every module that was removed from the stage returns it.
 
     Args:
@@ -99,10 +99,10 @@ class _AbsentModule(nn.Module):
     It has the module's attributes, such as a layer's kind of attention, but no weights.
     """
 
-    def __init__(self, relay: Relay, phase: str, module: nn.Module):
+    def __init__(self, boundary: StageBoundary, phase: str, module: nn.Module):
         super().__init__()
         vars(self).update({name: value for name, value in vars(module).items() if name not in vars(self)})
-        self.relay, self.phase = relay, phase
+        self.boundary, self.phase = boundary, phase
 
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         """Returns the hidden state that is passed through the stage.
@@ -111,13 +111,13 @@ class _AbsentModule(nn.Module):
             InputError: The module is called at another point of the forward pass than it was removed from.
         """
         # Otherwise a module that is defined before the layers but runs after them would be skipped silently.
-        if self.relay.phase != self.phase:
+        if self.boundary.phase != self.phase:
             raise InputError(
-                f"pipeline stage {self.relay.index}: expected a removed module to run {self.phase}, found a call "
-                f"{self.relay.phase}: this family runs its modules in another order than it defines them, and can't be "
-                "split into pipeline stages"
+                f"pipeline stage {self.boundary.index}: expected a removed module to run {self.phase}, found a call "
+                f"{self.boundary.phase}: this family runs its modules in another order than it defines them, and can't "
+                "be split into pipeline stages"
             )
-        return self.relay.hidden
+        return self.boundary.hidden
 
 
 def find_parts(model: PreTrainedModel) -> ModelParts:
@@ -169,12 +169,12 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
 
     If the head is tied to the embeddings, the last stage has them too, and they are frozen on both.
     """
-    relay = getattr(model, "relay", None)
-    if not isinstance(relay, Relay):
+    boundary = getattr(model, "boundary", None)
+    if not isinstance(boundary, StageBoundary):
         model.get_input_embeddings().weight.requires_grad_(False)
         return
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if name == relay.embeddings:
+        if name == boundary.embeddings:
             weight.requires_grad_(False)
 
 
@@ -305,21 +305,21 @@ def reduce_to_stage(model: PreTrainedModel, stages: list[range], index: int) -> 
     ties = [source for target, source in model.all_tied_weights_keys.items() if _ties_ends(parts, target, source)]
     table = model.get_input_embeddings()
     embeddings = next(f"{name}.weight" for name, each in model.named_modules() if each is table)
-    relay = Relay(index, stages, tuple(ties) if len(stages) > 1 else (), embeddings)
-    own_layers = relay.layers
-    shared_modules = {source.rpartition(".")[0] for source in ties} if relay.is_last else set()
+    boundary = StageBoundary(index, stages, tuple(ties) if len(stages) > 1 else (), embeddings)
+    own_layers = boundary.layers
+    shared_modules = {source.rpartition(".")[0] for source in ties} if boundary.is_last else set()
     layers = cast(nn.ModuleList, model.get_submodule(parts.layers))
     for number in range(len(layers)):
         if number not in own_layers:
-            layers[number] = _AbsentModule(relay, _BEFORE if number < own_layers.start else _AFTER, layers[number])
-    for name in () if relay.is_first else parts.before:
-        _remove_module(model, name, relay, _BEFORE, shared_modules)
-    for name in () if relay.is_last else parts.after:
-        _remove_module(model, name, relay, _AFTER, set())
-    relay.attach(model.base_model, layers)
+            layers[number] = _AbsentModule(boundary, _BEFORE if number < own_layers.start else _AFTER, layers[number])
+    for name in () if boundary.is_first else parts.before:
+        _remove_module(model, name, boundary, _BEFORE, shared_modules)
+    for name in () if boundary.is_last else parts.after:
+        _remove_module(model, name, boundary, _AFTER, set())
+    boundary.attach(model.base_model, layers)
     own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     model.all_tied_weights_keys = {a: b for a, b in model.all_tied_weights_keys.items() if {a, b} <= own}
-    model.relay = relay  # type: ignore[assignment]
+    model.boundary = boundary  # type: ignore[assignment]
 
 
 def _ties_ends(parts: ModelParts, target: str, source: str) -> bool:
@@ -328,7 +328,9 @@ def _ties_ends(parts: ModelParts, target: str, source: str) -> bool:
     return is_after and any(_is_inside(source, part) for part in parts.before)
 
 
-def _remove_module(model: PreTrainedModel, name: str, relay: Relay, phase: str, shared_modules: set[str]) -> None:
+def _remove_module(
+    model: PreTrainedModel, name: str, boundary: StageBoundary, phase: str, shared_modules: set[str]
+) -> None:
     """Replaces module `name` by a placeholder.
 
     Modules among `shared_modules` (`name` itself or modules inside it) stay for their weights; their outputs are not
@@ -336,22 +338,22 @@ def _remove_module(model: PreTrainedModel, name: str, relay: Relay, phase: str, 
     """
     if name in shared_modules:
         return
-    absent = _AbsentModule(relay, phase, model.get_submodule(name))
+    absent = _AbsentModule(boundary, phase, model.get_submodule(name))
     for each in shared_modules:
         if _is_inside(each, name):
             absent.add_module(each.removeprefix(f"{name}."), model.get_submodule(each))
     model.set_submodule(name, absent)
 
 
-def find_relay(stage: PreTrainedModel) -> Relay:
-    """Returns the relay that `load_stage` attached to the stage.
+def find_boundary(stage: PreTrainedModel) -> StageBoundary:
+    """Returns the boundary that `load_stage` attached to the stage.
 
     Raises:
         InputError: The model is not a pipeline stage.
     """
-    relay = getattr(stage, "relay", None)
-    if not isinstance(relay, Relay):
+    boundary = getattr(stage, "boundary", None)
+    if not isinstance(boundary, StageBoundary):
         raise InputError(
             f"{type(stage).__name__}: expected a pipeline stage, found a full model; load it with load_stage"
         )
-    return relay
+    return boundary

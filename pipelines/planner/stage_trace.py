@@ -151,8 +151,8 @@ class LoneStage:
 
     def run(self, batch: Batch, micro_batches: int, before: Callable[[], None]) -> None:
         """Runs the passes of a batch that consists of equal micro-batches; `before` is called before each of them."""
-        relay, waiting = self.forward.relay, deque[Tensor]()
-        kept = relay.count - relay.index if micro_batches >= relay.count else micro_batches
+        boundary, waiting = self.forward.boundary, deque[Tensor]()
+        kept = boundary.count - boundary.index if micro_batches >= boundary.count else micro_batches
         for _ in range(micro_batches):
             before()
             with torch.set_grad_enabled(self.loss is not None):
@@ -169,12 +169,12 @@ class LoneStage:
         """Returns the loss in the last stage, in the others the hidden states."""
         inputs: dict[str, Any] = dict(select_inputs(batch))
         shape = (*inputs["input_ids"].shape, self.stage.config.hidden_size)
-        if self.forward.relay.is_first:
+        if self.forward.boundary.is_first:
             received = inputs.pop("input_ids")
         else:
             received = torch.empty(shape, requires_grad=self.loss is not None)
         output: Tensor = self.forward(received, **inputs)
-        if not self.forward.relay.is_last or self.loss is None:
+        if not self.forward.boundary.is_last or self.loss is None:
             return output
         rows, signals = OutputRows(), find_signals(batch) or {}
         logits = rows.logits(batch, self.forward.logits.pop())

@@ -26,7 +26,7 @@ from distill.parallel.load import load_sharded
 from distill.parallel.mesh import build_mesh
 from distill.parallel.part_times import measure_part_times
 from distill.parallel.pipeline import PipelineTrainer
-from distill.parallel.pipeline_stage import PartTimes, find_relay, load_stage
+from distill.parallel.pipeline_stage import PartTimes, find_boundary, load_stage
 from distill.parallel.segment_check import check_segments
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import SCRATCH
@@ -77,7 +77,7 @@ def build_placed_model(
         initial, auto_class, layout, mesh, precision=precision, offload=offload, prefetch=prefetch, times=times
     )
     if times is not None:
-        layers = ", ".join(str(len(stage)) for stage in find_relay(model).stages)
+        layers = ", ".join(str(len(stage)) for stage in find_boundary(model).stages)
         run.console.say(f"  pipeline stages of {layers} layers, by the time of {describe_times(times)}")
     return model, mesh
 
@@ -181,7 +181,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     weights.
     """
     reshard(model)  # after an evaluation the weights are still gathered, and the model appears unsharded
-    if not hasattr(model, "relay") and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if not hasattr(model, "boundary") and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         if is_rank_zero():
             export_huggingface(model, tokenizer, folder)
         return

@@ -432,6 +432,6 @@ def test_stages_cut_by_time_compute_what_the_model_does(tmp_path):
     model = model_of("llama")
     model.save_pretrained(tmp_path)
     stages = [load_stage(tmp_path, CAUSAL, index, 2, times=PartTimes(0.0, 1.0, 2.0)) for index in range(2)]
-    assert [list(stage.relay.layers) for stage in stages] == [[0, 1, 2], [3]]
+    assert [list(stage.boundary.layers) for stage in stages] == [[0, 1, 2], [3]]
     names = [set(stage.state_dict()) for stage in stages]
     assert names[0] | names[1] == set(model.state_dict())
