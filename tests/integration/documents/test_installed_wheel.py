@@ -24,16 +24,21 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages,) = (place / "venv").glob("lib/python*/site-packages")
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (wheel,) = place.glob("*.whl")
-    subprocess.run([place / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    install = [place / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    subprocess.run(install, env=own_environment(), check=True)
     return place / "venv"
 
 
+def own_environment() -> dict[str, str]:
+    """Returns the environment without PYTHONPATH, through which the checkout would count as installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run(environment: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [environment / "bin" / arguments[0], *arguments[1:]],
         cwd=folder,
-        env=own | {"HF_HUB_OFFLINE": "1"},
+        env=own_environment() | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,
