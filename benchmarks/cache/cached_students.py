@@ -66,7 +66,7 @@ class Result(TypedDict):
 def main() -> None:
     """Trains the students that are missing, and prints the table of all."""
     parser = build_parser(__doc__, "runs/cached-students")
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=["dense", "sampled", "labels"], help="targets")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=["dense", "sampled", "labels"])
     parser.add_argument("--draws", type=int, default=13, help="of a sampled signal")
     parser.add_argument("--k", type=int, default=12, help="of a top-k signal")
     options = parser.parse_args()

@@ -169,8 +169,8 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
 
     If the head is tied to the embeddings, the last stage has them too, and they are frozen on both.
     """
-    boundary = getattr(model, "boundary", None)
-    if not isinstance(boundary, StageBoundary):
+    boundary = get_boundary(model)
+    if boundary is None:
         model.get_input_embeddings().weight.requires_grad_(False)
         return
     for name, weight in model.named_parameters(remove_duplicate=False):
@@ -345,14 +345,20 @@ def _remove_module(
     model.set_submodule(name, absent)
 
 
+def get_boundary(model: PreTrainedModel) -> StageBoundary | None:
+    """Returns the boundary of a pipeline stage; None of a full model."""
+    boundary = getattr(model, "boundary", None)
+    return boundary if isinstance(boundary, StageBoundary) else None
+
+
 def find_boundary(stage: PreTrainedModel) -> StageBoundary:
     """Returns the boundary that `load_stage` attached to the stage.
 
     Raises:
         InputError: The model is not a pipeline stage.
     """
-    boundary = getattr(stage, "boundary", None)
-    if not isinstance(boundary, StageBoundary):
+    boundary = get_boundary(stage)
+    if boundary is None:
         raise InputError(
             f"{type(stage).__name__}: expected a pipeline stage, found a full model; load it with load_stage"
         )

@@ -26,7 +26,7 @@ from distill.parallel.load import load_sharded
 from distill.parallel.mesh import build_mesh
 from distill.parallel.part_times import measure_part_times
 from distill.parallel.pipeline import PipelineTrainer
-from distill.parallel.pipeline_stage import PartTimes, find_boundary, load_stage
+from distill.parallel.pipeline_stage import PartTimes, find_boundary, get_boundary, load_stage
 from distill.parallel.segment_check import check_segments
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import SCRATCH
@@ -181,7 +181,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     weights.
     """
     reshard(model)  # after an evaluation the weights are still gathered, and the model appears unsharded
-    if not hasattr(model, "boundary") and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if get_boundary(model) is None and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         if is_rank_zero():
             export_huggingface(model, tokenizer, folder)
         return

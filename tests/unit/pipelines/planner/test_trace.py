@@ -129,9 +129,8 @@ def test_a_frozen_model_has_weights_and_the_activations_of_a_layer(parameters):
     assert found.held == pytest.approx(4 * parameters, rel=0.02)
     assert found.memory.get("gradients", 0) == found.memory.get("optimizer", 0) == 0
     assert found.peak < trace("replicated", 1).peak / 3
-    assert found.work.flops == pytest.approx(
-        trace("replicated", 1).work.flops / 3, rel=0.1
-    )  # attention's backward is 2.5 of it
+    trained = trace("replicated", 1).work.flops
+    assert found.work.flops == pytest.approx(trained / 3, rel=0.1)  # attention's backward is 2.5 of it
     assert sharded.held == pytest.approx(4 * parameters / 4, rel=0.05)
 
 
