@@ -101,9 +101,7 @@ def called_parser(name: str, main: Any, arguments: Sequence[str]) -> Command:
 
 def list_settings(command: Command) -> list[Setting]:
     """Returns the command's settings in the order of their classes, each group after the settings beside it."""
-    parser = cli.build_parser(
-        command.config, prog=command.name, about=command.about, examples="", short=command.short
-    )  # fmt: skip
+    parser = cli.build_parser(command.config, prog=command.name, about=command.about, examples="", short=())
     meanings = {action.dest: action.help for action in parser._actions}
     return [
         Setting(name, type_text(kind), default_text(default), " ".join((meanings.get(name) or "").split()))
@@ -116,22 +114,15 @@ def leaves(config: type | Any, prefix: str = "") -> Iterator[tuple[str, Any, Any
     fields = dataclasses.fields(config)
     for field in fields:
         if not dataclasses.is_dataclass(field.type):
-            yield prefix + field.name, field.type, find_default(config, field)
+            yield prefix + field.name, field.type, cli.find_default(config, field)
     for field in fields:
         if dataclasses.is_dataclass(field.type):
-            yield from leaves(find_default(config, field), f"{prefix}{field.name}.")
-
-
-def find_default(config: type | Any, field: dataclasses.Field) -> Any:
-    """Returns the default value of a field."""
-    if not isinstance(config, type):
-        return getattr(config, field.name)
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            yield from leaves(cli.find_default(config, field), f"{prefix}{field.name}.")
 
 
 def list_groups(command: Command) -> dict[str, str]:
     """Returns group -> its description, such as `general.train` -> `Optimizer, schedule and training loop of …`."""
-    parser = cli.build_parser(command.config, prog=command.name, about="", examples="", short={})
+    parser = cli.build_parser(command.config, prog=command.name, about="", examples="", short=())
     return {
         action.dest: " ".join((group.title or "").split())
         for group in parser._action_groups

@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
@@ -56,16 +57,21 @@ def parse(
     from_files: dict[str, object] = {}
     for file in files:
         from_files |= read_yaml(expand_home(f"--{CONFIG_OPTION}", file), fields, short)
-    parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
-    if from_files:
-        checked = parser.parse_object(from_files)  # defaults are not type-checked by the parser
-        parser.set_defaults({name: checked[name] for name in from_files})
-    return build_config(config_class, parser.parse_args(arguments))
+    parser = build_parser(
+        cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items())
+    )
+    # Without defaults: the classes have them, and the parser would check each of hundreds.
+    checked = parser.parse_object(from_files, defaults=False) if from_files else None
+    config: _Config = build_config(config_class, parser.parse_args(arguments, checked, defaults=False))
+    return config
 
 
-def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
-    """Returns a parser that knows the types of all settings and formats the help."""
-    short_names = ", ".join(f"--{name} for --{full}" for name, full in short.items())
+@cache
+def build_parser(
+    config_class: type, *, prog: str, about: str, examples: str, short: tuple[tuple[str, str], ...]
+) -> "Parser":
+    """Returns a parser that knows the types of all settings and formats the help; built once for each command."""
+    short_names = ", ".join(f"--{name} for --{full}" for name, full in short)
     parser = Parser(
         prog=prog,
         usage=f"python -m {prog} [--{CONFIG_OPTION} FILE.yaml] [options]",
@@ -79,22 +85,36 @@ def build_parser(config_class: type, *, prog: str, about: str, examples: str, sh
     return parser
 
 
-def build_config(config_class: type[_Config], values: Namespace, group: str = "") -> _Config:
+def build_config(defaults: Any, values: Namespace, group: str = "") -> Any:
     """Returns an instance of the dataclass of a group, including nested groups.
+
+    Args:
+        defaults: The dataclass, or an instance whose values apply where `values` has none.
+        values: Dotted name of a setting -> its value.
+        group: Prefix of the group's settings, such as `general.loss.`.
 
     Raises:
         InputError: A value isn't allowed; the message names the setting in full, as on the command line.
     """
-    fields = {
-        field.name: build_config(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
-        if dataclasses.is_dataclass(field.type)
-        else settle_value(f"{group}{field.name}", values[field.name])
-        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
-    }
+    config_class = defaults if isinstance(defaults, type) else type(defaults)
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(config_class):
+        name, default = group + field.name, find_default(defaults, field)
+        if dataclasses.is_dataclass(field.type):
+            settings[field.name] = build_config(default, values, f"{name}.")
+        else:
+            settings[field.name] = settle_value(name, values.get(name, default))
     try:
-        return config_class(**fields)
+        return config_class(**settings)
     except InputError as error:
         raise InputError(qualify_setting(str(error), group)) from None
+
+
+def find_default(config: Any, field: dataclasses.Field[Any]) -> Any:
+    """Returns the default value of a field of a dataclass, or the value that an instance has."""
+    if not isinstance(config, type):
+        return getattr(config, field.name)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def qualify_setting(message: str, group: str) -> str:

@@ -75,7 +75,7 @@ def test_the_settings_of_a_command_are_those_that_it_parses(reference):
     assert {"cache write", "cache inspect", "cache verify", "cache rebuild"} <= set(commands)
     for command in commands.values():
         names = {setting.name for setting in reference.list_settings(command)}
-        parser = cli.build_parser(command.config, prog="", about="", examples="", short={})
+        parser = cli.build_parser(command.config, prog="", about="", examples="", short=())
         parsed = {action.dest for action in parser._actions}
         assert parsed - {"help", "config"} - reference.group_names(command.config) == names
 
