@@ -129,6 +129,7 @@ def test_repeating_the_command_skips_every_stage(finished):
     assert {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")} == before
 
 
+@pytest.mark.slow
 def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path):
     output, _, arguments = finished
     copy = shutil.copytree(output, tmp_path / "copy")

@@ -140,6 +140,7 @@ def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
     assert module.layer_terms.active_layer == 0
 
 
+@pytest.mark.slow
 def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer):
     teacher = build_model("bert", "Model")
     student = build_student(teacher, "mobilebert,embeddings=32")

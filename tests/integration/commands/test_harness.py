@@ -65,6 +65,7 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
     assert math.isclose(found, right / len(rows), abs_tol=0.051)  # one of the twenty rows may be a tie
 
 
+@pytest.mark.slow
 def test_unknown_tasks_and_models_without_a_causal_head_are_refused(decoder, tokenizer, tmp_path, monkeypatch, capsys):
     folder, _ = decoder
     arguments = ["--model", str(folder), "--output", str(tmp_path / "out")]

@@ -36,6 +36,7 @@ def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_cop
     assert json.loads(manifest.read_text())["metrics"]["trained"]
 
 
+@pytest.mark.slow
 def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.renamed("classifier", "klassifier"))
     message = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
@@ -136,6 +137,7 @@ def no_length(words: list[str]) -> list[str]:
     return words[:place] + words[place + 2 :]
 
 
+@pytest.mark.slow
 def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.positions(16))
     message = run_to_success("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))

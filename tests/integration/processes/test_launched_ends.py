@@ -62,6 +62,7 @@ def test_a_stop_signal_ends_all_processes_with_one_line_and_no_restart(number, n
     assert starts(tmp_path) == ["x", "x"]
 
 
+@pytest.mark.slow
 def test_stopping_one_process_stops_all_without_a_restart(tmp_path):
     running = begin(tmp_path, restarts=3)
     first = pid_of(running, tmp_path, 0)
@@ -72,6 +73,7 @@ def test_stopping_one_process_stops_all_without_a_restart(tmp_path):
     assert not Path(f"/proc/{first}").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_restarted_until_no_restarts_are_left(tmp_path):
     running = begin(tmp_path, restarts=1)
     pid_of(running, tmp_path, 0)

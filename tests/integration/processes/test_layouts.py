@@ -118,7 +118,7 @@ def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path
         assert differing_weights(found["weights"], expected) == {}
 
 
-@pytest.mark.parametrize("batch", [6, 7])  # the first and the second of a step
+@pytest.mark.parametrize("batch", [6, pytest.param(7, marks=pytest.mark.slow)])  # first and second of a step
 @pytest.mark.parametrize(
     "layout",
     [

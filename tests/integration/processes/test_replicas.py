@@ -110,6 +110,7 @@ def test_replicas_averaged_after_every_step_are_the_student_of_one_process(stude
     assert largest_difference(found, alone) < NEAR
 
 
+@pytest.mark.slow
 def test_an_outer_rate_of_one_without_momentum_is_plain_averaging(student, tmp_path):
     _, plain = ReplicaTraining(student, machine("local-sgd"), OuterConfig(every=4)).run(tmp_path / "plain")
     outer = OuterConfig(every=4, learning_rate=1.0, momentum=0.0)

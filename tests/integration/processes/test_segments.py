@@ -65,6 +65,7 @@ def test_segments_train_the_student_of_one_process(jobs, models, tmp_path):
         assert alone[name]["fused"] is together[0][name]["fused"] is (True if name in FUSED else None), name
 
 
+@pytest.mark.slow
 def test_a_stopped_training_resumes_to_the_same_bits(models, tmp_path):
     whole = run_ranks(train_jobs, 2, 2, models, tmp_path / "whole", [DROPPED], "cp=2", limit=240)
     for stop in (3, 2, None):

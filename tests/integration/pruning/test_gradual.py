@@ -278,6 +278,7 @@ def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned, to
     assert_same_bits(learned, stopped(tokenizer, tmp_path, "learned", OFTEN, 11))
 
 
+@pytest.mark.slow
 def test_masking_with_accumulated_batches_resumes_bit_identically(tokenizer, tmp_path):
     train = replace(TRAIN, epochs=2, accumulate=2, checkpoint_every=1)
     whole = mask_once(tokenizer, tmp_path / "whole", "movement", train)
@@ -289,6 +290,7 @@ def test_masking_with_accumulated_batches_resumes_bit_identically(tokenizer, tmp
     assert_same_bits(whole, stopped(tokenizer, tmp_path / "stopped", "movement", train, 5))
 
 
+@pytest.mark.slow
 def test_the_latest_masks_survive_a_stop_between_two_choices(moved, tokenizer, tmp_path):
     """Step 3 resumes with the units chosen in step 2, although the scores have changed since."""
     found = stopped(tokenizer, tmp_path, "movement", OFTEN, 4)

@@ -111,6 +111,7 @@ def test_products_of_a_pruned_model_match_their_layers(tmp_path):
     assert check_layers(source, ExportTarget("litert", "int8"), tmp_path, batch(12)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_quantized_layer_missing_from_the_file_is_rejected(tmp_path):
     source = source_of(build_model("bert", num_hidden_layers=1))
     write_targets(Source(source.model, source.tokenizer), [ExportTarget("litert")], tmp_path)

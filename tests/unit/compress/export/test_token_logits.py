@@ -80,6 +80,7 @@ def test_graphs_have_logits_as_their_only_output(written):
         assert output.name == "logits"
 
 
+@pytest.mark.slow
 def test_a_tied_embedding_table_is_written_once(tmp_path, tokenizer):
     model = build_model("bert", "ForMaskedLM", vocab_size=20_000, num_hidden_layers=1)
     write_targets(Source(model, tokenizer), [ExportTarget("onnx")], tmp_path)

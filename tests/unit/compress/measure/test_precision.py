@@ -92,6 +92,7 @@ def read_measurements(output: Path) -> dict:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
     headed_folder, data_folder, tmp_path, capsys
 ):

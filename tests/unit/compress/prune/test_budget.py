@@ -306,6 +306,7 @@ def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(
     assert all(each.ffn[-1] == neurons for each in list_layer_options(space, space.hidden))
 
 
+@pytest.mark.slow
 def test_candidates_and_reallocations_respect_the_byte_limit(space):
     free = list_candidates(space, whole_ms(space) / 2)
     most = statistics.median(BYTES.predict(each.outline) for each in free)
@@ -330,6 +331,7 @@ def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(s
             assert scores[kept].min() >= scores[gone].max(), "a unit went that is worth more than one that stayed"
 
 
+@pytest.mark.slow
 def test_uniform_candidates_fit_the_stock_class():
     model = build_model("bert")
     axes = find_axes(model)

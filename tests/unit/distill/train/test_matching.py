@@ -331,6 +331,7 @@ def matched_in(place: Path) -> list[tuple[str, str]]:
         return [(r["train/matched_1"], r["train/matched_2"]) for r in csv.DictReader(file) if r["train/matched_1"]]
 
 
+@pytest.mark.slow
 def test_two_processes_match_the_same_layers_as_one(tmp_path, word_tokenizer):
     """Batches of 7 texts are split unevenly, and by its own texts alone a process would match other layers."""
     student = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "student")
@@ -363,6 +364,7 @@ def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
     assert kept.layers == layers if layers else kept.signals == "logits"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_path, word_tokenizer, data_folder):
     teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "teacher")
     output = tmp_path / "run"

@@ -88,6 +88,7 @@ def test_a_node_that_nobody_answers_names_the_address_and_ends(tmp_path):
     assert time.monotonic() - start < 40
 
 
+@pytest.mark.slow
 def test_two_nodes_share_a_world(tmp_path):
     code = f"""
 import os, pathlib, torch, torch.distributed as dist

@@ -74,6 +74,7 @@ def test_a_teacher_that_may_be_trained_gets_room_for_its_states(classifier):
     assert parse_layout(found.teacher.layout, 4).shards > 1
 
 
+@pytest.mark.slow
 def test_models_that_fit_nowhere_are_refused(decoder):
     with pytest.raises(InputError, match="layouts: expected a pair that fits"):
         fill_layouts(request(decoder, "causal-lm"), 4, replace(FOUR, memory=10**6))

@@ -64,6 +64,7 @@ def test_the_settings_are_those_of_a_run(tmp_path, decoder):
     assert run.data.max_length == 64
 
 
+@pytest.mark.slow
 def test_all_pairs_are_written_with_their_memory(tmp_path, classifier):
     make_plan(tmp_path, classifier, "--gpus=2")
     pairs = json.loads((tmp_path / "plan" / "pairs.json").read_text())

@@ -84,6 +84,7 @@ def test_the_largest_stage_is_among_those_traced_which_begin_with_the_most_layer
     assert list_extreme_stages(parts) == expected
 
 
+@pytest.mark.slow
 def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddings():
     config = BertConfig(
         vocab_size=1024, hidden_size=64, num_hidden_layers=9, num_attention_heads=4, intermediate_size=256
@@ -114,6 +115,7 @@ def test_a_frozen_stage_drops_nothing():
         assert trace_stages(training, Layout(pp=2), 4).work.drawn > 0
 
 
+@pytest.mark.slow
 def test_no_stage_is_traced_after_one_that_does_not_fit(monkeypatch):
     traced, trace = [], stage_trace.extrapolate_stage
 

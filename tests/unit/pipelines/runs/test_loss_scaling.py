@@ -75,6 +75,7 @@ def test_a_step_that_overflows_changes_neither_weights_nor_optimizer_and_halves_
     assert not (tmp_path / LOGS / SPIKES).exists()
 
 
+@pytest.mark.slow
 def test_the_schedule_goes_on_over_a_skipped_step(tiny_model, tokenizer, tmp_path):
     overflow, undisturbed = Overflow(), Overflow(batch=100)
     for name, callback in (("overflow", overflow), ("undisturbed", undisturbed)):

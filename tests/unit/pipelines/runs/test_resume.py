@@ -50,6 +50,7 @@ def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
             assert torch.equal(found[name], value), f"{name} differs after a stop at batch {batch}"
 
 
+@pytest.mark.slow
 def test_several_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, monkeypatch):
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", BASE, LossConfig(kl=1))
     for batch in (3, 2, 4):  # counted from each resumption
@@ -105,6 +106,7 @@ def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokeniz
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.mark.slow
 def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_path, monkeypatch):
     from pipelines.stages.deliver.report import read_curves
 

@@ -36,7 +36,7 @@ def make_confused_network(rows: int, classes: int, share: float, scale: float) -
     return right, given, scale * logits
 
 
-@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 5.0])
 def test_a_network_that_is_too_sure_of_its_own_mistakes_doubts_the_same_labels(scale):
     right, given, logits = make_confused_network(4000, 20, 0.1, scale)
     doubts = estimate_label_errors(given.tolist(), torch.from_numpy(logits))

@@ -48,7 +48,7 @@ def test_texts_are_compared_without_case_and_punctuation_but_with_symbols(one, t
     assert (normalize_text(one) == normalize_text(two)) is equal
 
 
-@pytest.mark.parametrize("least", [0.6, pytest.param(0.8, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize("least", [*(pytest.param(each, marks=pytest.mark.slow) for each in (0.6, 0.8)), 1.0])
 @pytest.mark.parametrize("build", [pytest.param(list, marks=pytest.mark.slow), TextColumn.build])
 def test_a_text_stays_unless_it_nearly_equals_an_earlier_one_that_stays(least, build):
     texts = draw_texts(400, 1)

@@ -85,6 +85,7 @@ def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(veri
     assert (verifier.folder / second["where"] / "reason.txt").is_file()
 
 
+@pytest.mark.slow
 def test_losing_one_text_in_four_hundred_is_rejected(verifier):
     verifier.export(ExportTarget("onnx"))
     verifier.export(ExportTarget("onnx", "int8"))

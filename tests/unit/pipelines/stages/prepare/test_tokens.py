@@ -102,11 +102,11 @@ def test_blocks_of_large_text_equal_those_read_at_once(
     ("task", "packing"),
     [
         ("causal-lm", "documents"),
-        ("masked-lm", "none"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
                 ("causal-lm", "stream"), ("causal-lm", "none"), ("masked-lm", "stream"), ("masked-lm", "documents"),
+                ("masked-lm", "none"),
             )
         ),
     ],
