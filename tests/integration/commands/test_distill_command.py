@@ -174,6 +174,7 @@ def test_requested_cache_formats_are_used_for_a_classifier():
     assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     output, _, arguments = finished
     message = run_to_success("distill", [*arguments, "--dry-run", "--predict", "false"])

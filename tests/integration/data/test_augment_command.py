@@ -20,11 +20,11 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def augmented(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
-    """The output of a run, its arguments, and what it printed."""
+    """The output of a run up to its student, its arguments, and what it printed."""
     output = tmp_path_factory.mktemp("augmented") / "run"
     more = ("--data.augment", KINDS, "--augment.times", "3", "--augment.agreement", "0.5", "--augment.ratio", "1")
     arguments = small_run(*inputs, output, *more, "--epochs", "2", "--export", "onnx")
-    return output, arguments, run_to_success("distill", arguments)
+    return output, arguments, run_to_success("distill", [*arguments, "--until", "distill"])
 
 
 def read_splits(output: Path, stage: str) -> dict[str, list]:
@@ -42,10 +42,18 @@ def test_synthetic_rows_are_unlabelled_texts_and_everything_else_stays(augmented
     }
     assert 0 < len(record) <= 3 * len(before["train"])
     assert {row["kind"] for row in record} >= {"swap", "delete", "keyboard", "ngrams"}
+    assert "augment: classes: the largest change" in message
+    assert "for the teacher's answer differs" in message
+
+
+@pytest.mark.slow
+def test_the_report_counts_the_synthetic_rows(augmented):
+    output, arguments, _ = augmented
+    run_to_success("distill", arguments)
+    record = (stage_folder(output, "augment") / "augment.jsonl").read_text().splitlines()
     data = json.loads((output / "report.json").read_text())["data"]
     assert data["augment_rows"] == data["unlabelled"] == len(record)
     assert any(remark.startswith("augment: classes: the largest change") for remark in data["remarks"])
-    assert "for the teacher's answer differs" in message
 
 
 def test_the_student_sees_the_share_of_synthetic_rows_in_each_epoch(augmented):

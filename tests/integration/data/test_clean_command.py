@@ -32,10 +32,18 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def cleaned(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
-    """The output of a run, its arguments, and what it printed."""
+    """The output of a run up to its student, its arguments, and what it printed."""
     output = tmp_path_factory.mktemp("cleaned") / "run"
     arguments = small_run(*inputs, output, "--data.clean", STEPS, "--data.clean.deploy", "html", "--epochs", "1")
-    return output, arguments, run_to_success("distill", arguments)
+    return output, arguments, run_to_success("distill", [*arguments, "--until", "distill"])
+
+
+@pytest.fixture(scope="module")
+def reported(cleaned) -> Path:
+    """The output of the same run with its exports and its report."""
+    output, arguments, _ = cleaned
+    run_to_success("distill", arguments)
+    return output
 
 
 def shift_label(label: str) -> str:
@@ -57,18 +65,14 @@ def test_later_stages_read_the_cleaned_data(cleaned):
     assert sum("<p>" in text for text in before) > 0
     assert not any("<" in text for text in after)
     assert len(after) < len(before)
-    assert json.loads((output / "report.json").read_text())["data"]["train"] == len(after)
 
 
-def test_every_change_is_in_the_record_and_the_report(cleaned):
+def test_every_change_is_in_the_record(cleaned):
     output, _, message = cleaned
     rows = record_of(output)
     assert {row["why"].partition(":")[0] for row in rows} == {"html", "html, whitespace", "duplicates"}
     dropped = [row for row in rows if row["after"] is None]
     assert all(row["split"] == "train" for row in dropped)
-    data = json.loads((output / "report.json").read_text())["data"]
-    assert data["clean_train_dropped_duplicates"] == len(dropped)
-    assert any(remark.startswith("clean: train, changed by html: ") for remark in data["remarks"])
     assert "clean: train, dropped by duplicates: " in message
 
 
@@ -80,9 +84,13 @@ def test_the_test_split_keeps_its_rows_and_labels(cleaned):
     assert changed == [0], "only the step of deployment changes it"
 
 
-def test_the_students_folders_contain_the_cleaning_of_deployment(cleaned):
-    output, _, _ = cleaned
-    for folder in (output / "student", output / "student" / "onnxruntime"):
+@pytest.mark.slow
+def test_the_report_and_the_students_folders_tell_of_the_cleaning(reported):
+    data = json.loads((reported / "report.json").read_text())["data"]
+    assert data["train"] == len(texts_of(stage_folder(reported, "clean"), "train"))
+    assert data["clean_train_dropped_duplicates"] == sum(row["after"] is None for row in record_of(reported))
+    assert any(remark.startswith("clean: train, changed by html: ") for remark in data["remarks"])
+    for folder in (reported / "student", reported / "student" / "onnxruntime"):
         assert read_preprocessing(folder)("<b>bado</b>  bada") == "bado  bada"
 
 
@@ -190,11 +198,12 @@ def test_a_model_that_finds_no_names_is_refused(inputs, tmp_path, monkeypatch, c
     assert not (tmp_path / "run").exists()
 
 
-def test_a_served_student_cleans_its_texts(cleaned, tmp_path):
+@pytest.mark.slow
+def test_a_served_student_cleans_its_texts(reported, tmp_path):
     import runpy
     import sys
 
-    folder = shutil.copytree(cleaned[0] / "student" / "onnxruntime", tmp_path / "served", symlinks=False)
+    folder = shutil.copytree(reported / "student" / "onnxruntime", tmp_path / "served", symlinks=False)
     examples = Path(__file__).parents[3] / "examples"
     sys.path.insert(0, str(examples))
     try:

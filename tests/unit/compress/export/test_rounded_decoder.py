@@ -24,10 +24,10 @@ def draw_batch() -> dict[str, np.ndarray]:
 
 
 CASES = [(scheme, tied) for scheme in ("int4-groups", "int4-weights", "int8-dynamic") for tied in (True, False)]
-MARKED = [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
 
 
-@pytest.mark.parametrize(("scheme", "tied"), MARKED)
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "tied"), CASES)
 def test_a_decoder_in_few_bits_has_the_products_and_logits_of_its_model(scheme, tied, tokenizer, tmp_path):
     model = build("llama", tie_word_embeddings=tied, **WIDE)
     prepare_quantized(model, resolve_scheme(scheme))
