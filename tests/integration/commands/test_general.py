@@ -216,6 +216,7 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     assert "general: started" in message
 
 
+@pytest.mark.slow
 def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer, data_folder, prose, tmp_path):
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
     arguments = small_run(teacher, data_folder, tmp_path / "run", *GENERAL, "--general.data", str(prose))

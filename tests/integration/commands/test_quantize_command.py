@@ -22,24 +22,42 @@ from support.tiny_models import make_rows
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """(output folder, printed output) of a run whose student was trained in 8 bits with static ranges."""
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """(output folder, arguments, printed output) of a run up to its student, which was trained in 8 bits with static ranges."""
     place = tmp_path_factory.mktemp("quantize")
     teacher, data = make_inputs(place)
     arguments = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
-    return place / "run", run_to_success("distill", [*arguments, "--quantize", "int8", "--quantize.samples", "32"])
+    arguments += ["--quantize", "int8", "--quantize.samples", "32"]
+    return place / "run", arguments, run_to_success("distill", [*arguments, "--until", "distill"])
 
 
+@pytest.fixture(scope="module")
+def finished(quantized) -> tuple[Path, str]:
+    """(output folder, printed output) of the same run with its exports and its report."""
+    output, arguments, _ = quantized
+    return output, run_to_success("distill", arguments)
+
+
+def test_every_layer_of_the_student_is_trained_in_8_bits_and_it_tells_classes_apart(quantized):
+    output, _, message = quantized
+    assert "layers round as int8-static" in message
+    made = stage_folder(output, "quantize") / "model"
+    rounding, source = load_quantization(made), load_source(made)
+    assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
+    given = source.tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
+    logits = source.runner({name: value.astype(np.int64) for name, value in given.items()})
+    assert len(set(logits.argmax(-1))) > 2
+
+
+@pytest.mark.slow
 def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
     output, _ = finished
     made = stage_folder(output, "quantize") / "model"
     rounding, source = load_quantization(made), load_source(made)
-    assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
     tokenizer = AutoTokenizer.from_pretrained(made)
     given = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
     batch = {name: value.astype(np.int64) for name, value in given.items()}
     expected = source.runner(batch)
-    assert len(set(expected.argmax(-1))) > 2, "it tells classes apart"
     for target in ("onnx-int8", "onnxruntime-int8"):
         found = OnnxModel(output / "student" / target, 1)(batch)
         assert (found.argmax(-1) == expected.argmax(-1)).all(), target
@@ -52,6 +70,7 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
     assert load_quantization(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
 
 
+@pytest.mark.slow
 def test_the_report_contains_the_int8_student_with_its_parity(finished):
     output, message = finished
     entries = json.loads((output / "report.json").read_text())["models"]
@@ -59,7 +78,6 @@ def test_the_report_contains_the_int8_student_with_its_parity(finished):
     small, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
     assert small["bytes"] < 0.7 * whole["bytes"]
     assert abs(small["score"] - whole["score"]) <= 0.1
-    assert "layers round as int8-static" in message
     proofs = json.loads(next((output / "export").glob("*/manifest.json")).read_text())["metrics"]["parity"]
     deployed = {proof["target"]: proof for proof in proofs if proof["target"].endswith("int8")}
     assert set(deployed) == {"onnx-int8", "onnxruntime-int8"}
@@ -84,9 +102,9 @@ def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refuse
 
 
 @pytest.fixture(scope="module")
-def trained(finished) -> Path:
+def trained(quantized) -> Path:
     """The float student of the run above."""
-    return stage_folder(finished[0], "distill") / "model"
+    return stage_folder(quantized[0], "distill") / "model"
 
 
 def own_words(trained: Path, data: Path, output: Path) -> list[str]:
@@ -97,7 +115,7 @@ def own_words(trained: Path, data: Path, output: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_path):
+def test_a_trained_model_is_quantized_without_training(trained, tmp_path):
     data = tmp_path / "data"
     make_inputs(tmp_path)
     arguments = own_words(trained, data, tmp_path / "run")
@@ -111,7 +129,7 @@ def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tmp_path):
+def test_a_format_with_another_scheme_gets_its_own_student(trained, tmp_path):
     make_inputs(tmp_path)
     arguments = own_words(trained, tmp_path / "data", tmp_path / "run")
     run_to_success("quantize", [*arguments, "--method", "ptq", "--export", "onnx,executorch"])
@@ -157,9 +175,9 @@ def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained
         assert f" {stage} " in message, stage
 
 
-def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
+def test_a_quantized_model_is_refused(quantized, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
-    arguments = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
+    arguments = own_words(stage_folder(quantized[0], "quantize") / "model", tmp_path / "data", tmp_path / "run")
     message = refusal_of(quantize, arguments, monkeypatch, capsys)
     assert "already quantized (quantization.safetensors)" in message
     assert not (tmp_path / "run").exists()

@@ -64,6 +64,7 @@ def test_the_student_sees_the_share_of_synthetic_rows_in_each_epoch(augmented):
     assert f"{4 * rows}/{4 * rows}" in message.replace(",", "") or f"{4 * rows:,}" in message
 
 
+@pytest.mark.slow
 def test_a_finished_stage_is_skipped_and_other_settings_make_a_new_one(augmented):
     output, arguments, _ = augmented
     assert "augment: already complete, skipped" in run_to_success("distill", [*arguments, "--until", "cache"])
@@ -71,6 +72,7 @@ def test_a_finished_stage_is_skipped_and_other_settings_make_a_new_one(augmented
     assert len(list((output / "augment").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_stage_and_predicts_it(inputs, tmp_path):
     arguments = small_run(*inputs, tmp_path / "run", "--data.augment", "swap", "--augment.times", "2", "--dry-run")
     message = run_to_success("distill", [*arguments, "--until", "cache"])

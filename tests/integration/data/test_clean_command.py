@@ -94,6 +94,7 @@ def test_the_report_and_the_students_folders_tell_of_the_cleaning(reported):
         assert read_preprocessing(folder)("<b>bado</b>  bada") == "bado  bada"
 
 
+@pytest.mark.slow
 def test_a_finished_stage_is_skipped_and_other_steps_make_a_new_one(cleaned):
     output, arguments, _ = cleaned
     assert "clean: already complete, skipped" in run_to_success("distill", [*arguments, "--until", "teacher"])

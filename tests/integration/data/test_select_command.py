@@ -50,7 +50,7 @@ def newest_selection(output: Path) -> Path:
         pytest.param(("mixture",), marks=pytest.mark.slow),
         pytest.param(("el2n",), marks=pytest.mark.slow),
         pytest.param(("forgetting",), marks=pytest.mark.slow),
-        ("aum",),
+        pytest.param(("aum",), marks=pytest.mark.slow),
     ],
 )
 def test_a_share_of_the_rows_is_kept_with_every_class(more, inputs, output):
@@ -144,6 +144,7 @@ def test_recording_the_teachers_training_does_not_change_it(inputs, tmp_path):
     assert logits.shape == (2, len(read_train(stage_folder(tmp_path / "plain", "data"))), 5)
 
 
+@pytest.mark.slow
 def test_a_dry_run_predicts_the_stages_after_a_small_selection(inputs, tmp_path):
     more = ("--data.select", "k-centre", "--select.rows", "6", "--until", "distill", "--dry-run", "--epochs", "3")
     message = run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))

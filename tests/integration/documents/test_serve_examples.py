@@ -102,6 +102,7 @@ def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: 
     assert "can't be read: " in line
 
 
+@pytest.mark.slow
 def test_examples_refuse_a_classifiers_folder_that_does_not_fit(source: Source, tmp_path: Path):
     write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     folder = tmp_path / "onnxruntime"

@@ -43,6 +43,7 @@ def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints,
     assert "but klassifier.bias, klassifier.weight" in message
 
 
+@pytest.mark.slow
 def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
     message = run_to_success(
         "distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT)

@@ -295,6 +295,7 @@ def test_rows_with_labels_unknown_to_train_are_refused_or_dropped_on_request(spl
     assert f"{split}: 3 of 23 rows were left out, for train lacks their labels: 'new' (2 rows)" in printed
 
 
+@pytest.mark.slow
 def test_rows_with_unknown_tags_or_multi_labels_are_dropped_on_request(reads, refuses, tmp_path):
     tagged = tagged_data(tmp_path / "tagged")
     table = pq.read_table(tagged / "test.parquet").to_pydict()

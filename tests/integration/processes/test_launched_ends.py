@@ -50,7 +50,11 @@ def starts(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C (SIGINT)", 130)]
+    ("number", "name", "code"),
+    [
+        (signal.SIGTERM, "SIGTERM", 143),
+        pytest.param(signal.SIGINT, "Ctrl-C (SIGINT)", 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stop_signal_ends_all_processes_with_one_line_and_no_restart(number, name, code, tmp_path):
     running = begin(tmp_path, restarts=3)

@@ -118,14 +118,9 @@ def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path
         assert differing_weights(found["weights"], expected) == {}
 
 
-@pytest.mark.parametrize("batch", [6, pytest.param(7, marks=pytest.mark.slow)])  # first and second of a step
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "replicated",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("zero1", "zero2", "fsdp=2", "tp=2", "pp=2")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [6, 7])  # the first and the second of a step
+@pytest.mark.parametrize("layout", ["replicated", "zero1", "zero2", "fsdp=2", "tp=2", "pp=2"])
 def test_a_spike_costs_the_same_step_in_every_layout(layout, batch, student, tmp_path_factory):
     plain, single, place = (
         Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out")
@@ -272,15 +267,12 @@ def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, 
 HALF_GATHERED = ("zero2", "fsdp=2", "hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")  # FSDP gathers weights in these layouts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "layout"),
     [
-        (2, "fsdp=2"),
-        *(pytest.param(2, each, marks=pytest.mark.slow) for each in ("replicated", "zero1", "zero2", "tp=2", "pp=2")),
-        *(
-            pytest.param(4, each, marks=pytest.mark.slow)
-            for each in ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2", "dp=2,pp=2")
-        ),
+        *((2, each) for each in ("replicated", "zero1", "zero2", "fsdp=2", "tp=2", "pp=2")),
+        *((4, each) for each in ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2", "dp=2,pp=2")),
     ],
 )
 def test_bfloat16_layouts_differ_by_rounding_noise_only(

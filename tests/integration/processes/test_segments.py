@@ -53,7 +53,8 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
 
 
-@pytest.mark.parametrize("jobs", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [FEW, OTHERS], ids=["few", "others"])
 def test_segments_train_the_student_of_one_process(jobs, models, tmp_path):
     alone = train_jobs(0, 1, models, tmp_path / "alone", jobs, "replicated")
     together = run_ranks(train_jobs, 2, 2, models, tmp_path / "together", jobs, "cp=2", limit=400)

@@ -81,6 +81,7 @@ def measurements_of(output: Path, stage: str) -> list[dict]:
     return json.loads(found.read_text())["measurements"]
 
 
+@pytest.mark.slow
 def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family):
     output, _ = family
     entries = report_of(output)["models"]
@@ -94,6 +95,7 @@ def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family)
         assert (output / name / "onnx" / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family):
     output, message = family
     for name, requested in (("1.3x", 1.3), ("1.8x", 1.8)):
@@ -104,6 +106,7 @@ def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family
         assert missed == (f"shape-{name}: the target was missed" in message)
 
 
+@pytest.mark.slow
 def test_the_students_weights_have_the_sizes_of_the_shape(family):
     output, _ = family
     shape = json.loads(next((output / "shape-1.8x").glob("*/shape.json")).read_text())
@@ -116,6 +119,7 @@ def test_the_students_weights_have_the_sizes_of_the_shape(family):
     assert len(shape["shape"]["layers"]) == len(heads)
 
 
+@pytest.mark.slow
 def test_tokens_that_no_text_uses_are_removed(family, data):
     output, _ = family
     tokenizer = load_student_tokenizer(output / "student-1.8x")

@@ -33,9 +33,8 @@ def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["2:4", *(pytest.param(each, marks=pytest.mark.slow) for each in list(SPARSITIES)[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SPARSITIES))
 def test_a_killed_sparse_training_resumes_with_identical_weights(name, tiny_model, tokenizer, tmp_path, monkeypatch):
     config, loss = SPARSITIES[name], LossConfig(kl=1)
     expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [SparsityCallback(config)])

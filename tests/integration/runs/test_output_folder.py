@@ -116,6 +116,7 @@ def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, b
     assert str(gone) in message
 
 
+@pytest.mark.slow
 def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path, capsys):
     place = tmp_path / "[red]texts[" / "x] :smile:"
     place.mkdir(parents=True)

@@ -15,6 +15,8 @@ from support.commands import QUICK_MEASUREMENT, refusal_of
 from support.run_inputs import make_inputs
 from support.tiny_models import VOCABULARY, build_model, saved
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:

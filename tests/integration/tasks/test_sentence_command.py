@@ -77,6 +77,7 @@ def test_invalid_settings_for_sentence_embedding_are_refused(
     assert message in refusal_of(distill, arguments, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(tokenizer, encoder, pairs, tmp_path):
     model = PooledModel.from_pretrained(encoder)
     model.form = SentenceForm(normalize=True, max_length=4)

@@ -79,6 +79,7 @@ def copy_with_changed_bias(folder: Path, place: Path, value: float, at: int) -> 
     return place
 
 
+@pytest.mark.slow
 def test_the_proof_rejects_files_of_another_model_or_with_changed_weights(folder: Path, tmp_path: Path):
     model = build("gpt2")
     assert verify_decoder(model, folder, PROMPTS, BLOCKS, new_tokens=10).max_difference < 1e-4

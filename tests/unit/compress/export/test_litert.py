@@ -93,7 +93,8 @@ def test_signatures_share_aligned_weights(made):
     assert not [start for start in starts if start % ALIGNED], "kernels read numbers from where they may not"
 
 
-@pytest.mark.parametrize("family", ["electra-projected", pytest.param("distilbert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["electra-projected", "distilbert"])
 def test_consecutive_products_and_fused_activations_match_their_layers(family: str, tmp_path):
     """A converter may fold a product's bias into the product that follows, and fuse a ReLU with its product."""
     layers = {"n_layers": 1} if family == "distilbert" else {"num_hidden_layers": 1}

@@ -40,6 +40,7 @@ TAKES_LONG += [("int4-weights", "openvino"), ("int8-weights", "openvino"), ("int
 TAKES_LONG += [("int8-weights", "onnx"), ("int8-dynamic", "onnx"), ("int8-static", "onnx")]  # onnxruntime has them too
 TAKES_LONG += [("int4-dynamic", "onnx"), ("int4-dynamic", "litert"), ("int8-weights", "onnxruntime")]
 TAKES_LONG += [("int8-static", "openvino"), ("int4-dynamic", "onnxruntime"), ("int8-groups", "onnxruntime")]
+TAKES_LONG += [("int4-weights", "onnxruntime")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
 MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
 HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in SUPPORTED if pair not in DECODERS]

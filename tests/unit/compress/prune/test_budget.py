@@ -362,6 +362,7 @@ def test_the_smallest_candidate_has_one_layer_and_one_head(space):
     assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.outline.ffn[0]
 
 
+@pytest.mark.slow
 def test_models_pruned_to_planned_outlines_have_those_outlines(space):
     model = build_model("bert")
     for outline in plan_measurements(get_outline(space.axes), step=8):

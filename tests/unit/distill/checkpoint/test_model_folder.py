@@ -148,6 +148,7 @@ def test_loading_a_checkpoint_for_another_head_is_rejected(tmp_path: Path):
         load_model_folder(tmp_path / "stock", "AutoModelForMaskedLM")
 
 
+@pytest.mark.slow
 def test_onnx_logits_match_the_pruned_class(tmp_path: Path, tokenizer: BertTokenizerFast):
     axes = axes_of("bert")
     model = prune(model_of("bert"), axes, random_shape(axes, 4, ("heads", "ffn", "hidden"), (0, 2), largest=0.6))

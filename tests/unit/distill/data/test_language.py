@@ -274,6 +274,7 @@ def test_a_mask_is_independent_of_the_batch_and_the_order(tokenizer):
                 assert torch.equal(value[place, :length], alone[row][name][0]), name
 
 
+@pytest.mark.slow
 def test_a_mask_is_the_same_in_another_process():
     rows = samples(5, 20)
     code = (

@@ -177,6 +177,7 @@ def test_meaningless_settings_are_refused(settings, message):
         LossConfig(**settings)
 
 
+@pytest.mark.slow
 def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path: Path, word_tokenizer, data_folder):
     teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "teacher")
     flags = ("--loss.relations", "1", "--loss.relation_heads", "4", "--loss.attention", "1", "--epochs", "1")

@@ -214,6 +214,7 @@ def test_a_learned_map_targets_weighted_means_of_teacher_layers_and_trains_the_w
     assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in made.layer_terms.mixture_logits)
 
 
+@pytest.mark.slow
 def test_a_learned_map_finds_the_teacher_layers_that_the_student_was_built_from(rows):
     """The student has the teacher's layers 0 and 1, so a map trained by itself moves from layers 2 and 4 to 1 and 2."""
     made = module(LEARNED, spec="layers=0,1")

@@ -51,6 +51,7 @@ sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "2" else 1)
     assert (tmp_path / "starts").read_text() == "xxx"
 
 
+@pytest.mark.slow
 def test_a_stopped_node_gives_its_processes_time_and_asks_to_be_run_again(tmp_path):
     code = f"""
 import signal, sys, time, pathlib

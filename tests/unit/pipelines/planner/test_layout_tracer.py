@@ -116,9 +116,8 @@ def test_students_of_every_task_are_planned(task):
     assert not any(found[name].refusal for name in ("replicated", "fsdp=2", "tp=2"))
 
 
-@pytest.mark.parametrize(
-    "signals", ["sampled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("topk", "logits"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["sampled", "topk", "logits"])
 def test_language_models_are_planned_with_every_signal(signals):
     workload = describe("causal-lm", LLAMA)
     settings = replace(workload.settings, keep=replace(workload.settings.keep, signals=signals))
@@ -214,10 +213,8 @@ def test_processes_that_share_a_product_take_turns(teacher, student, turns):
     assert count_turns(teacher, student) == turns
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fsdp=4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "fsdp=2,tp=2", "pp=2,dp=2"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp=4", "replicated", "fsdp=2,tp=2", "pp=2,dp=2"])
 def test_a_teacher_in_every_step_is_planned_from_the_student_that_reads_a_cache(name):
     workload = replace(describe("causal-lm", LLAMA), student=set_depth(LLAMA, 12))
     settings = workload.settings

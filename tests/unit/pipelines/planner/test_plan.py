@@ -84,6 +84,7 @@ def test_little_memory_takes_another_layout(tmp_path, decoder):
     assert found["student"]["layout"] == least["student"]["layout"].partition(", ")[0]
 
 
+@pytest.mark.slow
 def test_a_student_that_only_fits_alone_needs_a_cache(tmp_path, decoder, capsys):
     options = ["--task=causal-lm", "--gpus=1", "--data.max_length=64"]
     make_plan(tmp_path, decoder, *options)

@@ -105,6 +105,7 @@ def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddin
     assert found.stretch == pytest.approx(1 + (9 - max(layers)) / max(layers) / 4), "a batch passes the others once"
 
 
+@pytest.mark.slow
 def test_a_frozen_stage_drops_nothing():
     def build_classifier() -> BertForSequenceClassification:
         return BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4))

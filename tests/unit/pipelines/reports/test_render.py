@@ -134,6 +134,7 @@ def test_the_card_lists_known_problems_of_the_data(report):
     assert "too long" not in card
 
 
+@pytest.mark.slow
 def test_the_cards_snippets_run(report, tmp_path, capsys):
     """The snippets run unchanged on a tiny model that is exported for them."""
     from compress.export.common.huggingface import export_huggingface

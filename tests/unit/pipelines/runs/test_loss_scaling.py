@@ -149,6 +149,7 @@ def norm_of(module: DistillationModule) -> float:
     return float(torch.nn.utils.get_total_norm(gradients))
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_after_they_are_unscaled(tiny_model, tokenizer, tmp_path):
     config, half, full = replace(PLAIN, max_grad_norm=0.05, epochs=1), RecordNorms(), RecordNorms()
     train_once(tiny_model, tokenizer, tmp_path / "half", config, LOSS, [StartScale(), half], precision="16-mixed")

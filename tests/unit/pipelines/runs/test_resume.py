@@ -85,6 +85,7 @@ def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
     assert all(torch.equal(last[f"student.{name}"], value) for name, value in best.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
     ended, batches = [], []

@@ -88,6 +88,7 @@ def wait_in_collective(rank: int, folder: Path) -> str | None:
     return str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_timed_out_process_reports_what_every_process_was_doing(tmp_path):
     message, _ = run_ranks(wait_in_collective, 2, tmp_path)
     assert message.startswith("process 0 of 2 waited too long for the others in all_reduce")

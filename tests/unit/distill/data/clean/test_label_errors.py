@@ -63,7 +63,10 @@ def make_noisy_labels(noise: str, rows: int = 3000, classes: int = 30) -> tuple[
     return right, np.where(rng.random(rows) < 0.1, other, right), 1.6 * logits
 
 
-@pytest.mark.parametrize(("noise", "least_precision", "least_recall"), [("any", 0.75, 0.55), ("next", 0.55, 0.75)])
+@pytest.mark.parametrize(
+    ("noise", "least_precision", "least_recall"),
+    [pytest.param("any", 0.75, 0.55, marks=pytest.mark.slow), ("next", 0.55, 0.75)],
+)
 def test_which_classes_are_confused_is_learned_from_the_labels(noise, least_precision, least_recall):
     right, given, logits = make_noisy_labels(noise)
     wrong, found = given != right, estimate_label_errors(given.tolist(), torch.from_numpy(logits)) > 0.5

@@ -98,19 +98,9 @@ def test_blocks_of_large_text_equal_those_read_at_once(
         assert all(batch[name].equal(value) for name, value in plain.items())
 
 
-@pytest.mark.parametrize(
-    ("task", "packing"),
-    [
-        ("causal-lm", "documents"),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("causal-lm", "stream"), ("causal-lm", "none"), ("masked-lm", "stream"), ("masked-lm", "documents"),
-                ("masked-lm", "none"),
-            )
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["documents", "stream", "none"])
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
 def test_a_language_model_is_trained_on_the_same_rows_of_large_text(tokenizer, tmp_path, monkeypatch, task, packing):
     source = tmp_path / "text.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(60)))
