@@ -23,7 +23,7 @@ from support.tiny_models import make_rows
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
-    """(output folder, arguments, printed output) of a run up to its student, which was trained in 8 bits with static ranges."""
+    """(output folder, arguments, printed output) of a run up to its student, trained in 8 bits (static ranges)."""
     place = tmp_path_factory.mktemp("quantize")
     teacher, data = make_inputs(place)
     arguments = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
