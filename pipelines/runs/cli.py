@@ -57,11 +57,12 @@ def parse(
     from_files: dict[str, object] = {}
     for file in files:
         from_files |= read_yaml(expand_home(f"--{CONFIG_OPTION}", file), fields, short)
-    parser = build_parser(
-        cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items())
-    )
+    build = build_parser.__wrapped__ if from_files else build_parser  # the help of one with files shows their values
+    parser = build(cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items()))
     # Without defaults: the classes have them, and the parser would check each of hundreds.
     checked = parser.parse_object(from_files, defaults=False) if from_files else None
+    if checked is not None:
+        parser.set_defaults({name: checked[name] for name in from_files})
     config: _Config = build_config(config_class, parser.parse_args(arguments, checked, defaults=False))
     return config
 

@@ -33,6 +33,16 @@ def test_help_prints_examples_without_importing_torch(module: str):
     subprocess.run([command(module)[0], "-c", code], capture_output=True, check=True)
 
 
+def test_help_shows_the_values_of_a_config_file_and_other_parsers_keep_their_defaults(tmp_path, capsys):
+    file = tmp_path / "values.yaml"
+    file.write_text("train.epochs: 4321\n")
+    for words, shown in (("--config", str(file)), True), ((), False):
+        with pytest.raises(SystemExit) as ended:
+            parse(*words, "--help")
+        assert ended.value.code == 0
+        assert ("default: 4321" in " ".join(capsys.readouterr().out.split())) is shown
+
+
 def test_short_names_dashes_and_switches_reach_the_nested_settings():
     config = parse(*NEEDED, "--batch-size", "7", "--learning-rate=0.5", "--dry-run", "--loss.ce", "0.25")
     assert (config.train.batch_size, config.train.learning_rate, config.dry_run, config.loss.ce) == (7, 0.5, True, 0.25)
