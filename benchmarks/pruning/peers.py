@@ -25,7 +25,7 @@ from benchmarks.pruning.textbrewer import (
     build_textbrewer_student,
     train_with_textbrewer,
 )
-from compress.prune.search.candidates import get_outline
+from compress.prune.search.candidates import get_sizes
 from distill.checkpoint.custom_models import load_model_folder
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
@@ -184,11 +184,11 @@ def train_ours(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> T
     made, students = run_stages(setup.run, replace(setup.plan, settings=config))
     stage = students[0].stage
     model = load_model_folder(stage.folder / MODEL)
-    outline = get_outline(find_axes(model))
-    layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(outline.heads, outline.ffn, strict=True))
+    sizes = get_sizes(find_axes(model))
+    layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(sizes.heads, sizes.ffn, strict=True))
     other_folders = {each.folder for each in setup.made.values()} | {stage.folder}
     search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in other_folders)
-    label, seconds = f"{outline.hidden} wide, {layers}", stage.manifest["wall_seconds"]
+    label, seconds = f"{sizes.hidden} wide, {layers}", stage.manifest["wall_seconds"]
     return TrainedStudent(model, load_student_tokenizer(stage.folder / MODEL), label, seconds, search)
 
 

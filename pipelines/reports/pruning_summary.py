@@ -8,10 +8,10 @@ from typing import NamedTuple, cast
 from compress.prune.search.cost import CostModel
 from compress.quantize.schemes import resolve_scheme
 from pipelines.reports.schema import (
-    OutlineEntry,
     PrunedStudent,
     PruningSummary,
     QuantizedScores,
+    SizesEntry,
     TimingConditions,
 )
 from pipelines.runs.manifest import JsonObject
@@ -42,14 +42,14 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
             "tokens": start.metrics["words"],
             "params": start.metrics["params"],
             "student": start.manifest["config"]["student"],
-            "outline": read_outline(by_name["scores"]),
+            "sizes": read_sizes(by_name["scores"]),
         },
         "students": [read_pruned_student(by_name, target, len(targets)) for target in reached],
     }
 
 
-def read_outline(scores: Artefact) -> OutlineEntry:
-    """Returns the outline of the model before pruning, read from its scores, which cover every unit."""
+def read_sizes(scores: Artefact) -> SizesEntry:
+    """Returns the sizes of the model before pruning, read from its scores, which cover every unit."""
     from safetensors import safe_open
 
     with safe_open(scores.folder / "scores.safetensors", framework="np") as file:
@@ -64,17 +64,17 @@ def read_outline(scores: Artefact) -> OutlineEntry:
 
 def read_pruned_student(stages: Mapping[str, Artefact], target: str, targets: int) -> PrunedStudent:
     """Returns the facts on a target's student."""
-    from compress.prune.search.cost import Outline
+    from compress.prune.search.cost import ModelSizes
 
     shape, trained = stages[f"shape-{target}"], stages[f"distill-{target}"]
     chosen = _read_json(shape.folder / "shape.json")
-    outline = chosen["outline"]
-    sizes = Outline(outline["hidden"], tuple(outline["heads"]), tuple(outline["ffn"]))
+    stored = chosen["sizes"]
+    sizes = ModelSizes(stored["hidden"], tuple(stored["heads"]), tuple(stored["ffn"]))
     predicted = [(each.costs.predict(sizes), each.teacher_ms) for each in read_costs(stages["costs"])]
     return {
         "name": student_name(target, targets),
         "target": shape.manifest["config"]["target"],
-        "outline": outline,
+        "sizes": stored,
         "predicted_ms": max(own for own, _ in predicted),
         "predicted_speedup": min(teacher / own for own, teacher in predicted),
         "measurements": chosen["measurements"],

@@ -15,7 +15,7 @@ from pipelines.reports.formatting import (
     format_ratio,
     format_score,
 )
-from pipelines.reports.schema import ModelEntry, OutlineEntry, PrunedStudent, Report, ShapeTrial
+from pipelines.reports.schema import ModelEntry, PrunedStudent, Report, ShapeTrial, SizesEntry
 from pipelines.reports.tables import ReportTable
 from pipelines.reports.targets import (
     describe_outcome,
@@ -77,10 +77,10 @@ def _shape_rows(report: Report) -> list[TableRow]:
     students, teacher = pruned_students(report), find_entry(report, "teacher")
     params = format_count(teacher["params"]) if teacher else NO_VALUE
     return [
-        _units_row(report, "layers", lambda outline: len(outline["heads"])),
-        _units_row(report, "width", lambda outline: outline["hidden"] or 0),
-        _units_row(report, "heads", lambda outline: sum(outline["heads"])),
-        _units_row(report, "neurons", lambda outline: sum(outline["ffn"])),
+        _units_row(report, "layers", lambda sizes: len(sizes["heads"])),
+        _units_row(report, "width", lambda sizes: sizes["hidden"] or 0),
+        _units_row(report, "heads", lambda sizes: sum(sizes["heads"])),
+        _units_row(report, "neurons", lambda sizes: sum(sizes["ffn"])),
         _row("parameters", params, (format_count(each["params"]) for each in students)),
         _row("speedup, predicted", NO_VALUE, (format_ratio(each["predicted_speedup"]) for each in students)),
         _row("speedup, measured", NO_VALUE, (format_ratio(each["measurements"][-1]["by_all"]) for each in students)),
@@ -89,10 +89,10 @@ def _shape_rows(report: Report) -> list[TableRow]:
     ]
 
 
-def _units_row(report: Report, label: str, count: Callable[[OutlineEntry], int]) -> TableRow:
+def _units_row(report: Report, label: str, count: Callable[[SizesEntry], int]) -> TableRow:
     start = require_pruning(report)["start"]
-    full = count(start["outline"])
-    cells = [f"{count(each['outline']):,} of {full:,}" if full else NO_VALUE for each in pruned_students(report)]
+    full = count(start["sizes"])
+    cells = [f"{count(each['sizes']):,} of {full:,}" if full else NO_VALUE for each in pruned_students(report)]
     return _row(label, f"{full:,}" if full and start["student"] == "teacher" else NO_VALUE, cells)
 
 
@@ -228,7 +228,7 @@ def write_pruning_notes(report: Report) -> list[str]:
 
 def is_uncut(report: Report, student: PrunedStudent) -> bool:
     """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
-    start, own = require_pruning(report)["start"]["outline"], student["outline"]
+    start, own = require_pruning(report)["start"]["sizes"], student["sizes"]
     same_width = start["hidden"] is None or start["hidden"] == own["hidden"]
     return same_width and (start["heads"], start["ffn"]) == (own["heads"], own["ffn"])
 
@@ -253,12 +253,12 @@ def describe_shape(report: Report, name: str) -> str | None:
     student = next((each for each in pruned_students(report) if each["name"] == name), None)
     if student is None:
         return None
-    outline = student["outline"]
-    layers = f"{len(outline['heads'])} layer{'s' * (len(outline['heads']) > 1)}"
-    width = f" of width {outline['hidden']}" if outline["hidden"] else ""
+    sizes = student["sizes"]
+    layers = f"{len(sizes['heads'])} layer{'s' * (len(sizes['heads']) > 1)}"
+    width = f" of width {sizes['hidden']}" if sizes["hidden"] else ""
     return (
-        f"{layers}{width} with {_format_sizes(outline['heads'])} attention heads and "
-        f"{_format_sizes(outline['ffn'])} feed-forward neurons"
+        f"{layers}{width} with {_format_sizes(sizes['heads'])} attention heads and "
+        f"{_format_sizes(sizes['ffn'])} feed-forward neurons"
     )
 
 

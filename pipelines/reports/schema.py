@@ -190,7 +190,7 @@ class RefusedExport(TypedDict):
     reason: str
 
 
-class OutlineEntry(TypedDict):
+class SizesEntry(TypedDict):
     """Width, and heads and feed-forward neurons of each layer; the width is None if it wasn't traced."""
 
     hidden: int | None
@@ -246,7 +246,7 @@ class PrunedStudent(TypedDict):
 
     name: str
     target: TargetEntry
-    outline: OutlineEntry
+    sizes: SizesEntry
     predicted_ms: float
     predicted_speedup: float
     measurements: Sequence[ShapeTiming]
@@ -269,7 +269,7 @@ class PruningStart(TypedDict):
     tokens: int
     params: int
     student: str
-    outline: OutlineEntry
+    sizes: SizesEntry
 
 
 class PruningSummary(TypedDict):

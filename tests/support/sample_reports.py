@@ -101,7 +101,7 @@ STUDENTS = {  # target: (fp32 accuracy, int8 accuracy, parameters, fp32 and int8
     "8x": (0.9136, 0.9088, 4_900_000, 19_900_000, 5_200_000, 3.97, 8.11),
     "15x": (0.8904, 0.8811, 3_070_000, 12_600_000, 3_430_000, 6.80, 14.21),
 }
-OUTLINES = {
+SIZES = {
     "2x": {"hidden": 384, "heads": [12, 9, 11, 10, 12, 12], "ffn": [640, 608, 704, 512, 576, 448]},
     "4x": {"hidden": 288, "heads": [12, 8, 11, 12], "ffn": [352, 288, 320, 224]},
     "8x": {"hidden": 192, "heads": [10, 9, 12], "ffn": [256, 224, 192]},
@@ -158,7 +158,7 @@ def pruned_student_details(name, requested, figures, score):
     return {
         "name": name,
         "target": {"name": requested, "speedup": speedup, "latency_ms": 0.0},
-        "outline": OUTLINES[requested],
+        "sizes": SIZES[requested],
         "predicted_ms": 4.5 / (speedup * 0.98),
         "predicted_speedup": speedup * 0.98,
         "measurements": [fast | {"speedup": speedup * share, "by_all": speedup * share} for share in (0.8, 1.01)],
@@ -181,7 +181,7 @@ def family_report(names=tuple(STUDENTS), min_score=0.98):
     report["pruning"] = {
         "conditions": {"runtime": "onnxruntime", "precision": "int8", "batch": 1, "length": 0, "threads": 1},
         "teacher": {"tokens": 30522},
-        "start": {"tokens": 11024, "params": 15_255_629, "student": "teacher", "outline": WHOLE},
+        "start": {"tokens": 11024, "params": 15_255_629, "student": "teacher", "sizes": WHOLE},
         "students": [pruned_student_details(own[n], n, STUDENTS[n], scores[n]) for n in names],
     }
     return report

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.prune.search.cost import CostModel, Outline, predict_slowest
+from compress.prune.search.cost import CostModel, ModelSizes, predict_slowest
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Programme:
         kept = [number for number in range(len(self.layers)) if chosen[self.keep_variable(number)]]
         heads = tuple(self.read_size(chosen, self.head_variables(n), self.layers[n].heads) for n in kept)
         ffn = tuple(self.read_size(chosen, self.ffn_variables(n), self.layers[n].ffn) for n in kept)
-        cost = predict_slowest(self.costs, Outline(self.hidden, heads, ffn))
+        cost = predict_slowest(self.costs, ModelSizes(self.hidden, heads, ffn))
         loss = float(self.make_objective() @ chosen) + sum(each.layer_loss for each in self.layers)
         return Allocation(tuple(kept), heads, ffn, loss, cost)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Allocation, LayerOptions, Limit, allocate
-from compress.prune.search.cost import CostModel, Outline, predict_slowest, round_width
+from compress.prune.search.cost import CostModel, ModelSizes, predict_slowest, round_width
 from distill.slicing import Axis, Shape
 from distill.slicing.spacing import space_layers_evenly
 
@@ -23,20 +23,20 @@ class Candidate:
     """A shape with its predicted cost and loss."""
 
     shape: Shape
-    outline: Outline
+    sizes: ModelSizes
     allocation: Allocation
     loss: float  # of the allocation and of the reduced width
 
     @property
     def label(self) -> str:
         """Description for logs: the width, and each layer's number, heads and neurons."""
-        layers = ", ".join(f"{n}:{h}x{f}" for n, h, f in zip(self.allocation.layers, *self.sizes, strict=True))
-        return f"width {self.outline.hidden}, layers {layers}"
+        layers = ", ".join(f"{n}:{h}x{f}" for n, h, f in zip(self.allocation.layers, *self.unit_counts, strict=True))
+        return f"width {self.sizes.hidden}, layers {layers}"
 
     @property
-    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def unit_counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Heads of each layer and neurons of each layer."""
-        return self.outline.heads, self.outline.ffn
+        return self.sizes.heads, self.sizes.ffn
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class SearchSpace:
             options, self.costs, hidden, depth, milliseconds, uniform=self.uniform, among=among, size=self.size
         )
 
-    def predict(self, outline: Outline) -> float:
+    def predict(self, sizes: ModelSizes) -> float:
         """Returns the predicted milliseconds per call."""
-        return predict_slowest(self.costs, outline)
+        return predict_slowest(self.costs, sizes)
 
     def find_axes(self, kind: str) -> dict[int, Axis]:
         """Returns layer -> its axis of a kind; a layer with a single unit of that kind has none."""
@@ -115,21 +115,21 @@ def list_candidates(space: SearchSpace, milliseconds: float) -> list[Candidate]:
                 allocation = space.allocate(hidden, count, milliseconds, among)
                 if allocation is not None:
                     candidate = _make_candidate(space, hidden, allocation)
-                    found.setdefault((hidden, allocation.layers, *candidate.sizes), candidate)
+                    found.setdefault((hidden, allocation.layers, *candidate.unit_counts), candidate)
     slowest = max((each.allocation.milliseconds for each in found.values()), default=0.0)
     large = [each for each in found.values() if each.allocation.milliseconds >= MIN_BUDGET_USE * slowest]
-    usual = [each for each in large if _has_usual_ratio(each.outline)]
-    return sorted(usual or large, key=lambda each: (each.outline.depth, -each.outline.hidden))
+    usual = [each for each in large if _has_usual_ratio(each.sizes)]
+    return sorted(usual or large, key=lambda each: (each.sizes.depth, -each.sizes.hidden))
 
 
-def _has_usual_ratio(outline: Outline) -> bool:
+def _has_usual_ratio(sizes: ModelSizes) -> bool:
     low, high = FFN_RATIO
-    return low <= sum(outline.ffn) / (outline.depth * max(outline.hidden, 1)) <= high
+    return low <= sum(sizes.ffn) / (sizes.depth * max(sizes.hidden, 1)) <= high
 
 
 def reallocate(space: SearchSpace, candidate: Candidate, milliseconds: float) -> Candidate | None:
     """Returns a candidate with the same layers and width but units for another budget, None if infeasible."""
-    return allocate_layers(space, candidate.outline.hidden, candidate.allocation.layers, milliseconds)
+    return allocate_layers(space, candidate.sizes.hidden, candidate.allocation.layers, milliseconds)
 
 
 def allocate_layers(space: SearchSpace, hidden: int, layers: Sequence[int], milliseconds: float) -> Candidate | None:
@@ -143,24 +143,24 @@ def make_smallest_candidate(space: SearchSpace) -> Candidate:
     hidden = min(space.list_widths())
     options = list_layer_options(space, hidden)
     layer, own = max(enumerate(options), key=lambda pair: pair[1].layer_loss)
-    cost = space.predict(Outline(hidden, own.heads[:1], own.ffn[:1]))
+    cost = space.predict(ModelSizes(hidden, own.heads[:1], own.ffn[:1]))
     return _make_candidate(space, hidden, Allocation((layer,), own.heads[:1], own.ffn[:1], float("inf"), cost))
 
 
 def list_layer_options(space: SearchSpace, hidden: int) -> list[LayerOptions]:
     """Returns the sizes to which each layer may be pruned, with estimated losses."""
-    heads, ffn, full = space.find_axes("heads"), space.find_axes("ffn"), get_outline(space.axes)
+    heads, ffn, full = space.find_axes("heads"), space.find_axes("ffn"), get_sizes(space.axes)
     options = []
     for layer, units, neurons in zip(space.layers, full.heads, full.ffn, strict=True):
-        counts = [_scale_to_width(units, hidden, space.hidden)] if space.uniform else list(range(1, units + 1))
+        head_counts = [_scale_to_width(units, hidden, space.hidden)] if space.uniform else list(range(1, units + 1))
         step = max(1, neurons // STEPS)
-        sizes = [*range(step, neurons, step), neurons]
+        neuron_counts = [*range(step, neurons, step), neurons]
         options.append(
             LayerOptions(
-                tuple(counts),
-                tuple(sizes),
-                _estimate_losses(space, heads.get(layer), counts),
-                _estimate_losses(space, ffn.get(layer), sizes),
+                tuple(head_counts),
+                tuple(neuron_counts),
+                _estimate_losses(space, heads.get(layer), head_counts),
+                _estimate_losses(space, ffn.get(layer), neuron_counts),
                 float(space.scores.layers[layer]),
             )
         )
@@ -182,22 +182,22 @@ def _scale_to_width(units: int, hidden: int, full: int) -> int:
 
 
 def _make_candidate(space: SearchSpace, hidden: int, allocation: Allocation) -> Candidate:
-    outline = Outline(hidden, allocation.heads, allocation.ffn)
+    sizes = ModelSizes(hidden, allocation.heads, allocation.ffn)
     shape = _make_shape(
-        space.axes, allocation.layers, outline, lambda axis, count: find_highest(space.scores.values[axis.name], count)
+        space.axes, allocation.layers, sizes, lambda axis, count: find_highest(space.scores.values[axis.name], count)
     )
     loss = allocation.loss + _estimate_losses(space, space.hidden_axis, [hidden])[0]
-    return Candidate(shape, outline, allocation, loss)
+    return Candidate(shape, sizes, allocation, loss)
 
 
 def _make_shape(
-    axes: Sequence[Axis], layers: Sequence[int], outline: Outline, pick: Callable[[Axis, int], Tensor]
+    axes: Sequence[Axis], layers: Sequence[int], sizes: ModelSizes, pick: Callable[[Axis, int], Tensor]
 ) -> Shape:
-    """Returns a shape with these layers and the outline's sizes; `pick(axis, count)` selects units of reduced axes."""
-    sizes: dict[tuple[str, int | None], int] = {("hidden", None): outline.hidden}
-    for layer, heads, ffn in zip(layers, outline.heads, outline.ffn, strict=True):
-        sizes |= {("heads", layer): heads, ("ffn", layer): ffn}
-    counts = {axis: sizes.get((axis.kind, axis.layer), axis.units) for axis in axes}
+    """Returns a shape with these layers and sizes; `pick(axis, count)` selects the units of reduced axes."""
+    wanted: dict[tuple[str, int | None], int] = {("hidden", None): sizes.hidden}
+    for layer, heads, ffn in zip(layers, sizes.heads, sizes.ffn, strict=True):
+        wanted |= {("heads", layer): heads, ("ffn", layer): ffn}
+    counts = {axis: wanted.get((axis.kind, axis.layer), axis.units) for axis in axes}
     kept = {axis.name: pick(axis, count) for axis, count in counts.items() if count != axis.units}
     return Shape(tuple(layers), kept)
 
@@ -211,15 +211,15 @@ def _find_hidden_axis(axes: Sequence[Axis]) -> Axis | None:
     return next((axis for axis in axes if axis.kind == "hidden"), None)
 
 
-def get_outline(axes: Sequence[Axis]) -> Outline:
+def get_sizes(axes: Sequence[Axis]) -> ModelSizes:
     """Returns the sizes of the full model; a layer without an axis of a kind counts as one unit of it."""
     hidden_axis = _find_hidden_axis(axes)
     layers = sorted({axis.layer for axis in axes if axis.layer is not None})
     heads, ffn = ({axis.layer: axis.units for axis in axes if axis.kind == kind} for kind in ("heads", "ffn"))
     hidden = hidden_axis.units if hidden_axis is not None else 0
-    return Outline(hidden, *(tuple(units.get(layer, 1) for layer in layers) for units in (heads, ffn)))
+    return ModelSizes(hidden, *(tuple(units.get(layer, 1) for layer in layers) for units in (heads, ffn)))
 
 
-def make_first_units_shape(axes: Sequence[Axis], outline: Outline) -> Shape:
+def make_first_units_shape(axes: Sequence[Axis], sizes: ModelSizes) -> Shape:
     """Returns a shape of these sizes regardless of scores, for measuring costs."""
-    return _make_shape(axes, range(outline.depth), outline, lambda axis, count: torch.arange(count))
+    return _make_shape(axes, range(sizes.depth), sizes, lambda axis, count: torch.arange(count))

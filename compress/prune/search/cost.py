@@ -17,7 +17,7 @@ _BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (
 
 
 @dataclass(frozen=True)
-class Outline:
+class ModelSizes:
     """The sizes of a model, which determine its latency and its size in bytes.
 
     Args:
@@ -47,9 +47,9 @@ class CostModel:
     coefficients: tuple[float, ...]
     error: float
 
-    def predict(self, outline: Outline) -> float:
+    def predict(self, sizes: ModelSizes) -> float:
         """Returns the predicted milliseconds per call."""
-        return float(compute_features(outline) @ np.asarray(self.coefficients))
+        return float(compute_features(sizes) @ np.asarray(self.coefficients))
 
     def scale(self, factor: float) -> "CostModel":
         """Returns the costs times a factor."""
@@ -57,16 +57,16 @@ class CostModel:
 
     def base(self, hidden: int) -> float:
         """Returns the cost of a model of this width without layers: embeddings, head, and overhead of the call."""
-        return self.predict(Outline(hidden, (), ()))
+        return self.predict(ModelSizes(hidden, (), ()))
 
     def layer(self, hidden: int, heads: int, ffn: int) -> float:
         """Returns the cost that one layer adds."""
-        return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
+        return self.predict(ModelSizes(hidden, (heads,), (ffn,))) - self.base(hidden)
 
 
-def predict_slowest(costs: Sequence[CostModel], outline: Outline) -> float:
+def predict_slowest(costs: Sequence[CostModel], sizes: ModelSizes) -> float:
     """Returns the highest of the predictions of several cost models."""
-    return max(each.predict(outline) for each in costs)
+    return max(each.predict(sizes) for each in costs)
 
 
 def list_cost_factors(hidden: Count, depth: int, heads: Count, ffn: Count) -> tuple[Count, ...]:
@@ -79,12 +79,12 @@ def round_width(full: int, share: float, step: int) -> int:
     return full if share == 1 else min(full, max(step, round(full * share / step) * step))
 
 
-def compute_features(outline: Outline) -> np.ndarray:
+def compute_features(sizes: ModelSizes) -> np.ndarray:
     """Returns the factors of the coefficients for a model [coefficients]."""
-    return np.array(list_cost_factors(outline.hidden, outline.depth, sum(outline.heads), sum(outline.ffn)), float)
+    return np.array(list_cost_factors(sizes.hidden, sizes.depth, sum(sizes.heads), sum(sizes.ffn)), float)
 
 
-def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> CostModel:
+def fit_costs(all_sizes: Sequence[ModelSizes], milliseconds: Sequence[float]) -> CostModel:
     """Fits a cost model by non-negative least squares on relative errors, since no part of a model has negative cost.
 
     Raises:
@@ -98,7 +98,7 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
     times = np.asarray(milliseconds, float)
     if not (times > 0).all():
         raise CompressError(f"latency: expected times above 0 ms, found {times.min()}: nothing was measured")
-    rows = np.stack([compute_features(outline) for outline in outlines])
+    rows = np.stack([compute_features(sizes) for sizes in all_sizes])
     scale = np.where(rows.any(0), rows.max(0), 1)  # the features of a width that can't be pruned are all 0
     solution, _ = nnls(rows / times[:, None] / scale, np.ones(len(times)))
     coefficients = solution / scale
@@ -106,7 +106,7 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
     return CostModel(tuple(coefficients), error)
 
 
-def plan_measurements(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
+def plan_measurements(full: ModelSizes, *, step: int, uniform: bool = False) -> list[ModelSizes]:
     """Returns the models to measure: some hidden widths, each with several sizes of the blocks of the first layers.
 
     Args:
@@ -114,7 +114,7 @@ def plan_measurements(full: Outline, *, step: int, uniform: bool = False) -> lis
         step: Hidden widths are multiples of it.
         uniform: Whether to restrict the plan to what a stock class can express: no heads are removed at the full width.
     """
-    outlines = []
+    all_sizes = []
     for share in _WIDTHS if full.hidden else _WIDTHS[:1]:
         hidden = round_width(full.hidden, share, step) if full.hidden else 0
         for layers, head_share, ffn_share in _BLOCKS:
@@ -122,5 +122,5 @@ def plan_measurements(full: Outline, *, step: int, uniform: bool = False) -> lis
             head_share = 1.0 if uniform and not full.hidden else head_share
             heads = tuple(max(1, round(units * head_share)) for units in full.heads[:depth])
             ffn = tuple(max(1, round(units * ffn_share)) for units in full.ffn[:depth])
-            outlines.append(Outline(hidden, heads, ffn))
-    return list(dict.fromkeys(outlines))
+            all_sizes.append(ModelSizes(hidden, heads, ffn))
+    return list(dict.fromkeys(all_sizes))

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from compress.export.common.targets import by_scheme
 from compress.measure.latency import Latency
 from compress.prune.budget import Budget
-from compress.prune.search.candidates import get_outline, make_first_units_shape
-from compress.prune.search.cost import CostModel, Outline, fit_costs, plan_measurements
+from compress.prune.search.candidates import get_sizes, make_first_units_shape
+from compress.prune.search.cost import CostModel, ModelSizes, fit_costs, plan_measurements
 from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.slicing import prune
@@ -46,10 +46,10 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     }
 
     def work(folder: Path) -> JsonObject:
-        outlines, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")
-        lengths = [measure_length(run, config.budget, length, outlines, models) for length in config.budget.lengths]
-        sizes = [asdict(outline) | {"bytes": models[str(i)].bytes} for i, outline in enumerate(outlines)]
-        write_json(folder / COSTS, {"lengths": lengths, "sizes": sizes})
+        all_sizes, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")
+        lengths = [measure_length(run, config.budget, length, all_sizes, models) for length in config.budget.lengths]
+        rows = [asdict(sizes) | {"bytes": models[str(i)].bytes} for i, sizes in enumerate(all_sizes)]
+        write_json(folder / COSTS, {"lengths": lengths, "sizes": rows})
         teacher_ms = {str(each["length"]): each["teacher"]["best_ms"] for each in lengths}
         return {"teacher_ms": teacher_ms, "error": max(each["costs"]["error"] for each in lengths)}
 
@@ -57,51 +57,51 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
 
 def measure_length(
-    run: Run, budget: Budget, length: int, outlines: Sequence[Outline], models: Mapping[str, TimedModel]
+    run: Run, budget: Budget, length: int, all_sizes: Sequence[ModelSizes], models: Mapping[str, TimedModel]
 ) -> JsonObject:
     """Returns the teacher's latency on texts of a length (0: of their own lengths), those of all sizes, and costs."""
     label = f"costs: timing {len(models)} models" + (f" on {length} tokens" if length else "")
     latencies = time_together(models, budget, length, budget.rounds, run.console, label)
-    measured = [latencies[str(number)] for number in range(len(outlines))]
-    costs = fit_costs(outlines, [each.best_ms for each in measured])
+    measured = [latencies[str(number)] for number in range(len(all_sizes))]
+    costs = fit_costs(all_sizes, [each.best_ms for each in measured])
     run.console.say(
         f"  costs: teacher {latencies['teacher'].best_ms:.3f} ms{f' on {length} tokens' if length else ''}; "
-        f"{len(outlines)} sizes measured, the sum of parts is off by {100 * costs.error:.1f} % (median)"
+        f"{len(all_sizes)} sizes measured, the sum of parts is off by {100 * costs.error:.1f} % (median)"
     )
     return {
         "length": length,
         "teacher": asdict(latencies["teacher"]),
         "costs": asdict(costs),
-        "measured": [build_cost_row(*pair) for pair in zip(outlines, measured, strict=True)],
+        "measured": [build_cost_row(*pair) for pair in zip(all_sizes, measured, strict=True)],
     }
 
 
 def build_measured_models(
     run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact, scratch: Path
-) -> tuple[list[Outline], dict[str, TimedModel]]:
-    """Returns the outlines to measure, and the models to time by name: the teacher, and each outline by its index."""
+) -> tuple[list[ModelSizes], dict[str, TimedModel]]:
+    """Returns the sizes to measure, and the timed models by name: the teacher, and those of the sizes by index."""
     model, tokenizer = load_model_folder(start.folder / MODEL), load_student_tokenizer(start.folder / MODEL)
     task = read_task(data)
     axes = find_prunable_axes(model, task)
     texts = draw_texts(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
-    outlines = plan_measurements(get_outline(axes), step=head_width(model.config), uniform=config.budget.uniform)
+    all_sizes = plan_measurements(get_sizes(axes), step=head_width(model.config), uniform=config.budget.uniform)
     quantization, reduce_range = timing_quantization(config), reduces_range_of_dynamic_int8(config)
     models = {}
-    with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:
+    with run.console.track("costs: exporting sizes to measure", len(all_sizes) + 1, "models") as advance:
         source = teacher.folder / MODEL
         reference = target_for(config.budget, teacher=True)
         models["teacher"] = build_timed(
             load_model_folder(source), load_student_tokenizer(source), reference, scratch / "teacher", texts
         )
         advance(1)
-        for number, outline in enumerate(outlines):
-            small = prune(model, axes, make_first_units_shape(axes, outline))
+        for number, sizes in enumerate(all_sizes):
+            small = prune(model, axes, make_first_units_shape(axes, sizes))
             target, folder = target_for(config.budget), scratch / str(number)
             models[str(number)] = build_timed(
                 small, tokenizer, target, folder, texts, quantization, reduce_range=reduce_range
             )
             advance(1)
-    return outlines, models
+    return all_sizes, models
 
 
 def timing_quantization(config: DistillConfig) -> QuantizeConfig | None:
@@ -119,13 +119,13 @@ def rounding_key(config: DistillConfig) -> RoundingKey:
     return [quantization.scheme, quantization.float_layers, quantization.reduce_range]
 
 
-def build_cost_row(outline: Outline, latency: Latency) -> JsonObject:
-    """Returns a measured outline as `costs.json` stores it."""
-    return asdict(outline) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms}
+def build_cost_row(sizes: ModelSizes, latency: Latency) -> JsonObject:
+    """Returns measured sizes as `costs.json` stores them."""
+    return asdict(sizes) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms}
 
 
 def fit_size_model(costs: Artefact) -> CostModel:
     """Returns a cost model of file sizes in bytes, with the terms of the latency model, fitted to the same models."""
-    sizes = json.loads((costs.folder / COSTS).read_text())["sizes"]
-    outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in sizes]
-    return fit_costs(outlines, [row["bytes"] for row in sizes])
+    rows = json.loads((costs.folder / COSTS).read_text())["sizes"]
+    all_sizes = [ModelSizes(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in rows]
+    return fit_costs(all_sizes, [row["bytes"] for row in rows])

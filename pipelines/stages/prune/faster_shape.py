@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compress.prune.search.candidates import allocate_layers
-from compress.prune.search.cost import Outline
+from compress.prune.search.cost import ModelSizes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
@@ -20,7 +20,7 @@ from pipelines.stages.prune.shape import (
 )
 from pipelines.stages.train.pruned_start import SHAPE
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def faster_shape_stage(
@@ -51,9 +51,9 @@ def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> Json
     Shapes as similar as these deviate from the predictions by the same factor. Returns None if no faster shape has
     the layers and the width of the stored one.
     """
-    outline = Outline(*(stored["outline"][name] for name in ("hidden", "heads", "ffn")))
-    milliseconds = search.space.predict(outline) / factor / AIM
-    candidate = allocate_layers(search.space, outline.hidden, stored["shape"]["layers"], milliseconds)
+    sizes = ModelSizes(*(stored["sizes"][name] for name in ("hidden", "heads", "ffn")))
+    milliseconds = search.space.predict(sizes) / factor / AIM
+    candidate = allocate_layers(search.space, sizes.hidden, stored["shape"]["layers"], milliseconds)
     if candidate is None:
         return None
     candidate, model = search.fit_bytes(candidate)
@@ -63,7 +63,7 @@ def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> Json
     search.report_measurement(candidate, measured)
     return stored | {
         "shape": candidate.shape.to_dict(),
-        "outline": asdict(candidate.outline),
+        "sizes": asdict(candidate.sizes),
         "label": candidate.label,
         "measurements": [*stored["measurements"], measured],
         **{name: measured[name] for name in MEASURED},

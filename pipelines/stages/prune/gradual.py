@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from compress.errors import CompressError
 from compress.prune.importance.gates import Gates
 from compress.prune.importance.learned_masks import LearnedMasks
-from compress.prune.search.candidates import get_outline
-from compress.prune.search.cost import Outline
+from compress.prune.search.candidates import get_sizes
+from compress.prune.search.cost import ModelSizes
 from distill.checkpoint.custom_models import load_model_folder
 from distill.data.batches.encode import Batch
 from distill.parallel.clip import clip_gradients
@@ -51,7 +51,7 @@ from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart, read_shape
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MIN_RATE, MAX_RATE = 0.01, 0.1  # bounds of the learned masks' learning rate
 LOG_ODDS_RANGE = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
 MULTIPLIER_RATE_RATIO = 10.0  # of the multipliers' learning rate to the masks'; slower ones overshoot the target
@@ -169,7 +169,7 @@ def gradual_masking_stage(
             small = prune(student, axes, masking.shape(), uniform=config.budget.uniform)
             metrics["gap"] = measure_gap(student, small, next(iter(texts.val_dataloader())))
         save_model(small, tokenizer, folder / MODEL, run.world)
-        write_json(folder / SHAPE, {"shape": masking.shape().to_dict(), "outline": read_shape_file(shape)["outline"]})
+        write_json(folder / SHAPE, {"shape": masking.shape().to_dict(), "sizes": read_shape_file(shape)["sizes"]})
         if isinstance(masking, LearnedMasking):
             with torch.no_grad():
                 metrics["cost"] = float(masking.learned.cost(masking.learned.compute_open_probability()))
@@ -186,9 +186,9 @@ def build_masking(
     if config.prune.masks == "movement" or not goal.units:
         return MovementMasking(gates, goal)
     costs = read_costs(inputs.costs)[0].costs  # of one length: only the speed of masking depends on it
-    whole, outline = get_outline(axes), Outline(**read_shape_file(shape)["outline"])
+    whole, pruned = get_sizes(axes), ModelSizes(**read_shape_file(shape)["sizes"])
     cost = expected_cost(costs, axes, goal.layers, whole)
-    target = costs.predict(outline) / costs.predict(whole)
+    target = costs.predict(pruned) / costs.predict(whole)
     sizes = {name: gates.get_size(name) for name in goal.units}
     return LearnedMasking(gates, goal, build_learned_masks(sizes, cost, target))
 

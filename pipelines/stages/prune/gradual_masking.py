@@ -12,7 +12,7 @@ from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.learned_masks import Cost, LearnedMasks, MovementScores, Openness
 from compress.prune.schedule import interpolate_cubic
 from compress.prune.search.candidates import find_highest
-from compress.prune.search.cost import CostModel, Outline, list_cost_factors
+from compress.prune.search.cost import CostModel, ModelSizes, list_cost_factors
 from distill.slicing import Axis, Kept, Shape
 from pipelines.runs.manifest import JsonObject
 
@@ -194,7 +194,7 @@ class LearnedMasking(UnitMasking):
         return {name: log_alpha.detach() for name, log_alpha in self.learned.get_log_alphas()}
 
 
-def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], whole: Outline) -> Cost:
+def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], whole: ModelSizes) -> Cost:
     """Returns a function that maps open probabilities to the expected latency relative to the `whole` model's.
 
     Only the layers that are kept count. The expectation is exact if units are open independently of one another, since

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compress.prune.schedule import interpolate_cubic
-from compress.prune.search.candidates import Candidate, SearchSpace, get_outline, list_candidates
+from compress.prune.search.candidates import Candidate, SearchSpace, get_sizes, list_candidates
 from distill.checkpoint.custom_models import load_model_folder
 from distill.slicing import Shape
 from pipelines.runs.files import write_json
@@ -18,7 +18,7 @@ from pipelines.stages.prune.shape import ShapeInputs, ShapeSearch
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE
 
-VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, number: int) -> Artefact:
@@ -35,15 +35,15 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
         search = ShapeSearch(run, config, inputs, target, folder)
         space, whole = (
             search.space,
-            get_outline(find_prunable_axes(load_model_folder(inputs.tokens.folder / MODEL), search.task)),
+            get_sizes(find_prunable_axes(load_model_folder(inputs.tokens.folder / MODEL), search.task)),
         )
         begin, end = space.predict(whole), search.milliseconds
         milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
         chosen = choose_candidate(space, list_candidates(space, milliseconds))
         shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape
-        outline = get_outline(space.axes) if chosen is None else chosen.outline
-        predicted_ms = space.predict(outline)
-        metrics = {"milliseconds": milliseconds, "predicted_ms": predicted_ms, "outline": asdict(outline)}
+        sizes = get_sizes(space.axes) if chosen is None else chosen.sizes
+        predicted_ms = space.predict(sizes)
+        metrics = {"milliseconds": milliseconds, "predicted_ms": predicted_ms, "sizes": asdict(sizes)}
         write_json(folder / SHAPE, {"shape": shape.to_dict()} | metrics)
         run.console.say(
             f"  shape-{round_name(target, number)}: {milliseconds:.3f} of {begin:.3f} ms left, "
@@ -57,5 +57,5 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
 def choose_candidate(space: SearchSpace, candidates: Sequence[Candidate]) -> Candidate | None:
     """Returns the candidate with the least estimated loss; None if there is no usable candidate."""
     # A layer with one unit of every kind has no axis left, so later rounds couldn't predict its cost.
-    usable = [each for each in candidates if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
+    usable = [each for each in candidates if all(max(pair) > 1 for pair in zip(*each.unit_counts, strict=True))]
     return min(usable, key=lambda each: each.loss, default=None)

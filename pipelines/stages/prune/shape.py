@@ -56,7 +56,7 @@ from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
 MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
@@ -114,7 +114,7 @@ def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject
 def write_shape(folder: Path, result: JsonObject) -> JsonObject:
     """Writes `shape.json` and returns the metrics of its stage."""
     write_json(folder / SHAPE, result)
-    return {name: result[name] for name in (*MEASURED, "outline", "teacher_score", UNREACHED) if name in result}
+    return {name: result[name] for name in (*MEASURED, "sizes", "teacher_score", UNREACHED) if name in result}
 
 
 class TimedCandidate(NamedTuple):
@@ -183,7 +183,7 @@ class ShapeSearch:
         pairs = zip(candidates, divergences, strict=True)
         result: JsonObject = {
             "shape": chosen.shape.to_dict(),
-            "outline": asdict(chosen.outline),
+            "sizes": asdict(chosen.sizes),
             "label": chosen.label,
             "trials": [{"label": each.label, "divergences": values} for each, values in pairs],
             "measurements": measurements,
@@ -242,7 +242,7 @@ class ShapeSearch:
         model, most = self.build_candidate(candidate), self.target.max_bytes
         while most is not None and model.bytes > most and self.space.size is not None:
             costs = self.space.size.costs
-            limit = Limit(costs, costs.predict(candidate.outline) - (model.bytes - most))
+            limit = Limit(costs, costs.predict(candidate.sizes) - (model.bytes - most))
             self.space = replace(self.space, size=limit)
             smaller = reallocate(self.space, candidate, candidate.allocation.milliseconds)
             if smaller is None:
@@ -293,9 +293,9 @@ class ShapeSearch:
             if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
                 break
             better = reallocate(self.space, candidate, corrected / AIM)
-            if better is None or (better.outline == candidate.outline and len(measurements) >= least):
+            if better is None or (better.sizes == candidate.sizes and len(measurements) >= least):
                 break
-            if better.outline != candidate.outline:
+            if better.sizes != candidate.sizes:
                 candidate, model = self.fit_bytes(better)
         self.check_bytes(measurements[-1])
         if ratio < 1 - TOLERANCE:

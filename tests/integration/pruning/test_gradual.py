@@ -19,8 +19,8 @@ from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.schedule import interpolate_cubic
-from compress.prune.search.candidates import get_outline
-from compress.prune.search.cost import CostModel, Outline
+from compress.prune.search.candidates import get_sizes
+from compress.prune.search.cost import CostModel, ModelSizes
 from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import load_model_folder
 from distill.data.batches.data_module import TextDataModule
@@ -85,9 +85,9 @@ def masking_by(masks: str, goal: Goal = GOAL) -> tuple[PreTrainedModel, list, Un
     gates = Gates(model, axes)
     if masks == "movement":
         return model, axes, MovementMasking(gates, goal)
-    whole = get_outline(axes)
+    whole = get_sizes(axes)
     cost = expected_cost(COSTS, axes, goal.layers, whole)
-    target = COSTS.predict(Outline(20, (2, 4, 1), (64, 9, 40))) / COSTS.predict(whole)
+    target = COSTS.predict(ModelSizes(20, (2, 4, 1), (64, 9, 40))) / COSTS.predict(whole)
     sizes = {name: gates.get_size(name) for name in goal.units}
     return model, axes, LearnedMasking(gates, goal, build_learned_masks(sizes, cost, target))
 
@@ -227,10 +227,10 @@ def test_learned_masks_approach_the_cost_of_the_shape(tokenizer, tmp_path):
 
 def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
     _, axes = tiny_model_with_axes("bert")
-    whole, small = get_outline(axes), Outline(20, (2, 4, 1), (64, 9, 40))
+    whole, small = get_sizes(axes), ModelSizes(20, (2, 4, 1), (64, 9, 40))
     cost = expected_cost(COSTS, axes, GOAL.layers, whole)
     gates = {axis.name: torch.ones(axis.units) for axis in axes if axis.name in GOAL.units}
-    full = Outline(32, (4,) * 3, (64,) * 3)
+    full = ModelSizes(32, (4,) * 3, (64,) * 3)
     assert float(cost(gates)) == pytest.approx(COSTS.predict(full) / COSTS.predict(whole))
     for name, left in GOAL.units.items():
         gates[name][left:] = 0
@@ -317,17 +317,17 @@ def predicted(runners, inputs, *, rounds, threads=1, **rest):
     """Replaces measured latencies by ones computed from sizes: tiny models are faster than the clock's noise."""
     found = {}
     for name, runner in runners.items():
-        ms = COSTS.predict(outline_in(runner.model))
+        ms = COSTS.predict(sizes_in(runner.model))
         found[name] = Latency(1, 12, threads, rounds, ms, ms, ms, ms)
     return found
 
 
-def outline_in(model: PreTrainedModel) -> Outline:
+def sizes_in(model: PreTrainedModel) -> ModelSizes:
     """Returns the sizes of the weights of a BERT with heads of width 8."""
     layers = model.bert.encoder.layer
     heads = tuple(len(layer.attention.self.query.weight) // 8 for layer in layers)
     ffn = tuple(len(layer.intermediate.dense.weight) for layer in layers)
-    return Outline(len(model.bert.embeddings.LayerNorm.weight), heads, ffn)
+    return ModelSizes(len(model.bert.embeddings.LayerNorm.weight), heads, ffn)
 
 
 @pytest.fixture(scope="module")
@@ -381,18 +381,18 @@ def shape_of(stage: Any) -> dict[str, Any]:
     return json.loads((stage.folder / "shape.json").read_text())
 
 
-def outline(stage: Any) -> Outline:
-    return outline_in(load_model_folder(stage.folder / "model"))
+def sizes(stage: Any) -> ModelSizes:
+    return sizes_in(load_model_folder(stage.folder / "model"))
 
 
-def read_outline(stage: Any) -> Outline:
-    return Outline(**{k: tuple(v) if isinstance(v, list) else v for k, v in shape_of(stage)["outline"].items()})
+def read_sizes(stage: Any) -> ModelSizes:
+    return ModelSizes(**{k: tuple(v) if isinstance(v, list) else v for k, v in shape_of(stage)["sizes"].items()})
 
 
 def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradually):
     _, made = gradually
-    wanted = read_outline(made["shape-2x"])
-    assert outline(made["mask-2x"]) == outline(made["distill-2x"]) == wanted
+    wanted = read_sizes(made["shape-2x"])
+    assert sizes(made["mask-2x"]) == sizes(made["distill-2x"]) == wanted
     chosen, kept = shape_of(made["shape-2x"])["shape"], shape_of(made["mask-2x"])["shape"]
     assert kept["layers"] == chosen["layers"]
     assert {name: len(units) for name, units in kept["kept"].items()} == {
@@ -436,11 +436,11 @@ def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually,
 @pytest.mark.slow
 def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
     names = [f"distill-2x{suffix}" for suffix in ("-round1", "-round2", "")]
-    costs = [COSTS.predict(outline(in_rounds[name])) for name in ("start", *names)]
+    costs = [COSTS.predict(sizes(in_rounds[name])) for name in ("start", *names)]
     assert costs == sorted(costs, reverse=True)
     assert len(set(costs)) >= 3  # with so few units, the second round may already reach the final size
     for suffix in ("-round1", "-round2", ""):
-        assert outline(in_rounds[f"distill-2x{suffix}"]) == read_outline(in_rounds[f"shape-2x{suffix}"])
+        assert sizes(in_rounds[f"distill-2x{suffix}"]) == read_sizes(in_rounds[f"shape-2x{suffix}"])
     assert costs[-1] == pytest.approx(costs[0] / 2, rel=0.05)
     epochs = [in_rounds[name].manifest["config"]["train"]["epochs"] for name in names]
     assert epochs == [1, 1, 2]
@@ -448,7 +448,7 @@ def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
 
 @pytest.mark.slow
 def test_rounds_follow_the_cubic_schedule(in_rounds):
-    begin = COSTS.predict(outline(in_rounds["start"]))
+    begin = COSTS.predict(sizes(in_rounds["start"]))
     for number in (1, 2):
         measured = shape_of(in_rounds[f"shape-2x-round{number}"])
         assert measured["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)

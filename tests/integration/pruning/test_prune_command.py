@@ -111,11 +111,11 @@ def test_the_students_weights_have_the_sizes_of_the_shape(family):
     output, _ = family
     shape = json.loads(next((output / "shape-1.8x").glob("*/shape.json")).read_text())
     student = load_model_folder(output / "student-1.8x")
-    outline = shape["outline"]
-    assert student.config.hidden_size == outline["hidden"]
-    assert [layer.intermediate.dense.out_features for layer in student.bert.encoder.layer] == outline["ffn"]
+    sizes = shape["sizes"]
+    assert student.config.hidden_size == sizes["hidden"]
+    assert [layer.intermediate.dense.out_features for layer in student.bert.encoder.layer] == sizes["ffn"]
     heads = [layer.attention.self.query.out_features // 8 for layer in student.bert.encoder.layer]
-    assert heads == outline["heads"]
+    assert heads == sizes["heads"]
     assert len(shape["shape"]["layers"]) == len(heads)
 
 

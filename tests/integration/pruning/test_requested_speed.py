@@ -87,9 +87,9 @@ def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again
     assert f"speed-{NAME}: too slow: pruned further, to 1.25 times its speed, and trained again" in message
     first, second = map(shape_of, finished(output, f"shape-{NAME}"))
     assert first["shape"]["layers"] == second["shape"]["layers"]
-    assert first["outline"]["hidden"] == second["outline"]["hidden"]
-    sizes = [sum(each["outline"]["heads"]) + sum(each["outline"]["ffn"]) for each in (first, second)]
-    assert sizes[1] < sizes[0]
+    assert first["sizes"]["hidden"] == second["sizes"]["hidden"]
+    units = [sum(each["sizes"]["heads"]) + sum(each["sizes"]["ffn"]) for each in (first, second)]
+    assert units[1] < units[0]
     for stage in (f"distill-{NAME}", f"export-{NAME}", f"speed-{NAME}", "evaluate"):
         assert len(finished(output, stage)) == 2, stage
     models = json.loads((output / "report.json").read_text())["models"]

@@ -16,7 +16,7 @@ from compress.prune.search.candidates import (
     FFN_RATIO,
     MIN_BUDGET_USE,
     SearchSpace,
-    get_outline,
+    get_sizes,
     list_candidates,
     list_layer_options,
     make_first_units_shape,
@@ -25,7 +25,7 @@ from compress.prune.search.candidates import (
 )
 from compress.prune.search.cost import (
     CostModel,
-    Outline,
+    ModelSizes,
     compute_features,
     fit_costs,
     plan_measurements,
@@ -126,47 +126,47 @@ def test_lengths_are_sorted_and_a_single_one_is_stored_as_a_number():
 
 
 def test_fitted_costs_predict_the_costs_they_were_computed_from():
-    full = Outline(64, (8,) * 4, (256,) * 4)
-    outlines = plan_measurements(full, step=8)
-    fitted = fit_costs(outlines, [COSTS.predict(each) for each in outlines])
-    unseen = [Outline(48, (3, 8, 1), (200, 16, 100)), full, Outline(8, (1,), (1,))]
+    full = ModelSizes(64, (8,) * 4, (256,) * 4)
+    all_sizes = plan_measurements(full, step=8)
+    fitted = fit_costs(all_sizes, [COSTS.predict(each) for each in all_sizes])
+    unseen = [ModelSizes(48, (3, 8, 1), (200, 16, 100)), full, ModelSizes(8, (1,), (1,))]
     for each in unseen:
         assert fitted.predict(each) == pytest.approx(COSTS.predict(each), rel=1e-6)
     assert fitted.error < 1e-9
 
 
 def test_coefficients_fitted_to_noisy_times_are_never_negative():
-    outlines = plan_measurements(Outline(64, (8,) * 4, (256,) * 4), step=8)
-    noise = np.random.default_rng(0).normal(1, 0.1, len(outlines))
-    fitted = fit_costs(outlines, [COSTS.predict(each) * n for each, n in zip(outlines, noise, strict=True)])
+    all_sizes = plan_measurements(ModelSizes(64, (8,) * 4, (256,) * 4), step=8)
+    noise = np.random.default_rng(0).normal(1, 0.1, len(all_sizes))
+    fitted = fit_costs(all_sizes, [COSTS.predict(each) * n for each, n in zip(all_sizes, noise, strict=True)])
     assert min(fitted.coefficients) >= 0
     assert 0.005 < fitted.error < 0.2
 
 
 def test_times_of_zero_are_rejected():
     with pytest.raises(CompressError, match="expected times above 0 ms"):
-        fit_costs([Outline(8, (1,), (1,))] * 2, [1.0, 0.0])
+        fit_costs([ModelSizes(8, (1,), (1,))] * 2, [1.0, 0.0])
 
 
 def test_planned_sizes_never_exceed_each_layers_own_size():
-    full = Outline(64, (8, 2, 1), (256, 16, 1))
+    full = ModelSizes(64, (8, 2, 1), (256, 16, 1))
     for each in plan_measurements(full, step=8):
         assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
         assert all(units <= most for units, most in zip(each.ffn, full.ffn, strict=False))
-    assert Outline(64, (8, 2), (128, 8)) in plan_measurements(full, step=8)
+    assert ModelSizes(64, (8, 2), (128, 8)) in plan_measurements(full, step=8)
 
 
 def test_the_plan_determines_every_cost_coefficient():
-    outlines = plan_measurements(Outline(384, (12,) * 6, (1536,) * 6), step=32)
-    rows = np.stack([compute_features(each) for each in outlines])
-    assert len(set(outlines)) == len(outlines) <= 12
+    all_sizes = plan_measurements(ModelSizes(384, (12,) * 6, (1536,) * 6), step=32)
+    rows = np.stack([compute_features(each) for each in all_sizes])
+    assert len(set(all_sizes)) == len(all_sizes) <= 12
     assert np.linalg.matrix_rank(rows / rows.max(0), tol=1e-3) == rows.shape[1]
-    assert {each.hidden for each in outlines} == {384, 192, 96}
+    assert {each.hidden for each in all_sizes} == {384, 192, 96}
 
 
 def test_planned_widths_are_the_models_width_and_multiples_of_the_step():
-    assert {each.hidden for each in plan_measurements(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
-    assert {each.hidden for each in plan_measurements(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
+    assert {each.hidden for each in plan_measurements(ModelSizes(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
+    assert {each.hidden for each in plan_measurements(ModelSizes(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
 
 
 # --- the solver
@@ -205,7 +205,7 @@ def test_allocation_within_the_time_limit_has_the_least_loss(seed, uniform):
         within = [
             (loss, layers, heads, ffn)
             for layers, heads, ffn, loss in every_choice(options, depth, uniform)
-            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds
+            if COSTS.predict(ModelSizes(16, heads, ffn)) <= milliseconds
         ]
         found = allocate(options, [COSTS], 16, depth, milliseconds, uniform=uniform)
         if not within:
@@ -213,7 +213,7 @@ def test_allocation_within_the_time_limit_has_the_least_loss(seed, uniform):
             continue
         assert found is not None
         assert found.loss == pytest.approx(min(within)[0])
-        assert found.milliseconds == pytest.approx(COSTS.predict(Outline(16, found.heads, found.ffn)))
+        assert found.milliseconds == pytest.approx(COSTS.predict(ModelSizes(16, found.heads, found.ffn)))
         assert found.milliseconds <= milliseconds + 1e-9
         assert not uniform or len(set(found.heads)) == len(set(found.ffn)) == 1
 
@@ -225,13 +225,14 @@ def test_allocation_within_time_and_byte_limits_has_the_least_loss(seed):
         within = [
             loss
             for _, heads, ffn, loss in every_choice(options, 2, False)
-            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds and BYTES.predict(Outline(16, heads, ffn)) <= most
+            if COSTS.predict(ModelSizes(16, heads, ffn)) <= milliseconds
+            and BYTES.predict(ModelSizes(16, heads, ffn)) <= most
         ]
         found = allocate(options, [COSTS], 16, 2, milliseconds, size=Limit(BYTES, most))
         assert (found is None) == (not within)
         if found is not None:
             assert found.loss == pytest.approx(min(within))
-            assert BYTES.predict(Outline(16, found.heads, found.ffn)) <= most
+            assert BYTES.predict(ModelSizes(16, found.heads, found.ffn)) <= most
 
 
 def test_allocation_holds_the_slowest_of_several_lengths_to_the_time_limit():
@@ -242,11 +243,11 @@ def test_allocation_holds_the_slowest_of_several_lengths_to_the_time_limit():
         within = [
             loss
             for _, heads, ffn, loss in every_choice(options, 2, False)
-            if max(each.predict(Outline(16, heads, ffn)) for each in costs) <= milliseconds
+            if max(each.predict(ModelSizes(16, heads, ffn)) for each in costs) <= milliseconds
         ]
         found = allocate(options, costs, 16, 2, milliseconds)
         assert found.loss == pytest.approx(min(within))
-        assert found.milliseconds == pytest.approx(predict_slowest(costs, Outline(16, found.heads, found.ffn)))
+        assert found.milliseconds == pytest.approx(predict_slowest(costs, ModelSizes(16, found.heads, found.ffn)))
         assert found.milliseconds <= milliseconds + 1e-9
         added.append(found.loss - max(allocate(options, [each], 16, 2, milliseconds).loss for each in costs))
     assert min(added) > -1e-9
@@ -254,8 +255,8 @@ def test_allocation_holds_the_slowest_of_several_lengths_to_the_time_limit():
 
 
 def test_scaled_costs_predict_the_scaled_time():
-    outline = Outline(16, (2,), (8,))
-    assert COSTS.scale(0.25).predict(outline) == pytest.approx(COSTS.predict(outline) / 4)
+    sizes = ModelSizes(16, (2,), (8,))
+    assert COSTS.scale(0.25).predict(sizes) == pytest.approx(COSTS.predict(sizes) / 4)
 
 
 def test_allocation_keeps_exactly_the_requested_layers():
@@ -282,7 +283,7 @@ def space() -> SearchSpace:
 
 
 def whole_ms(space: SearchSpace) -> float:
-    return COSTS.predict(get_outline(space.axes))
+    return COSTS.predict(get_sizes(space.axes))
 
 
 def test_candidates_spend_the_budget_without_exceeding_it(space):
@@ -290,11 +291,11 @@ def test_candidates_spend_the_budget_without_exceeding_it(space):
     found = list_candidates(space, budget)
     assert len(found) > 3
     for each in found:
-        assert MIN_BUDGET_USE * budget <= COSTS.predict(each.outline) <= budget + 1e-9
-        assert FFN_RATIO[0] <= sum(each.outline.ffn) / each.outline.depth / each.outline.hidden <= FFN_RATIO[1]
+        assert MIN_BUDGET_USE * budget <= COSTS.predict(each.sizes) <= budget + 1e-9
+        assert FFN_RATIO[0] <= sum(each.sizes.ffn) / each.sizes.depth / each.sizes.hidden <= FFN_RATIO[1]
     assert len({each.label for each in found}) == len(found), "each is tried once"
-    assert len({each.outline.hidden for each in found}) > 1
-    assert len({each.outline.depth for each in found}) > 1
+    assert len({each.sizes.hidden for each in found}) > 1
+    assert len({each.sizes.depth for each in found}) > 1
 
 
 @pytest.mark.parametrize("neurons", [512, 1000, 2048, 4096])
@@ -309,22 +310,22 @@ def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(
 @pytest.mark.slow
 def test_candidates_and_reallocations_respect_the_byte_limit(space):
     free = list_candidates(space, whole_ms(space) / 2)
-    most = statistics.median(BYTES.predict(each.outline) for each in free)
+    most = statistics.median(BYTES.predict(each.sizes) for each in free)
     bound = replace(space, size=Limit(BYTES, most))
     found = list_candidates(bound, whole_ms(space) / 2)
     assert found
-    assert all(BYTES.predict(each.outline) <= most for each in found)
-    assert {each.outline.hidden for each in found} < {each.outline.hidden for each in free}, "none is narrower"
+    assert all(BYTES.predict(each.sizes) <= most for each in found)
+    assert {each.sizes.hidden for each in found} < {each.sizes.hidden for each in free}, "none is narrower"
     again = reallocate(bound, found[0], 2 * whole_ms(space))
     assert again is not None
-    assert BYTES.predict(again.outline) <= most
+    assert BYTES.predict(again.sizes) <= most
 
 
 def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(space):
     model = build_model("bert")
     for each in list_candidates(space, whole_ms(space) / 2)[:4]:
         cut = prune(model, space.axes, each.shape)
-        assert get_outline(find_axes(cut)) == each.outline
+        assert get_sizes(find_axes(cut)) == each.sizes
         for name, kept in each.shape.kept.items():
             scores = space.scores.values[name]
             gone = np.setdiff1d(np.arange(len(scores)), kept.numpy())
@@ -339,7 +340,7 @@ def test_uniform_candidates_fit_the_stock_class():
     found = list_candidates(space, whole_ms(space) / 2)
     assert found
     for each in found:
-        assert len(set(each.outline.heads)) == len(set(each.outline.ffn)) == 1
+        assert len(set(each.sizes.heads)) == len(set(each.sizes.ffn)) == 1
         prune(model, axes, each.shape, uniform=True)
 
 
@@ -347,26 +348,26 @@ def test_reallocation_to_a_smaller_budget_keeps_layers_and_width(space):
     first = list_candidates(space, whole_ms(space) / 2)[0]
     less = reallocate(space, first, first.allocation.milliseconds * 0.9)
     assert less is not None
-    assert (less.allocation.layers, less.outline.hidden) == (first.allocation.layers, first.outline.hidden)
+    assert (less.allocation.layers, less.sizes.hidden) == (first.allocation.layers, first.sizes.hidden)
     assert less.allocation.milliseconds <= first.allocation.milliseconds * 0.9
     assert reallocate(space, first, 0.01) is None
 
 
 def test_the_smallest_candidate_has_one_layer_and_one_head(space):
     least = make_smallest_candidate(space)
-    assert least.outline.depth == 1
-    assert least.outline.heads == (1,)
-    assert list_candidates(space, COSTS.predict(least.outline) * 0.99) == []
+    assert least.sizes.depth == 1
+    assert least.sizes.heads == (1,)
+    assert list_candidates(space, COSTS.predict(least.sizes) * 0.99) == []
     cut = prune(build_model("bert"), space.axes, least.shape)
-    assert (cut.config.num_hidden_layers, cut.config.hidden_size) == (1, least.outline.hidden)
-    assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.outline.ffn[0]
+    assert (cut.config.num_hidden_layers, cut.config.hidden_size) == (1, least.sizes.hidden)
+    assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.sizes.ffn[0]
 
 
 @pytest.mark.slow
-def test_models_pruned_to_planned_outlines_have_those_outlines(space):
+def test_models_pruned_to_planned_sizes_have_those_sizes(space):
     model = build_model("bert")
-    for outline in plan_measurements(get_outline(space.axes), step=8):
-        assert get_outline(find_axes(prune(model, space.axes, make_first_units_shape(space.axes, outline)))) == outline
+    for sizes in plan_measurements(get_sizes(space.axes), step=8):
+        assert get_sizes(find_axes(prune(model, space.axes, make_first_units_shape(space.axes, sizes)))) == sizes
 
 
 def test_kept_layers_are_spread_evenly():

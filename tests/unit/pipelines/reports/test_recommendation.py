@@ -57,6 +57,6 @@ def test_without_validation_scores_nothing_is_recommended():
 
 def test_a_student_that_lost_no_unit_is_named(family):
     assert not any("has all layers and units" in note for note in write_pruning_notes(family))
-    family["pruning"]["students"][0]["outline"] = WHOLE
+    family["pruning"]["students"][0]["sizes"] = WHOLE
     (note,) = [note for note in write_pruning_notes(family) if "has all layers and units" in note]
     assert note.startswith("student-2x has all layers and units: the whole model in int8 is fast enough.")

@@ -14,7 +14,7 @@ from pipelines.reports.render import render_card, render_cards, render_html
 from pipelines.reports.targets import find_target_speed, write_verdicts
 from pipelines.runs.stage import Artefact
 from support.sample_reports import (
-    OUTLINES,
+    SIZES,
     STUDENTS,
     WHOLE,
     Page,
@@ -93,7 +93,7 @@ def family_stages(folder):
     save_file(scores, folder / "scores/scores.safetensors")
     for name in ("2x", "8x-round1", "8x"):
         found = pruned_student_details(name, name.removesuffix("-round1"), STUDENTS["8x"], 0.9198)
-        shape = {key: found[key] for key in ("outline", "trials", "measurements")}
+        shape = {key: found[key] for key in ("sizes", "trials", "measurements")}
         settings = {"target": found["target"]} | ({"round": 1} if "round" in name else {"budget": budget})
         scored = {"teacher_score": 0.9359}
         stages.append(write_stage(folder, f"shape-{name}", settings, scored, shape_json=shape))
@@ -121,10 +121,10 @@ def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
     pruning = read_pruning(stages)
     assert pruning["conditions"] == family_report()["pruning"]["conditions"]
     assert pruning["teacher"] == {"tokens": 30522}
-    assert pruning["start"]["outline"] == WHOLE
+    assert pruning["start"]["sizes"] == WHOLE
     assert [each["name"] for each in pruning["students"]] == ["student-2x", "student-8x"]
     _, last = pruning["students"]
-    assert last["outline"] == OUTLINES["8x"]
+    assert last["sizes"] == SIZES["8x"]
     assert last["predicted_ms"] == pytest.approx(0.5 + 0.01 * 31 + 0.001 * 672)
     assert last["predicted_speedup"] == pytest.approx(5.0 / last["predicted_ms"])
     assert (last["score"], last["teacher_score"], last["params"]) == (0.9198, 0.9359, 4_900_000)
