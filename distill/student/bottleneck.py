@@ -271,7 +271,9 @@ def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedMode
         own.config.intermediate_size != body.config.intermediate_size
     ):
         return  # the user requested other sizes
-    for block, layer in zip(own.encoder.layer, select_evenly(body.encoder.layer, len(own.encoder.layer)), strict=True):
+    for block, layer in zip(
+        own.encoder.layer, select_every_nth(body.encoder.layer, len(own.encoder.layer)), strict=True
+    ):
         for name in ("query", "key", "value"):
             getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())
         block.attention.output.load_state_dict(layer.attention.output.state_dict())
@@ -282,6 +284,6 @@ def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedMode
         block.output.bottleneck.dense.weight.copy_(stream)
 
 
-def select_evenly(layers: Any, count: int) -> list[Any]:
+def select_every_nth(layers: Any, count: int) -> list[Any]:
     """Returns `count` layers at even distances, in order."""
     return [layers[i * len(layers) // count] for i in range(count)]

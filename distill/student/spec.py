@@ -180,7 +180,7 @@ def near_preset(name: str) -> str:
     return near[0] if near and name not in PRESETS else ""
 
 
-def is_without_attention(spec: str) -> bool:
+def is_attention_free(spec: str) -> bool:
     """Returns whether a spec describes a student without attention: static, cnn or gru."""
     return is_relative(spec) and parse_spec(spec).is_vectors
 

@@ -11,7 +11,7 @@ LANGUAGE_HEADS: Mapping[str, tuple[str, ...]] = {
 }
 _TEXT_TASKS = ("text-classification", "multi-label", "regression", "sentence-embedding")
 # Kind of student without attention -> the tasks that it can do.
-VECTOR_TASKS: Mapping[str, tuple[str, ...]] = {
+ATTENTION_FREE_TASKS: Mapping[str, tuple[str, ...]] = {
     "static": _TEXT_TASKS,
     "cnn": (*_TEXT_TASKS, "token-classification"),
     "gru": (*_TEXT_TASKS, "token-classification"),

@@ -5,8 +5,8 @@ from typing import cast
 
 from compress.quantize.config import AUTO_MIN_SCORE
 from distill.losses.config import LossConfig
-from distill.student.spec import is_without_attention, parse_spec
-from distill.tasks.names import LANGUAGE_TASKS, VECTOR_TASKS
+from distill.student.spec import is_attention_free, parse_spec
+from distill.tasks.names import ATTENTION_FREE_TASKS, LANGUAGE_TASKS
 from pipelines.settings.commands.distill import DistillConfig, TaskName
 
 # Learning rates of AdamW where none is given: of the general stage, a teacher's fine-tuning, and vectors of tokens.
@@ -33,7 +33,7 @@ def fill_defaults(settings: DistillConfig) -> DistillConfig:
         quantize=quantize,
         student=student,
         general=general,
-        train=settings.train.resolve(VECTOR_RATE) if is_without_attention(student.spec) else settings.train.resolve(),
+        train=settings.train.resolve(VECTOR_RATE) if is_attention_free(student.spec) else settings.train.resolve(),
         attention_free_train=settings.attention_free_train.resolve(VECTOR_RATE),
         teacher_train=settings.teacher_train.resolve(TEACHER_RATE),
     )
@@ -57,7 +57,7 @@ def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:
 
 def can_do(spec: str, task: str) -> bool:
     """Returns whether a student without attention can do a task."""
-    return task in VECTOR_TASKS[parse_spec(spec).preset]
+    return task in ATTENTION_FREE_TASKS[parse_spec(spec).preset]
 
 
 def default_loss(task: str) -> LossConfig:

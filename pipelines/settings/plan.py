@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from compress.prune.budget import Budget
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.losses.config import LayerSizes
+from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.rules.table import check_rules
 from pipelines.settings.schemes import list_schemes, measured_scheme
-from pipelines.settings.vector_names import name_vector_students
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -192,7 +192,7 @@ def student_stages(settings: DistillConfig) -> list[str]:
             trained += nested_stages([target.name for target in targets])
         else:
             trained += [stage for target in targets for stage in pruning_stages(settings, target)]
-        trained += [f"distill-{name}" for name in name_vector_students(settings.student)]
+        trained += [f"distill-{name}" for name in name_attention_free_students(settings.student)]
     quantized = [f"quantize{suffix}" for suffix in student_suffixes(settings)] if settings.quantize.scheme else []
     return [*trained, *quantized]
 
@@ -232,5 +232,5 @@ def student_suffixes(settings: DistillConfig) -> list[str]:
     targets = [f"-{target.name}" for target in list_targets(settings.budget)] if settings.budget.requested else [""]
     schemes: Sequence[str] = list(list_schemes(settings))
     others = ["", *(f"-{scheme}" for scheme in schemes[1:])]
-    beside = [f"-{name}" for name in name_vector_students(settings.student)]
+    beside = [f"-{name}" for name in name_attention_free_students(settings.student)]
     return [*(f"{target}{other}" for target in targets for other in others), *beside]

@@ -10,6 +10,7 @@ from distill.errors import InputError
 from distill.losses.config import LayerSizes, match_layers
 from distill.student.spec import is_relative
 from distill.tasks.names import LANGUAGE_TASKS
+from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
 from pipelines.settings.facts import Facts
@@ -19,7 +20,6 @@ from pipelines.settings.places import open_local
 from pipelines.settings.plan import RunPlan
 from pipelines.settings.rules.table import check_rules
 from pipelines.settings.tokenizers import build_cross_tokenizer_rows, is_cross_tokenizer, load_checked_tokenizer
-from pipelines.settings.vector_names import name_vector_students
 
 if TYPE_CHECKING:
     from distill.tasks.task import Task
@@ -166,7 +166,7 @@ def complete_plan(facts: Facts, task_reason: str) -> RunPlan:
     settings, teacher, student = facts.settings, facts.teacher, facts.student
     assert teacher is not None
     own = student.config if student is not None else student_config(teacher.config, settings.student.spec)
-    for spec in name_vector_students(settings.student).values():
+    for spec in name_attention_free_students(settings.student).values():
         student_config(teacher.config, spec)  # refuses sizes that aren't possible
     also = open_teachers(settings, teacher)
     teacher_sizes, student_sizes = read_layer_sizes(teacher.config), read_layer_sizes(own)

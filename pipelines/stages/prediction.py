@@ -21,9 +21,9 @@ from distill.train.config import TrainConfig
 from pipelines.runs.console import CALLS, EXAMPLES, STEPS, TEXTS, Advance, Console
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig, GeneralConfig
 from pipelines.settings.plan import RunPlan, list_targets
-from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.prepare.compared_texts import measure_lengths
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
@@ -108,7 +108,7 @@ def count_epochs(settings: DistillConfig) -> dict[str, int]:
     s = settings
     students = [plan_epochs(s, target) for target in list_targets(s.budget)] if s.budget.requested else []
     epochs = {"general": s.general.train.epochs, "teacher": s.teacher_train.epochs, "distill": s.train.epochs}
-    epochs |= {f"distill-{name}": s.attention_free_train.epochs for name in name_vector_students(s.student)}
+    epochs |= {f"distill-{name}": s.attention_free_train.epochs for name in name_attention_free_students(s.student)}
     for student in students:
         epochs |= student
     return epochs

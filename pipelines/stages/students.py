@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from distill.errors import InputError
 from pipelines.reports.pruning_summary import UNREACHED, student_name
 from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan, SpeedTarget, list_targets, round_name
 from pipelines.settings.schemes import list_schemes, quantization_by
-from pipelines.settings.vector_names import name_vector_students
 from pipelines.stages.prepare.label_order import by_label_stage
 from pipelines.stages.prune.costs import costs_stage
 from pipelines.stages.prune.cut import cut_stage
@@ -114,15 +114,15 @@ def prune_students(
             f"budget.speedup {config.budget.speedup}: expected a speed that a pruned model reaches, found none; "
             f"{stages[f'shape-{targets[0].name}'].metrics[UNREACHED]}"
         )
-    beside = train_vector_students(run, plan, earlier, precision)
+    beside = train_attention_free_students(run, plan, earlier, precision)
     students += [TrainedStudent(f"student-{name}", f"-{name}", stage) for name, stage in beside.items()]
     return students, stages | {f"distill-{name}": stage for name, stage in beside.items()}
 
 
-def train_vector_students(run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
+def train_attention_free_students(run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
     """Returns name -> stage of each student without attention, trained on the same signals as the pruned ones."""
     config, stages = plan.settings, {}
-    for name, spec in name_vector_students(config.student).items():
+    for name, spec in name_attention_free_students(config.student).items():
         student = replace(config.student, spec=spec)
         train, loss = config.attention_free_train, config.loss.without_layer_terms
         settings = replace(config, student=student, train=train, loss=loss)

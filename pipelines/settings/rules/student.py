@@ -8,10 +8,10 @@ from distill.student.spec import check_spec, parse_spec, read_norm
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.hardware_checks import check_machine
+from pipelines.settings.rules.attention_free import check_attention_free_beside, check_attention_free_student
 from pipelines.settings.rules.conditions import has_batchnorm
 from pipelines.settings.rules.nested import check_nested
 from pipelines.settings.rules.rule import Check, Rule
-from pipelines.settings.rules.vector_students import check_vector_student, check_vectors_beside
 from pipelines.settings.schemes import check_processor
 
 
@@ -70,8 +70,8 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
         "pipelines.prune and pipelines.distill prune and quantize",
     ),
     Check(check_ignored_budget),
-    Check(check_vector_student),
-    Check(check_vectors_beside),
+    Check(check_attention_free_student),
+    Check(check_attention_free_beside),
     Check(check_nested),
     Rule(
         lambda s, f: s.budget.requested and read_norm(s.student.spec),

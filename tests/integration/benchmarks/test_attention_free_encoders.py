@@ -13,7 +13,7 @@ from support.tiny_models import build_model, saved
 @pytest.mark.slow
 def test_encoders_are_trained_beside_those_of_model2vec(tokenizer, tmp_path, monkeypatch, capsys):
     pytest.importorskip("skeletoken")  # of `model2vec[distill]`
-    from benchmarks.students import vector_encoders
+    from benchmarks.students import attention_free_encoders
 
     data = pair_data(tmp_path / "pairs")
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
@@ -22,7 +22,7 @@ def test_encoders_are_trained_beside_those_of_model2vec(tokenizer, tmp_path, mon
     words += ["--precision", "32", "--threads", "1", *QUICK_MEASUREMENT]
     monkeypatch.setattr(sys, "argv", ["x", *map(str, words)])
     monkeypatch.setenv("COLUMNS", "160")
-    vector_encoders.main()
+    attention_free_encoders.main()
     table = capsys.readouterr().out
     assert {line.split()[1] for line in table.splitlines() if line.startswith("│")} == {
         "teacher",

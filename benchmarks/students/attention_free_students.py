@@ -1,7 +1,7 @@
 """Students without attention beside model2vec's: accuracy and texts a second at the same size of table.
 
     pip install -c constraints.txt -e '.[bench]'
-    python -m benchmarks.students.vector_students --teacher runs/demo/teacher/KEY/model --data examples/data/banking77
+    python -m benchmarks.students.attention_free_students --teacher runs/demo/teacher/KEY/model --data banking77/
 
 Students are specs of `--student`, trained on the teacher's cached logits. The peers get the teacher's body: `model2vec`
 is its own distillation with a logistic regression on the labels, `model2vec-trained` its classifier of static vectors,
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[*SPECS, PEER, TRAINED_PEER])
     parser.add_argument("--width", type=int, default=256, help="of all tables")
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--output", default="runs/vector-students")
+    parser.add_argument("--output", default="runs/attention-free-students")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)

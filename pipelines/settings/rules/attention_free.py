@@ -7,16 +7,16 @@ from compress.export.common.targets import FORMATS, parse_formats
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from distill.losses.config import LAYER_TERMS
-from distill.student.spec import DEFAULT_POOLING, is_without_attention, parse_spec
-from distill.tasks.names import VECTOR_TASKS
+from distill.student.spec import DEFAULT_POOLING, is_attention_free, parse_spec
+from distill.tasks.names import ATTENTION_FREE_TASKS
+from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
-from pipelines.settings.vector_names import name_vector_students
 
 MODEL_TYPE = "token_vectors"  # of checkpoints of such students
 
 
-def check_vector_student(f: Facts) -> None:
+def check_attention_free_student(f: Facts) -> None:
     """Checks the settings of a run whose student has no attention.
 
     Raises:
@@ -26,19 +26,21 @@ def check_vector_student(f: Facts) -> None:
     if not kind:
         check_formats_with_attention(f)
         return
-    for name, found, expected in list_vector_conflicts(f.settings):
+    for name, found, expected in list_attention_free_conflicts(f.settings):
         raise InputError(f"{name}: expected {expected} for a {kind} student, found {found}")
-    if f.task is not None and f.task not in VECTOR_TASKS[kind]:
-        others = [other for other, tasks in VECTOR_TASKS.items() if f.task in tasks]
+    if f.task is not None and f.task not in ATTENTION_FREE_TASKS[kind]:
+        others = [other for other, tasks in ATTENTION_FREE_TASKS.items() if f.task in tasks]
         take = " or ".join(others) or "a student with attention, such as layers=2"
-        raise InputError(f"student {kind}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}; take {take}")
-    check_vector_formats(f, kind)
+        raise InputError(
+            f"student {kind}: expected {', '.join(ATTENTION_FREE_TASKS[kind])}, found {f.task}; take {take}"
+        )
+    check_attention_free_formats(f, kind)
     layout = f.student_layout
     if layout is not None and layout.sharded:
         raise InputError(f"student.layout {layout}: expected replicated for a {kind} student, which has no layers")
 
 
-def check_vectors_beside(f: Facts) -> None:
+def check_attention_free_beside(f: Facts) -> None:
     """Checks the students without attention that are to be trained beside pruned ones, and the frontier that has them.
 
     Raises:
@@ -63,12 +65,16 @@ def check_vectors_beside(f: Facts) -> None:
     ):
         if is_refused:
             raise InputError(f"{name}: expected {expected} with {setting}, found {found}")
-    for spec in name_vector_students(s.student).values():
-        if not is_without_attention(spec):
-            raise InputError(f"student.attention_free: expected specs of {', '.join(VECTOR_TASKS)}, found {spec!r}")
+    for spec in name_attention_free_students(s.student).values():
+        if not is_attention_free(spec):
+            raise InputError(
+                f"student.attention_free: expected specs of {', '.join(ATTENTION_FREE_TASKS)}, found {spec!r}"
+            )
         kind = parse_spec(spec).preset
-        if f.task is not None and f.task not in VECTOR_TASKS[kind]:
-            raise InputError(f"student.attention_free {spec}: expected {', '.join(VECTOR_TASKS[kind])}, found {f.task}")
+        if f.task is not None and f.task not in ATTENTION_FREE_TASKS[kind]:
+            raise InputError(
+                f"student.attention_free {spec}: expected {', '.join(ATTENTION_FREE_TASKS[kind])}, found {f.task}"
+            )
 
 
 def check_formats_with_attention(f: Facts) -> None:
@@ -79,14 +85,14 @@ def check_formats_with_attention(f: Facts) -> None:
     """
     for name in parse_formats(f.settings.export):
         if not FORMATS[name].attention and (f.is_student_built or f.student is not None):
-            expected = "static" if FORMATS[name].reads_texts else " or ".join(VECTOR_TASKS)
+            expected = "static" if FORMATS[name].reads_texts else " or ".join(ATTENTION_FREE_TASKS)
             raise InputError(
                 f"export {name}: expected student {expected}, found {f.settings.student.spec!r}: no {name} file can "
                 "hold a model with attention; onnxruntime's can"
             )
 
 
-def check_vector_formats(f: Facts, kind: str) -> None:
+def check_attention_free_formats(f: Facts, kind: str) -> None:
     """Checks that the files to export can hold the student.
 
     Raises:
@@ -110,14 +116,14 @@ def check_vector_formats(f: Facts, kind: str) -> None:
 def describe_pooling(f: Facts, kind: str) -> tuple[tuple[str, ...], int]:
     """Returns the kinds of pooling and the number of hashed pairs of the student or of the model to compress."""
     spec = f.settings.student.spec
-    if is_without_attention(spec):
+    if is_attention_free(spec):
         given = parse_spec(spec)
         return given.pooling or DEFAULT_POOLING[kind], given.requested.get("ngrams", (0,))[0]
-    description = next(each.description for each in (f.student, f.teacher) if is_vector_checkpoint(each))
+    description = next(each.description for each in (f.student, f.teacher) if is_attention_free_checkpoint(each))
     return tuple(description.get("pooling", ())), int(description.get("ngram_buckets", 0))
 
 
-def is_vector_checkpoint(checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
+def is_attention_free_checkpoint(checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
     """Returns whether a checkpoint is of a student without attention."""
     return checkpoint is not None and checkpoint.model_type == MODEL_TYPE
 
@@ -125,13 +131,15 @@ def is_vector_checkpoint(checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]
 def find_kind(f: Facts) -> str:
     """Returns static, cnn or gru, if the student or a model that is to be compressed is one; otherwise empty."""
     spec = f.settings.student.spec
-    if is_without_attention(spec):
+    if is_attention_free(spec):
         return parse_spec(spec).preset
-    found = (str(each.description.get("encoder")) for each in (f.student, f.teacher) if is_vector_checkpoint(each))
-    return next((kind for kind in found if kind in VECTOR_TASKS), "")
+    found = (
+        str(each.description.get("encoder")) for each in (f.student, f.teacher) if is_attention_free_checkpoint(each)
+    )
+    return next((kind for kind in found if kind in ATTENTION_FREE_TASKS), "")
 
 
-def list_vector_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]:
+def list_attention_free_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]:
     """Yields (setting, what was found, what is expected) for each setting that such a student can't be used with."""
     layer_terms = [term for term in LAYER_TERMS if s.loss.computes(term)]
     yield from (

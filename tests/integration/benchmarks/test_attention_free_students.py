@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.students import vector_students
+from benchmarks.students import attention_free_students
 from support.run_inputs import write_data
 from support.tiny_models import build_model, saved
 
@@ -16,9 +16,9 @@ def test_a_student_is_trained_at_each_rate_and_then_from_each_seed(tmp_path, tok
     teacher, output = saved(build_model("bert"), tokenizer, tmp_path / "teacher"), tmp_path / "o"
     given = ["--teacher", str(teacher), "--data", str(write_data(tmp_path / "data")), "--output", str(output)]
     tiny = ["--methods", "static", "cnn", "--epochs", "2", "--seeds", "2", "--rounds", "2", "--width", "16"]
-    monkeypatch.setattr(sys, "argv", ["vector_students", *given, *tiny])
+    monkeypatch.setattr(sys, "argv", ["attention_free_students", *given, *tiny])
     threads = torch.get_num_threads()
-    vector_students.main()
+    attention_free_students.main()
     torch.set_num_threads(threads)
     lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
     for method in ("static", "cnn"):
