@@ -26,6 +26,7 @@ MULTIPLIER = 1_000_003  # of the first id in the hash of two
 LARGEST = 255  # level of an input of 8 bits
 ROWS = 256  # texts at a time
 WORDS = 100_000  # that are remembered with their ids
+ID = np.dtype(np.int32)
 
 
 class Reader:
@@ -142,6 +143,12 @@ class Reader:
         """The learned weight of each token [tokens, 1]."""
         return np.exp(self.weights["importance"])
 
+    @cached_property
+    def weighted_words(self):
+        """The table whose rows, times the factors if there are any, are the weighted vectors of tokens."""
+        words, scales = self.weights["words"], self.weights.get("words.scales")
+        return (words * self.shares, None) if scales is None else (words, scales * self.shares)
+
     def pool_tokens(self, ids, counts):
         """Returns the features of each row [rows, features x kinds].
 
@@ -152,24 +159,24 @@ class Reader:
             counts: Number of each row's, at least 1 [rows].
         """
         kinds, width = self.config["pooling"], self.weights["words"].shape[1]
+        unweighted = [kind for kind in kinds if kind != "weighted"]
         order = np.argsort(-counts, kind="stable")
         starts, lengths = (np.cumsum(counts) - counts)[order], counts[order]
         found = {kind: np.zeros((len(counts), width), np.float32) for kind in kinds}
         totals = np.zeros((len(counts), 1), np.float32)
-        for place in range(lengths[0]):
-            rows = int(np.searchsorted(-lengths, -place, side="left"))
+        remaining = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left")
+        for place, rows in enumerate(remaining.tolist()):
             tokens = ids[starts[:rows] + place]
-            vectors = self.look_up("words", tokens)
+            if unweighted:
+                vectors = self.look_up("words", tokens)
             if "mean" in kinds:
                 found["mean"][:rows] += vectors
             if "max" in kinds:
                 most = found["max"][:rows]
                 np.maximum(most, vectors, out=most) if place else np.copyto(most, vectors)
             if "weighted" in kinds:
-                share = self.shares[tokens]
-                vectors *= share
-                found["weighted"][:rows] += vectors
-                totals[:rows] += share
+                found["weighted"][:rows] += take_rows(*self.weighted_words, tokens)
+                totals[:rows] += self.shares[tokens]
         if "mean" in kinds:
             found["mean"] /= lengths[:, None]
         if "weighted" in kinds:
@@ -180,8 +187,7 @@ class Reader:
 
     def look_up(self, name, ids):
         """Returns rows of a table; of one in 8 bits, these alone become floats."""
-        rows, scales = self.weights[name][ids], self.weights.get(f"{name}.scales")
-        return rows if scales is None else rows * scales[ids]
+        return take_rows(self.weights[name], self.weights.get(f"{name}.scales"), ids)
 
     def apply_linear(self, name, given):
         """Returns a linear layer's outputs; its weight is [inputs, outputs], and its inputs may be rounded to bytes."""
@@ -229,43 +235,48 @@ class Reader:
         return np.concatenate(found, 1)
 
 
-class WordIds:
-    """The ids of words, for tokenizers that treat every word between two blanks alone.
+def take_rows(table, factors, ids):
+    """Returns rows of a table, each times its factor; without factors, the rows as they are."""
+    rows = table.take(ids, 0)
+    return rows if factors is None else rows * factors[ids]
+
+
+class WordIds(dict):
+    """Word -> the bytes of its ids, for tokenizers that treat every word between two blanks alone.
 
     Args:
         tokenizer: Such a tokenizer: BERT's.
     """
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.known = type(tokenizer).from_str(tokenizer.to_str()), {}
+        super().__init__()
+        self.tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         whole, bare = self.tokenizer.encode("a").ids, self.split("a")
         first = whole.index(bare[0])
-        self.before, self.after = whole[:first], whole[first + len(bare) :]
+        self.before, self.after = (pack_ids(ids) for ids in (whole[:first], whole[first + len(bare) :]))
 
     def split(self, word):
         """Returns the ids of a word."""
         return self.tokenizer.encode(word, add_special_tokens=False).ids
 
+    def __missing__(self, word):
+        found = pack_ids(self.split(word))
+        if len(self) < WORDS:
+            self[word] = found
+        return found
+
     def encode(self, texts, max_length):
         """Returns the ids of all texts in turn [tokens], with special tokens, and the number of each text's [texts]."""
-        ids, counts, known = [], [], self.known
-        most = max_length - len(self.after)
-        for text in texts:
-            own = list(self.before)
-            for word in text.split(" "):
-                found = known.get(word)
-                if found is None:
-                    found = self.split(word)
-                    if len(known) < WORDS:
-                        known[word] = found
-                own += found
-            del own[most:]
-            own += self.after
-            counts.append(len(own))
-            ids += own
-        return np.array(ids), np.array(counts)
+        most, find = ID.itemsize * max_length - len(self.after), self.__getitem__
+        rows = [b"".join([self.before, *map(find, text.split(" "))])[:most] + self.after for text in texts]
+        return np.frombuffer(b"".join(rows), ID), np.array([len(row) for row in rows]) // ID.itemsize
+
+
+def pack_ids(ids):
+    """Returns the bytes of ids, which are faster to join than lists."""
+    return np.array(ids, ID).tobytes()
 
 
 def keep_vectors(reader, vectors, counted):
