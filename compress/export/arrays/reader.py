@@ -25,6 +25,7 @@ import numpy as np
 MULTIPLIER = 1_000_003  # of the first id in the hash of two
 LARGEST = 255  # level of an input of 8 bits
 ROWS = 256  # texts at a time
+UNPADDED_ROWS = 512  # texts at a time, if none is padded
 WORDS = 100_000  # that are remembered with their ids
 ID = np.dtype(np.int32)
 
@@ -89,8 +90,9 @@ class Reader:
     def run(self, texts, max_length):
         """Yields the encodings, if they were needed, and the logits of some texts at a time."""
         self.tokenizer.enable_truncation(max_length)
-        for start in range(0, len(texts), ROWS):
-            some = texts[start : start + ROWS]
+        size = ROWS if self.words is None else UNPADDED_ROWS
+        for start in range(0, len(texts), size):
+            some = texts[start : start + size]
             if self.words is not None:
                 yield None, self.finish(self.pool_tokens(*self.words.encode(some, max_length)))
                 continue
