@@ -25,6 +25,7 @@ from pipelines.reports.targets import (
     find_target_speed,
     format_interval,
     format_share,
+    is_uncut,
     measured_speed,
     pruned_students,
     require_pruning,
@@ -224,13 +225,6 @@ def write_pruning_notes(report: Report) -> list[str]:
             "files."
         )
     return notes
-
-
-def is_uncut(report: Report, student: PrunedStudent) -> bool:
-    """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
-    start, own = require_pruning(report)["start"]["sizes"], student["sizes"]
-    same_width = start["hidden"] is None or start["hidden"] == own["hidden"]
-    return same_width and (start["heads"], start["ffn"]) == (own["heads"], own["ffn"])
 
 
 def build_speed_table(report: Report) -> ReportTable | None:

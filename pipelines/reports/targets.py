@@ -118,13 +118,14 @@ def format_interval(target: TargetEntry, speed: MeasuredSpeed) -> str:
 
 
 def explain_speed(report: Report, student: PrunedStudent) -> str:
-    """Returns sentences on how the speed was measured and why it remained too low; empty without an evaluation."""
+    """Returns sentences on the measurement and on why it isn't the requested speed; empty without an evaluation."""
     measured = find_target_speed(report, student)
     if measured is None:
         return ""
-    return f" {capitalize_first(describe_measurement(measured))}." + "".join(
-        f" {each}." for each in explain_retries(measured)
-    )
+    sentences = [capitalize_first(describe_measurement(measured)), *explain_retries(measured)]
+    if measured["share"]["value"] > 1 + TOLERANCE:
+        sentences.append(explain_excess(report, student))
+    return "".join(f" {each}." for each in sentences)
 
 
 def describe_measurement(measured: SpeedMeasurement) -> str:
@@ -145,11 +146,31 @@ def explain_retries(measured: TargetSpeed) -> list[str]:
     return made + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
 
 
+def explain_excess(report: Report, student: PrunedStudent) -> str:
+    """Returns a sentence on why a student is faster than requested."""
+    if is_uncut(report, student):
+        return "It is faster than requested although it has all layers and units"
+    earlier = format_share(student["target"], searched_speed(student).share)
+    return f"It was {earlier} on validation texts when its shape was chosen: texts and the load on the machine differ, and a student that is fast enough stays as it is"
+
+
+def is_uncut(report: Report, student: PrunedStudent) -> bool:
+    """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
+    start, own = require_pruning(report)["start"]["sizes"], student["sizes"]
+    same_width = start["hidden"] is None or start["hidden"] == own["hidden"]
+    return same_width and (start["heads"], start["ffn"]) == (own["heads"], own["ffn"])
+
+
 def measured_speed(report: Report, student: PrunedStudent) -> MeasuredSpeed:
     """Returns the student's speed as evaluated, or else as the shape stage measured it."""
     if measured := find_target_speed(report, student):
         share = measured["share"]
         return MeasuredSpeed(share["value"], share["low"], share["high"])
+    return searched_speed(student)
+
+
+def searched_speed(student: PrunedStudent) -> MeasuredSpeed:
+    """Returns the student's speed as the shape stage measured it last."""
     last, target = student["measurements"][-1], student["target"]
     if target["latency_ms"]:
         return MeasuredSpeed(target["latency_ms"] / last["best_ms"])

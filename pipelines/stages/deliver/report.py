@@ -30,7 +30,7 @@ from pipelines.stages.deliver.training_events import read_training_events
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
-VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 6  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"

@@ -209,6 +209,17 @@ def test_a_speed_a_little_below_the_request_is_within_the_promise_and_says_so(fa
     assert "measured 14.55× (95 % interval 14.40× to 14.70×): short by 3.0 %." in verdict.sentence
 
 
+def test_a_speed_far_above_the_request_is_explained(family):
+    student = family["pruning"]["students"][-1]
+    find_target_speed(family, student)["share"] = {"value": 1.12, "low": 1.11, "high": 1.13}
+    (verdict,) = [each for each in write_verdicts(family) if each.sentence.startswith("student-15x: requested")]
+    assert verdict.met
+    assert "It was 15.15× on validation texts when its shape was chosen: texts and the load" in verdict.sentence
+    student["sizes"] = WHOLE
+    (verdict,) = [each for each in write_verdicts(family) if each.sentence.startswith("student-15x: requested")]
+    assert verdict.sentence.endswith("It is faster than requested although it has all layers and units.")
+
+
 def test_re_cuts_and_what_ended_them_are_reported(family):
     found = find_target_speed(family, family["pruning"]["students"][-1])
     found |= {"retries": 2, "reason": "budget.retries allows 2", "settled": False, "length": 64}
