@@ -152,8 +152,8 @@ def explain_excess(report: Report, student: PrunedStudent) -> str:
         return "It is faster than requested although it has all layers and units"
     earlier = format_share(student["target"], searched_speed(student).share)
     return (
-        f"It was {earlier} on validation texts when its shape was chosen: texts and the load on the machine differ, and "
-        "a student that is fast enough stays as it is"
+        f"It was {earlier} on validation texts when its shape was chosen: texts and the load on the machine differ, "
+        "and a student that is fast enough stays as it is"
     )
 
 
