@@ -41,6 +41,7 @@ VARIANTS = {
     "learned masks": "--prune.schedule gradual --prune.masks learned",
     "hidden states": "--loss.hidden 1 --loss.hidden_kind cosine",
     "longer": "--epochs {longer}",
+    "trained embeddings": "--train.freeze_embeddings false",
     "augmented": "--data.augment contractions,numbers,order,noise --augment.times 4",
     "unlabelled": "--data.unlabelled {unlabelled}",
     "two teachers": "--teacher.additional {also}",
