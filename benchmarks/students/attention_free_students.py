@@ -44,9 +44,9 @@ from pipelines.runs.console import Console
 
 PEER, TRAINED_PEER = "model2vec", "model2vec-trained"
 SPECS = ("static", "static,pooling=weighted+max", "static,ngrams=65536", "cnn", "gru")
-RATES = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3)  # of students
-PEER_RATES = (2e-4, 5e-4, 1e-3, 3e-3, 1e-2)  # model2vec's default is the third
-PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # inverse strength of the regression's
+RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)  # of students
+PEER_RATES = (5e-5, 1e-4, 2e-4, 1e-3, 3e-3, 1e-2)  # model2vec's default is the fourth
+PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # inverse strength of the regression's
 BATCH, TIMED = 64, 2048
 
 Predict = Callable[[Sequence[str]], Any]
