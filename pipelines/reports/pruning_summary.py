@@ -69,7 +69,7 @@ def read_pruned_student(stages: Mapping[str, Artefact], target: str, targets: in
     shape, trained = stages[f"shape-{target}"], stages[f"distill-{target}"]
     chosen = _read_json(shape.folder / "shape.json")
     stored = chosen["sizes"]
-    sizes = ModelSizes(stored["hidden"], tuple(stored["heads"]), tuple(stored["ffn"]))
+    sizes = ModelSizes.from_dict(stored)
     predicted = [(each.costs.predict(sizes), each.teacher_ms) for each in read_costs(stages["costs"])]
     return {
         "name": student_name(target, targets),

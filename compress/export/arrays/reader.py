@@ -161,7 +161,6 @@ class Reader:
             counts: Number of each row's, at least 1 [rows].
         """
         kinds, width = self.config["pooling"], self.weights["words"].shape[1]
-        unweighted = [kind for kind in kinds if kind != "weighted"]
         order = np.argsort(-counts, kind="stable")
         starts, lengths = (np.cumsum(counts) - counts)[order], counts[order]
         found = {kind: np.zeros((len(counts), width), np.float32) for kind in kinds}
@@ -169,7 +168,7 @@ class Reader:
         remaining = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left")
         for place, rows in enumerate(remaining.tolist()):
             tokens = ids[starts[:rows] + place]
-            if unweighted:
+            if kinds != ["weighted"]:
                 vectors = self.look_up("words", tokens)
             if "mean" in kinds:
                 found["mean"][:rows] += vectors

@@ -1,8 +1,8 @@
 """A linear model of a pruned model's latency or size, fitted to measurements of a few sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class ModelSizes:
     hidden: int
     heads: tuple[int, ...]
     ffn: tuple[int, ...]
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "ModelSizes":
+        """Returns the sizes that `dataclasses.asdict` and JSON stored, among other entries or alone."""
+        return cls(stored["hidden"], tuple(stored["heads"]), tuple(stored["ffn"]))
 
     @property
     def depth(self) -> int:

@@ -127,5 +127,5 @@ def build_cost_row(sizes: ModelSizes, latency: Latency) -> JsonObject:
 def fit_size_model(costs: Artefact) -> CostModel:
     """Returns a cost model of file sizes in bytes, with the terms of the latency model, fitted to the same models."""
     rows = json.loads((costs.folder / COSTS).read_text())["sizes"]
-    all_sizes = [ModelSizes(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in rows]
+    all_sizes = [ModelSizes.from_dict(row) for row in rows]
     return fit_costs(all_sizes, [row["bytes"] for row in rows])

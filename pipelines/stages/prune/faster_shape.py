@@ -51,7 +51,7 @@ def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> Json
     Shapes as similar as these deviate from the predictions by the same factor. Returns None if no faster shape has
     the layers and the width of the stored one.
     """
-    sizes = ModelSizes(*(stored["sizes"][name] for name in ("hidden", "heads", "ffn")))
+    sizes = ModelSizes.from_dict(stored["sizes"])
     milliseconds = search.space.predict(sizes) / factor / AIM
     candidate = allocate_layers(search.space, sizes.hidden, stored["shape"]["layers"], milliseconds)
     if candidate is None:

@@ -186,7 +186,7 @@ def build_masking(
     if config.prune.masks == "movement" or not goal.units:
         return MovementMasking(gates, goal)
     costs = read_costs(inputs.costs)[0].costs  # of one length: only the speed of masking depends on it
-    whole, pruned = get_sizes(axes), ModelSizes(**read_shape_file(shape)["sizes"])
+    whole, pruned = get_sizes(axes), ModelSizes.from_dict(read_shape_file(shape)["sizes"])
     cost = expected_cost(costs, axes, goal.layers, whole)
     target = costs.predict(pruned) / costs.predict(whole)
     sizes = {name: gates.get_size(name) for name in goal.units}

@@ -386,7 +386,7 @@ def sizes(stage: Any) -> ModelSizes:
 
 
 def read_sizes(stage: Any) -> ModelSizes:
-    return ModelSizes(**{k: tuple(v) if isinstance(v, list) else v for k, v in shape_of(stage)["sizes"].items()})
+    return ModelSizes.from_dict(shape_of(stage)["sizes"])
 
 
 def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradually):
