@@ -1,5 +1,6 @@
 """Benchmarks of pruned students on tiny models: frontiers, ingredients, speeds measured again, and cascades."""
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.students import cascades, frontier, ingredients, repeated_speeds
+from benchmarks.students import cascades, frontier, ingredients, repeated_speeds, sentences
 from support.commands import QUICK_MEASUREMENT
 from support.run_inputs import make_classifier_inputs
 
@@ -122,3 +123,15 @@ def test_an_assistant_leaves_out_the_speeds_that_it_reaches(monkeypatch):
     monkeypatch.setattr(runs, "find_gain", lambda seed: 30.0, raising=False)
     with pytest.raises(SystemExit, match="expected some above 30.00 for assistant"):
         runs.list_remaining(0)
+
+
+def test_sentences_are_different_lines_within_the_range_of_words(tmp_path, monkeypatch, capsys):
+    texts = ["One line here.\nToo short\n One line here. ", "Another line, too.\nThis one has too many words for it."]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    call(sentences, monkeypatch, "--data", tmp_path, "--words", 3, 5, "--output", tmp_path / "sentences.csv")
+    with (tmp_path / "sentences.csv").open(newline="") as file:
+        rows = [row["text"] for row in csv.DictReader(file)]
+    assert sorted(rows) == ["Another line, too.", "One line here."]
+    call(sentences, monkeypatch, "--data", tmp_path, "--words", 1, 9, "--count", 3, "--output", tmp_path / "three.csv")
+    assert len((tmp_path / "three.csv").read_text().splitlines()) == 4
+    assert "3 sentences" in capsys.readouterr().out
