@@ -145,8 +145,8 @@ def main() -> None:
 
 def run_piece(name: str, results: Results[Result], options: argparse.Namespace) -> bool:
     """Runs a piece, with what it prints in files; returns whether it finished."""
-    words, start = list_words(PIECES[name], options), time.perf_counter()
-    command = [sys.executable, "-m", *words]
+    arguments, start = list_words(PIECES[name], options), time.perf_counter()
+    command = [sys.executable, "-m", *arguments]
     with (options.output / f"{name}.txt").open("w") as out, (options.output / f"{name}.log").open("w") as err:
         try:
             code = subprocess.run(command, stdout=out, stderr=err, timeout=options.longest, check=False).returncode  # noqa: S603 - own command
@@ -173,10 +173,10 @@ def list_words(piece: Piece, options: argparse.Namespace) -> list[str]:
 
 def build_page(results: Iterable[Result], output: Path) -> str:
     """Returns the page with the tables of the finished pieces, in the order of `PIECES`."""
-    found = {result["piece"]: result for result in results}
+    finished = {result["piece"]: result for result in results}
     lines = ["# On a GPU", "", "Written by `python -m benchmarks.gpu`; each table names its device, date and commit."]
     for name, piece in PIECES.items():
-        result = found.get(name)
+        result = finished.get(name)
         if result is None:
             continue
         printed = (output / f"{name}.txt").read_text().rstrip()

@@ -38,7 +38,7 @@ EXAMPLES = """\
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command with these arguments."""
-    engine, options, words = split_engine(argv)
+    engine, options, command = split_engine(argv)
     config = cli.parse(
         LaunchConfig,
         options,
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         short={},
     )
     check_engine(engine, config)
-    job = read_command(words, config)
+    job = read_command(command, config)
     manifest, console, folder = ENGINES[engine](job), Console(), Path(config.output)
     write_files(manifest, folder)
     rows = [(name, str(folder / name)) for name in manifest.files]
@@ -68,8 +68,8 @@ def split_engine(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
     Raises:
         InputError: The engine is unknown or missing.
     """
-    words = list(argv)
-    options, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    args = list(argv)
+    options, command = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
     if not options or options[0] in ("-h", "--help"):
         return "ENGINE", ["--help"], []
     if options[0] not in ENGINES:
@@ -115,11 +115,11 @@ def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -
             f"submit: expected {manifest.submit[0]} on this machine, found none: the files are in {folder}, submit "
             "them from a machine that has it"
         )
-    words = list_submission(manifest, folder)
-    done = subprocess.run([program, *words[1:]], check=False)  # noqa: S603 - the engine's own
+    command = list_submission(manifest, folder)
+    done = subprocess.run([program, *command[1:]], check=False)  # noqa: S603 - the engine's own
     if done.returncode:
-        raise InputError(f"submit: {shlex.join(words)} ended with {done.returncode}: see its message above")
-    console.say(f"  submitted with: {shlex.join(words)}")
+        raise InputError(f"submit: {shlex.join(command)} ended with {done.returncode}: see its message above")
+    console.say(f"  submitted with: {shlex.join(command)}")
 
 
 if __name__ == "__main__":

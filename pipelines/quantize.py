@@ -42,13 +42,13 @@ def with_defaults(argv: Sequence[str]) -> list[str]:
         InputError: `--student.trained` is set explicitly.
     """
     arguments = with_teacher(argv, QUANTIZE_SHORT)
-    found = flag_names(arguments)
-    if "--student.trained" in found:
+    flags = flag_names(arguments)
+    if "--student.trained" in flags:
         raise InputError(
             "--student.trained: pipelines.quantize sets it itself, because its model is trained; leave the flag out"
         )
-    scheme = [] if found & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
-    model = [] if found & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
+    scheme = [] if flags & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
+    model = [] if flags & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
     return [*arguments, *scheme, *model, "--student.trained", "true"]
 
 

@@ -148,9 +148,9 @@ class Experiment:
             (student.get_input_embeddings(), self.teacher.get_input_embeddings()),
             (student.get_output_embeddings(), self.teacher.get_output_embeddings()),
         )
-        for own, other in pairs:
-            own.load_state_dict(other.state_dict())
-            own.requires_grad_(not self.options.frozen)
+        for layer, teacher_layer in pairs:
+            layer.load_state_dict(teacher_layer.state_dict())
+            layer.requires_grad_(not self.options.frozen)
         student.train()
         return student.to(self.teacher.device)
 
@@ -248,14 +248,14 @@ def print_table(console: Console, results: list[Result], steps: int) -> None:
     """Prints mean and standard deviation over the seeds of the students that were trained for these steps."""
     rows = []
     for targets in TARGETS:
-        found = [line for line in results if (line["targets"], line["steps"]) == (targets, steps)]
-        if found:
+        matching = [line for line in results if (line["targets"], line["steps"]) == (targets, steps)]
+        if matching:
             columns = (
-                [line["dev_nats"] for line in found],
-                [line["dev_kl"] for line in found],
-                [line["seconds"] for line in found],
+                [line["dev_nats"] for line in matching],
+                [line["dev_kl"] for line in matching],
+                [line["seconds"] for line in matching],
             )
-            rows.append((targets, str(len(found)), *(format_spread(values, ".4f") for values in columns)))
+            rows.append((targets, str(len(matching)), *(format_spread(values, ".4f") for values in columns)))
     header = ("targets", "seeds", "nats per token", "KL from the teacher", "seconds")
     console.table(f"Students after {steps} steps, on unseen text", header, rows)
 

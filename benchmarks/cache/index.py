@@ -47,8 +47,8 @@ def main() -> None:
     console = Console()
     drawn = np.random.default_rng(0).integers(0, 256, (options.samples, 16), np.uint8)
     keys = [row.tobytes() for row in drawn]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "cache"
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory) / "cache"
         start = time.perf_counter()
         with console.track("writing", options.samples, "samples") as advance:
             write_samples(folder, keys, options.tokens, advance)
@@ -107,10 +107,10 @@ def measure_lookups(folder: Path, keys: list[bytes]) -> list[tuple[str, str]]:
         reader.contains(requested)
         middle = time.perf_counter()
         mask = torch.ones(32, 1, dtype=torch.bool)
-        found = reader.read_signals(requested, SignalMask(mask, mask))["logits"]
+        logits = reader.read_signals(requested, SignalMask(mask, mask))["logits"]
         times["read"].append((time.perf_counter() - middle) / 32)
         times["find"].append((middle - start) / 32)
-        if not torch.equal(found, make_logits(torch.from_numpy(rows)[:, None])):
+        if not torch.equal(logits, make_logits(torch.from_numpy(rows)[:, None])):
             raise AssertionError(f"the records of the samples {rows.tolist()} differ from what was written")
     return [
         ("time to find a sample", f"{np.median(times['find']) * 1e6:.2f} us per sample, batches of 32"),

@@ -122,8 +122,8 @@ Source: TypeAlias = ModelSource | SyntheticSource
 
 def measure_signal(source: Source, signal: Sampled | TopK, batches: int) -> tuple[str, ...]:
     """Returns the table row of a signal."""
-    with tempfile.TemporaryDirectory() as place, Console().track(str(signal), len(source.samples)) as advance:
-        folder = Path(place) / "cache"
+    with tempfile.TemporaryDirectory() as directory, Console().track(str(signal), len(source.samples)) as advance:
+        folder = Path(directory) / "cache"
         identity = Identity("benchmark", "none", (signal,))
         write_cache(folder, identity, source.samples, source.teacher, on_progress=advance)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / source.tokens

@@ -98,11 +98,11 @@ def main() -> None:
     width = model.config.vocab_size
     data = load_blocks(Path(options.lm), options.blocks, width)
     signal = Sampled(width, draws=options.draws) if options.signal == "sampled" else TopK(width)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         warmup = build_samples(LanguageBlocks(data.input_ids[:16]), 0)
         teacher = OnlineTeacher(model, device=model.device)
-        write_cache(Path(place) / "warmup", Identity("warmup", "none", (signal,)), warmup, teacher)
-        folder = Path(place) / "cache"
+        write_cache(Path(directory) / "warmup", Identity("warmup", "none", (signal,)), warmup, teacher)
+        folder = Path(directory) / "cache"
         writing_ratio, forward_rate = measure_writing(folder, signal, model, data)
         reader = CacheReader(folder)
         reading_rates = {threads: measure_reading(reader, data, threads) for threads in (1, 2)}

@@ -8,10 +8,10 @@ from pipelines.settings.plan import RunPlan
 from pipelines.settings.resolve import resolve
 
 
-def read_plan(words: Sequence[str]) -> RunPlan:
+def read_plan(arguments: Sequence[str]) -> RunPlan:
     """Returns the plan of `python -m pipelines.distill` with these words, on one process.
 
     Raises:
         InputError: The words aren't valid settings, or contradict each other.
     """
-    return resolve(cli.parse(DistillConfig, list(words), prog="", about="", examples="", short=SHORT_OPTIONS), 1)
+    return resolve(cli.parse(DistillConfig, list(arguments), prog="", about="", examples="", short=SHORT_OPTIONS), 1)

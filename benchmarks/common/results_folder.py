@@ -45,20 +45,20 @@ def check_settings(output: Path, options: argparse.Namespace, *, free: Collectio
     Raises:
         SystemExit: An earlier call with other settings left results in the folder.
     """
-    own = {name: value for name, value in vars(options).items() if name not in {"output", *free}}
+    settings = {name: value for name, value in vars(options).items() if name not in {"output", *free}}
     output.mkdir(parents=True, exist_ok=True)
     file = output / SETTINGS
     # The settings of a call that left no results, as after a misspelt path, don't matter.
     has_results = file.exists() and any(path != file for path in output.iterdir())
-    before = json.loads(file.read_text()) if has_results else own
-    if before != own:
-        names = [name for name in {**before, **own} if before.get(name) != own.get(name)]
-        changed = ", ".join(f"{name} {before.get(name)}, not {own.get(name)}" for name in names)
+    before = json.loads(file.read_text()) if has_results else settings
+    if before != settings:
+        names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+        changed = ", ".join(f"{name} {before.get(name)}, not {settings.get(name)}" for name in names)
         raise SystemExit(
             f"{output} was made with {changed}: its results would be mixed with this call's; choose a new folder"
         )
     if not has_results:
-        file.write_text(json.dumps(own))
+        file.write_text(json.dumps(settings))
 
 
 def find_checkpoint(output: Path, stage: str) -> Path:
@@ -83,13 +83,13 @@ def find_only(output: Path, stage: str, name: str, noun: str) -> Path:
     Raises:
         SystemExit: The stage was built more than once, or not at all.
     """
-    found = sorted((output / stage).glob(f"*/{name}"))
-    if len(found) != 1:
+    matches = sorted((output / stage).glob(f"*/{name}"))
+    if len(matches) != 1:
         raise SystemExit(
-            f"{output / stage}: expected one {noun}, found {len(found)}: it is unknown which belongs to this call; "
+            f"{output / stage}: expected one {noun}, found {len(matches)}: it is unknown which belongs to this call; "
             "choose a new folder"
         )
-    return found[0]
+    return matches[0]
 
 
 def read_report(output: Path) -> Report:

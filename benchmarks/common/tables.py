@@ -44,10 +44,10 @@ def draw_few(rows: Sequence[Mapping[str, Any]], label: str, per_class: int, coun
         return sorted(order[:count])
     taken: dict[object, list[int]] = {}
     for row in order:
-        own = taken.setdefault(rows[row][label], [])
-        if len(own) < per_class:
-            own.append(row)
-    return sorted(row for own in taken.values() for row in own)
+        class_rows = taken.setdefault(rows[row][label], [])
+        if len(class_rows) < per_class:
+            class_rows.append(row)
+    return sorted(row for class_rows in taken.values() for row in class_rows)
 
 
 def draw_others(rows: Sequence[Mapping[str, Any]], few: Sequence[int]) -> list[Mapping[str, Any]]:

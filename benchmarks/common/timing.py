@@ -9,7 +9,7 @@ import torch
 
 def median_ratio(times: Sequence[float], reference: Sequence[float]) -> float:
     """Returns the median over the rounds of the ratio to the reference's time in the same round."""
-    return statistics.median(own / other for own, other in zip(times, reference, strict=True))
+    return statistics.median(seconds / base for seconds, base in zip(times, reference, strict=True))
 
 
 def measure_copy_rate(device: torch.device, size: int = 1 << 26, repeats: int = 10) -> float:

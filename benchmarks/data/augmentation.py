@@ -64,10 +64,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     write_few(options)
     data = options.output / "data"
-    words = [*COMMON.split(), f"--data={data}", f"--student={options.student}", f"--task={options.task}"]
-    words += [f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
-    words += [f"--accelerator={options.accelerator}"]
-    runs = StudentRuns(options.output, words, 32)
+    arguments = [*COMMON.split(), f"--data={data}", f"--student={options.student}", f"--task={options.task}"]
+    arguments += [f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
+    arguments += [f"--accelerator={options.accelerator}"]
+    runs = StudentRuns(options.output, arguments, 32)
     variants = choose_variants(list_variants(options), options.only)
     runs.compare(variants, options.rates, options.seeds, dict.fromkeys(variants, options.visits))
     title = f"{Path(options.data).name}, {find_processor()}"

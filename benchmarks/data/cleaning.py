@@ -105,9 +105,9 @@ def clean_set(options: argparse.Namespace, data: str, steps: str) -> list[dict[s
     Nearly all rows stay in train: rows that are held out for validation would not be cleaned.
     """
     output = options.output / f"clean-{data}"
-    words = [*list_settings(options), f"--data={options.output / 'data' / data}", f"--output={output}"]
-    words += ["--data.validation_fraction=0.002", f"--data.clean={steps}"]
-    plan = read_plan(words)
+    arguments = [*list_settings(options), f"--data={options.output / 'data' / data}", f"--output={output}"]
+    arguments += ["--data.validation_fraction=0.002", f"--data.clean={steps}"]
+    plan = read_plan(arguments)
     run = Run(output, 0, Console())
     data_folder = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
     stage = clean_stage(run, plan, data_folder, select_precision(run, plan, data_folder))
@@ -158,15 +158,15 @@ def follow_texts(
     damaged: Sequence[DamagedRow], changes: Sequence[dict[str, Any]]
 ) -> list[tuple[str | None, list[str]]]:
     """Returns the text of each row after all changes, None if it was dropped, and the steps that touched it."""
-    places: dict[str, list[int]] = {}
+    rows_by_text: dict[str, list[int]] = {}
     for number, row in enumerate(damaged):
-        places.setdefault(row.text, []).append(number)
+        rows_by_text.setdefault(row.text, []).append(number)
     numbers: dict[int, int] = {}  # row of the split -> damaged row
     final: list[tuple[str | None, list[str]]] = [(row.text, []) for row in damaged]
     for change in changes:
         number = numbers.get(change["row"])
         if number is None:
-            waiting = places.get(change["before"].strip(), [])
+            waiting = rows_by_text.get(change["before"].strip(), [])
             if not waiting:
                 continue
             number = numbers[change["row"]] = waiting.pop(0)
@@ -199,9 +199,9 @@ def _count(text: str, word: str) -> int:
     return [each.lower() for each in WORD.findall(text)].count(word.lower())
 
 
-def _describe(name: str, found: Counter[str], changes: Counter[str]) -> tuple[str, str, str, str]:
-    total, right = sum(found.values()), changes["right"]
-    recall = f"{found['repaired'] / total:.1%}" if total else ""
+def _describe(name: str, damages: Counter[str], changes: Counter[str]) -> tuple[str, str, str, str]:
+    total, right = sum(damages.values()), changes["right"]
+    recall = f"{damages['repaired'] / total:.1%}" if total else ""
     precision = f"{right / max(1, right + changes['wrong']):.1%}"
     return name, recall, precision, f"{total:,}"
 

@@ -72,8 +72,8 @@ def make_texts(texts: list[str], count: int, seed: int) -> Iterator[str]:
             continue
         row = rng.choices(words, k=rng.randint(6, 14))
         if number % _MISTYPED_EVERY == 0:
-            place = rng.randrange(len(row))
-            row[place] = mistype(row[place], rng) or row[place]
+            position = rng.randrange(len(row))
+            row[position] = mistype(row[position], rng) or row[position]
         last = " ".join(row)
         yield last
 
@@ -97,8 +97,8 @@ def clean_rows_once(texts: list[str], count: int, steps: str) -> Cost:
 
 
 def _peak_bytes() -> int:
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return 1024 * (own + children)
+    parent, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return 1024 * (parent + children)
 
 
 if __name__ == "__main__":

@@ -95,14 +95,14 @@ def compute_logits(
     """Returns (label, whether it is wrong, out-of-fold logits) of the training rows of the run's data stage."""
     data = options.output / "data"
     write_table(data / "train.jsonl", [{"text": row.text, "label": row.label} for row in rows])
-    words = [*TEACHER.split(), f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
-    words += ["--student=layers=2", f"--data={data}", f"--output={options.output / 'run'}", "--data.clean=labels"]
-    plan = read_plan(words)
+    arguments = [*TEACHER.split(), f"--teacher_train.epochs={options.teacher_epochs}", f"--threads={options.threads}"]
+    arguments += ["--student=layers=2", f"--data={data}", f"--output={options.output / 'run'}", "--data.clean=labels"]
+    plan = read_plan(arguments)
     run = Run(Path(plan.settings.output), 0, Console())
-    made = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
-    splits, precision = read_data(made), select_precision(run, plan, made)
+    stage = data_stage(run, plan.settings.data, plan.task, run_task_arguments(plan.settings, plan.task))
+    splits, precision = read_data(stage), select_precision(run, plan, stage)
     folds = draw_folds(splits.train.labels, options.folds, 0)
-    logits = compute_out_of_fold_logits(run, plan, splits, read_task(made), folds, precision, options.output / "folds")
+    logits = compute_out_of_fold_logits(run, plan, splits, read_task(stage), folds, precision, options.output / "folds")
     is_wrong = {(row.text.strip(), row.label): row.is_mislabelled for row in rows}
     pairs = zip(splits.train.texts, splits.train.labels, strict=True)
     wrong = np.array([is_wrong[text.strip(), splits.labels[label]] for text, label in pairs])
@@ -112,10 +112,10 @@ def compute_logits(
 def find_doubted(labels: np.ndarray, logits: torch.Tensor) -> dict[str, np.ndarray]:
     """Returns for each method which labels it doubts, bool [rows]."""
     probabilities = logits.softmax(-1).numpy()
-    found = {"`labels`": estimate_label_errors(labels.tolist(), logits) > DOUBTED}
+    doubted = {"`labels`": estimate_label_errors(labels.tolist(), logits) > DOUBTED}
     for name, kind in FILTERS.items():
-        found[name] = np.asarray(find_label_issues(labels, probabilities, filter_by=kind, n_jobs=1), bool)
-    return found
+        doubted[name] = np.asarray(find_label_issues(labels, probabilities, filter_by=kind, n_jobs=1), bool)
+    return doubted
 
 
 if __name__ == "__main__":

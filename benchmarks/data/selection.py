@@ -59,8 +59,8 @@ def main() -> None:
     check_settings(options.output, options, free=("seeds", "methods", "only", "threads", "accelerator"))
     torch.set_num_threads(options.threads)
     rows = write_rows(options)
-    words = [*COMMON.split(), f"--data={options.output / 'data'}", f"--student={options.student}"]
-    words += [
+    arguments = [*COMMON.split(), f"--data={options.output / 'data'}", f"--student={options.student}"]
+    arguments += [
         f"--teacher_train.epochs={options.teacher_epochs}",
         f"--threads={options.threads}",
         f"--accelerator={options.accelerator}",
@@ -69,7 +69,7 @@ def main() -> None:
     ]
     variants = choose_variants(list_variants(options), options.only)
     visits = dict.fromkeys(variants, options.epochs * rows if options.equal == "steps" else None)
-    runs = StudentRuns(options.output, words, 32)
+    runs = StudentRuns(options.output, arguments, 32)
     runs.compare(variants, options.rates, options.seeds, visits)
     Console().table(f"{Path(options.data).name}, {find_processor()}", HEADER, runs.table([*variants], "random"))
 
@@ -104,11 +104,11 @@ def list_variants(options: argparse.Namespace) -> dict[str, list[str]]:
     chosen = {}
     for name in names:
         method, _, vectors = name.partition(", ")
-        words = [*pool, f"--data.select={method}", share]
-        words += ["--select.source=unlabelled"] if pool else []
-        words += [f"--select.vectors={vectors}"] if vectors else []
-        words += [f"--select.target={options.output / 'target.jsonl'}"] if method == "similarity" else []
-        chosen[name] = words
+        arguments = [*pool, f"--data.select={method}", share]
+        arguments += ["--select.source=unlabelled"] if pool else []
+        arguments += [f"--select.vectors={vectors}"] if vectors else []
+        arguments += [f"--select.target={options.output / 'target.jsonl'}"] if method == "similarity" else []
+        chosen[name] = arguments
     return ({"no pool": []} if pool else {}) | {"all": pool} | chosen
 
 

@@ -60,8 +60,8 @@ class StudentRuns:
         batch: Rows of a batch.
     """
 
-    def __init__(self, output: Path, words: Sequence[str], batch: int):
-        self.output, self.words, self.batch = output, words, batch
+    def __init__(self, output: Path, arguments: Sequence[str], batch: int):
+        self.output, self.arguments, self.batch = output, arguments, batch
         self.results: Results[StudentResult] = Results(output)
 
     def train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
@@ -79,32 +79,32 @@ class StudentRuns:
         return known or self.results.add(self._train(variant, more, rate, seed, visits))
 
     def _train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
-        words = [*self.words, *more, f"--output={self.output / 'runs'}", f"--seed={seed}", f"--learning_rate={rate}"]
-        plan = read_plan([*words, "--until=cache"])
-        made, _ = run_stages(self.open_run(plan), plan)
-        splits = read_data(made["data"])
+        arguments = [*self.arguments, *more, f"--output={self.output / 'runs'}", f"--seed={seed}"]
+        plan = read_plan([*arguments, f"--learning_rate={rate}", "--until=cache"])
+        stages, _ = run_stages(self.open_run(plan), plan)
+        splits = read_data(stages["data"])
         rows = len(splits.train) + len(splits.unlabelled) * plan.settings.loss.needs_teacher
         epochs = max(1, round(visits / rows)) if visits else plan.settings.train.epochs
         settings = replace(plan.settings, until="distill", train=replace(plan.settings.train, epochs=epochs))
         plan = replace(plan, settings=settings)
-        made, _ = run_stages(self.open_run(plan), plan)
-        metrics = made["distill"].manifest
+        stages, _ = run_stages(self.open_run(plan), plan)
+        metrics = stages["distill"].manifest
         return StudentResult(
             variant=variant, rate=rate, seed=seed, validation=float(metrics["metrics"]["val/score"]),
-            test=self.score(made["distill"].folder / MODEL, made), rows=rows, steps=epochs * -(-rows // self.batch),
+            test=self.score(stages["distill"].folder / MODEL, stages), rows=rows, steps=epochs * -(-rows // self.batch),
             seconds=float(metrics["wall_seconds"]),
-            data_seconds=sum(float(made[name].manifest["wall_seconds"]) for name in _DATA_STAGES if name in made),
+            data_seconds=sum(float(stages[name].manifest["wall_seconds"]) for name in _DATA_STAGES if name in stages),
         )  # fmt: skip
 
     def open_run(self, plan: RunPlan) -> Run:
         """Returns the run of a plan in the folder."""
         return Run(Path(plan.settings.output), plan.settings.seed, Console(quiet=True))
 
-    def score(self, model: Path, made: Mapping[str, Any]) -> float:
+    def score(self, model: Path, stages: Mapping[str, Any]) -> float:
         """Returns a model's score on the test split, by the task's own metric."""
         from distill.checkpoint.tokenizer import load_tokenizer
 
-        splits, task, tokenizer = read_data(made["data"]), read_task(made["data"]), load_tokenizer(model)
+        splits, task, tokenizer = read_data(stages["data"]), read_task(stages["data"]), load_tokenizer(model)
         task.configure_tokenizer(tokenizer, model)
         student, rows = task.load(str(model), 0).eval(), task.encode(tokenizer, splits.test, 128)
         scorer, batches = task.scorer(rows), EvalBatches(rows, 64, int(tokenizer.pad_token_id or 0))
@@ -130,29 +130,31 @@ class StudentRuns:
 
     def table(self, variants: Sequence[str], baseline: str) -> list[tuple[str, ...]]:
         """Returns for each variant the mean and spread of the test score, the gain over the baseline, and the cost."""
-        found = {variant: self.find_best(variant) for variant in variants}
+        best_results = {variant: self.find_best(variant) for variant in variants}
         base = {each["seed"]: each["test"] for each in self.find_best(baseline)}
         table = []
-        for variant, own in found.items():
-            if not own:
+        for variant, results in best_results.items():
+            if not results:
                 continue
-            scores = [100 * each["test"] for each in own]
-            pairs = [(each["test"], base[each["seed"]]) for each in own if each["seed"] in base]
+            scores = [100 * each["test"] for each in results]
+            pairs = [(each["test"], base[each["seed"]]) for each in results if each["seed"] in base]
             gains = [100 * (test - other) for test, other in pairs]
-            means = {name: mean(float(each[name]) for each in own) for name in _COSTS}
+            means = {name: mean(float(each[name]) for each in results) for name in _COSTS}
             gain = f"{mean(gains):+.2f} ± {spread(gains):.2f}" if gains else ""
             cost = (f"{value:,.0f}" for value in means.values())
-            table.append((variant, f"{mean(scores):.2f}", f"{spread(scores):.2f}", gain, f"{own[0]['rate']:g}", *cost))
+            table.append(
+                (variant, f"{mean(scores):.2f}", f"{spread(scores):.2f}", gain, f"{results[0]['rate']:g}", *cost)
+            )
         return table
 
     def find_best(self, variant: str) -> list[StudentResult]:
         """Returns a variant's results at its best rate, the one at which all its seeds were trained."""
-        own = [each for each in self.results.all if each["variant"] == variant]
-        if not own:
+        results = [each for each in self.results.all if each["variant"] == variant]
+        if not results:
             return []
-        first = [each for each in own if each["seed"] == own[0]["seed"]]
+        first = [each for each in results if each["seed"] == results[0]["seed"]]
         rate = max(first, key=lambda each: each["validation"])["rate"]
-        return [each for each in own if each["rate"] == rate]
+        return [each for each in results if each["rate"] == rate]
 
 
 def choose_variants(variants: Mapping[str, Sequence[str]], only: Sequence[str] | None) -> dict[str, Sequence[str]]:

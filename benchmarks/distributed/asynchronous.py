@@ -117,16 +117,16 @@ class Comparison:
             learning_rate=factor * ADAMW_RATE, epochs=self.options.epochs, freeze_embeddings=True,
             checkpoint_every=10**6,
         )  # fmt: skip
-        found, kind = {"method": method, "factor": factor, "seed": seed, "slow": slow}, METHODS[method]
-        with TemporaryDirectory() as place:
+        case, kind = {"method": method, "factor": factor, "seed": seed, "slow": slow}, METHODS[method]
+        with TemporaryDirectory() as directory:
             if kind is None:
-                fitted = self.experiment.fit(train, seed, Path(place))
-                return Result(**found, **fitted._asdict(), sent_bytes=0)  # type: ignore[typeddict-item]
+                fitted = self.experiment.fit(train, seed, Path(directory))
+                return Result(**case, **fitted._asdict(), sent_bytes=0)  # type: ignore[typeddict-item]
             outer = OuterConfig(**({"every": self.options.every} | dict(kind.outer)))
             if kind.strategy == "hogwild":
                 outer = OuterConfig()
             training = ReplicaTraining(self.options, train, seed, self.machine(kind.strategy), outer, slow)
-            return Result(**found, **training.run(self.experiment, Path(place)))  # type: ignore[typeddict-item]
+            return Result(**case, **training.run(self.experiment, Path(directory)))  # type: ignore[typeddict-item]
 
     def machine(self, strategy: str) -> MachineConfig:
         """Returns the machine settings of two replicas."""
@@ -188,11 +188,11 @@ class Slowdown(Callback):
     def __init__(self, factor: float):
         self.factor, self.start = factor, 0.0
 
-    def on_train_batch_start(self, *found: object) -> None:
+    def on_train_batch_start(self, *arguments: object) -> None:
         """Starts the clock."""
         self.start = time.perf_counter()
 
-    def on_before_optimizer_step(self, *found: object) -> None:
+    def on_before_optimizer_step(self, *arguments: object) -> None:
         """Sleeps, before the step after which replicas wait for each other."""
         time.sleep((self.factor - 1) * (time.perf_counter() - self.start))
 

@@ -60,20 +60,20 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=2.0, help="times as long as the other one")
     options = parser.parse_args()
     options.texts = options.rows * options.steps
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         torch.multiprocessing.start_processes(
-            partial(run_process, options=options, place=Path(place)), nprocs=PROCESSES, start_method="spawn"
+            partial(run_process, options=options, folder=Path(directory)), nprocs=PROCESSES, start_method="spawn"
         )
-        found = json.loads((Path(place) / "times.json").read_text())
+        results = json.loads((Path(directory) / "times.json").read_text())
     console = Console()
     console.say(f"{describe_setup()}, {PROCESSES} processes of a thread")
     rows = [
-        (order, f"{median_ratio(times['balanced'], times['alternate']):.3f}", f"{found['padding'][order]:.3f}")
-        for order, times in found["even"].items()
+        (order, f"{median_ratio(times['balanced'], times['alternate']):.3f}", f"{results['padding'][order]:.3f}")
+        for order, times in results["even"].items()
     ]
     header = ("batches", "time of balanced steps over alternate ones", "predicted from padded tokens")
     console.table(f"{options.data}, batches of {options.rows}", header, rows)
-    print_slow(found["uneven"], options, console)
+    print_slow(results["uneven"], options, console)
 
 
 def print_slow(times: dict[str, list[float]], options: argparse.Namespace, console: Console) -> None:
@@ -113,31 +113,31 @@ class Replica:
         loss = self.module.training_step(batch, 0)
         assert loss is not None
         loss.backward()
-        own = time.perf_counter() - start
-        time.sleep((slow - 1) * own)
-        own = time.perf_counter() - start
+        pass_seconds = time.perf_counter() - start
+        time.sleep((slow - 1) * pass_seconds)
+        pass_seconds = time.perf_counter() - start
         dist.all_reduce(self.sums)
         for weight in self.weights:
             weight.grad = None
-        return time.perf_counter() - start, own
+        return time.perf_counter() - start, pass_seconds
 
 
-def run_process(rank: int, *, options: argparse.Namespace, place: Path) -> None:
+def run_process(rank: int, *, options: argparse.Namespace, folder: Path) -> None:
     """Measures on one of the processes; the first one writes what was found."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=PROCESSES)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
     replica = Replica(options, rank)
     encoded = draw_texts(options.data, replica.tokenizer, options)
     pad_id = find_padding_id(replica.tokenizer)
-    found: dict[str, Any] = {"even": {}, "padding": {}}
+    results: dict[str, Any] = {"even": {}, "padding": {}}
     for order in ORDERS:
         batches = order_batches(encoded, options.rows, order)
-        found["padding"][order] = predict_ratio(encoded.lengths, batches)
-        found["even"][order] = time_divisions(replica, encoded, batches, pad_id)
+        results["padding"][order] = predict_ratio(encoded.lengths, batches)
+        results["even"][order] = time_divisions(replica, encoded, batches, pad_id)
     batches = order_batches(encoded, options.rows, "usual")
-    found["uneven"] = time_slow(replica, encoded, batches, pad_id, options.slow)
+    results["uneven"] = time_slow(replica, encoded, batches, pad_id, options.slow)
     if rank == 0:
-        (place / "times.json").write_text(json.dumps(found))
+        (folder / "times.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 
@@ -181,7 +181,7 @@ def time_divisions(
         }
         for name in list(forms)[:: 1 if number % 2 else -1]:
             times[name].append(replica.train(forms[name])[0])
-    return {name: found[len(found) // 10 :] for name, found in times.items()}
+    return {name: seconds[len(seconds) // 10 :] for name, seconds in times.items()}
 
 
 def time_slow(
@@ -190,21 +190,21 @@ def time_slow(
     """Returns the seconds of each batch without a slow process, and with one that gets equal or measured shares."""
     speeds = [1.0] * PROCESSES
     times: dict[str, list[float]] = {"not slowed": [], "equal": [], "measured": []}
-    own_slow = slow if replica.rank == 1 else 1.0
+    slowdown = slow if replica.rank == 1 else 1.0
     for batch in batches:
         whole = encoded.collate(batch, pad_id)
         equal = shard_batch(whole, replica.rank, PROCESSES)
         times["not slowed"].append(replica.train(equal)[0])
-        times["equal"].append(replica.train(equal, own_slow)[0])
+        times["equal"].append(replica.train(equal, slowdown)[0])
         divided = shard_batch(whole, replica.rank, PROCESSES, speeds)
-        seconds, own = replica.train(divided, own_slow)
+        seconds, pass_seconds = replica.train(divided, slowdown)
         times["measured"].append(seconds)
-        found = [torch.zeros(1) for _ in range(PROCESSES)]
-        dist.all_gather(found, torch.tensor([divided["input_ids"].numel() / own]))
-        measured = [float(each) for each in found]
+        gathered = [torch.zeros(1) for _ in range(PROCESSES)]
+        dist.all_gather(gathered, torch.tensor([divided["input_ids"].numel() / pass_seconds]))
+        measured = [float(each) for each in gathered]
         scale = sum(speeds) / sum(measured)
         speeds = [statistics.mean((old, scale * new)) for old, new in zip(speeds, measured, strict=True)]
-    return {name: found[len(found) // 5 :] for name, found in times.items()}
+    return {name: step_seconds[len(step_seconds) // 5 :] for name, step_seconds in times.items()}
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def main() -> None:
     join_world(600)
     transformers.utils.logging.disable_progress_bar()
     console = Console()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(share_name(place))
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(share_name(directory))
         if dist.get_rank() == 0:
             for name in ("teacher", "student"):
                 save_model(folder / name, getattr(options, name))
@@ -274,13 +274,13 @@ def list_intervals(events: Iterable[FunctionEvent]) -> list[Interval]:
 
 def merge_intervals(intervals: list[Interval]) -> list[Interval]:
     """Returns the same times as intervals that neither overlap nor touch, in order."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def total_length(intervals: list[Interval]) -> float:

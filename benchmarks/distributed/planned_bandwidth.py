@@ -121,7 +121,7 @@ def run_machines(name: str, options: argparse.Namespace) -> None:
     Raises:
         RuntimeError: One of them failed.
     """
-    words = [
+    arguments = [
         *(
             sys.executable,
             "-m",
@@ -136,7 +136,9 @@ def run_machines(name: str, options: argparse.Namespace) -> None:
     ]
     with two_machines() as machines:
         for rank, link in enumerate(LINKS):
-            machines.start(rank, [*words, "--rank", str(rank)], {"GLOO_SOCKET_IFNAME": link, "OMP_NUM_THREADS": "1"})
+            machines.start(
+                rank, [*arguments, "--rank", str(rank)], {"GLOO_SOCKET_IFNAME": link, "OMP_NUM_THREADS": "1"}
+            )
         printed = [process.communicate()[0] for process in machines.processes]
         if any(process.returncode for process in machines.processes):
             raise RuntimeError("\n".join(printed))

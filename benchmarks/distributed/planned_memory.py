@@ -133,8 +133,8 @@ def predict(folder: Path, role: str, layout: Layout, mode: str, rows: int, lengt
         model: PreTrainedModel = AUTO.from_config(AutoConfig.from_pretrained(folder))
         return model
 
-    own = rows // layout.data_parallel
-    count, size = count_micro_batches(own) if layout.pp > 1 else (1, own)
+    replica_rows = rows // layout.data_parallel
+    count, size = count_micro_batches(replica_rows) if layout.pp > 1 else (1, replica_rows)
     draw = partial(draw_batch, size, length)
     training = Training(build, draw, train=TrainConfig(checkpointing=mode), backend=find_backend())
     work = training if role == "student" else Query(build, draw)

@@ -117,15 +117,15 @@ def predict_times(model: Model, hardware: Hardware, options: argparse.Namespace)
 def time_layouts(model: Model, options: argparse.Namespace) -> dict[str, float]:
     """Returns layout -> median over the rounds of the measured seconds of a batch."""
     results, folder = Results[Timing](options.output), save_once(model.size, options.output)
-    found: dict[str, list[float]] = {name: [] for name in model.layouts}
+    measured: dict[str, list[float]] = {name: [] for name in model.layouts}
     for turn, name in product(range(options.rounds), model.layouts):
         known = results.find(**model._asdict(), layout=name, round=turn)
         if known is None:
             seconds = time_layout(model, folder, name, options)
             role, size, rows = model
             known = results.add(Timing(role=role, size=size, rows=rows, layout=name, round=turn, seconds=seconds))
-        found[name].append(known["seconds"])
-    return {name: statistics.median(times) for name, times in found.items()}
+        measured[name].append(known["seconds"])
+    return {name: statistics.median(times) for name, times in measured.items()}
 
 
 def time_layout(model: Model, folder: Path, name: str, options: argparse.Namespace) -> float:
@@ -163,12 +163,16 @@ def describe_case(
     def add_up(times: Mapping[Model, Mapping[str, float]]) -> dict[tuple[str, str], float]:
         pairs = product(teacher.layouts, student.layouts)
         query, step = times[teacher], times[student]
-        return {(own, other): query[own] / QUERIED + epochs * step[other] / student.rows for own, other in pairs}
+        return {
+            (teacher_layout, student_layout): query[teacher_layout] / QUERIED
+            + epochs * step[student_layout] / student.rows
+            for teacher_layout, student_layout in pairs
+        }
 
-    expected, found = add_up(predicted), add_up(measured)
-    chosen, fastest = min(expected, key=expected.__getitem__), min(found, key=found.__getitem__)
-    near = sum(seconds <= 1.1 * found[fastest] for seconds in found.values())
-    return ", ".join(chosen), ", ".join(fastest), f"{found[chosen] / found[fastest]:.2f}", f"{near} of {len(found)}"
+    expected, actual = add_up(predicted), add_up(measured)
+    chosen, fastest = min(expected, key=expected.__getitem__), min(actual, key=actual.__getitem__)
+    near = sum(seconds <= 1.1 * actual[fastest] for seconds in actual.values())
+    return ", ".join(chosen), ", ".join(fastest), f"{actual[chosen] / actual[fastest]:.2f}", f"{near} of {len(actual)}"
 
 
 def describe_model(model: Model, predicted: Mapping[str, float], measured: Mapping[str, float]) -> tuple[str, ...]:

@@ -92,9 +92,9 @@ def main() -> None:
 def compare_costs(case: Case, number: int, costs: dict[int, list[list[Cost]]]) -> Iterator[tuple[str, ...]]:
     """Yields a table row of a case for each number of processes, from the costs of all cases on each of them."""
     first: Cost | None = None
-    for processes, found in costs.items():
-        own = [each[number] for each in found]
-        peak, seconds = max(cost.peak for cost in own), max(cost.seconds for cost in own)
+    for processes, process_costs in costs.items():
+        case_costs = [each[number] for each in process_costs]
+        peak, seconds = max(cost.peak for cost in case_costs), max(cost.seconds for cost in case_costs)
         first = first or Cost(peak, seconds)
         yield (
             f"{case.length:,}", case.logits, str(processes), f"{peak / 1e6:.0f}", f"{peak / first.peak:.2f}",
@@ -104,8 +104,8 @@ def compare_costs(case: Case, number: int, costs: dict[int, list[list[Cost]]]) -
 
 def run_processes(cases: list[Case], processes: int) -> list[list[Cost]]:
     """Returns for each of several processes what the steps of the cases take."""
-    with TemporaryDirectory() as place:
-        store = Path(place) / "store"
+    with TemporaryDirectory() as directory:
+        store = Path(directory) / "store"
         torch.multiprocessing.start_processes(
             partial(run_process, cases, processes, store), nprocs=processes, start_method="spawn"
         )

@@ -84,10 +84,10 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     console.say(describe_setup())
-    with TemporaryDirectory() as place:
-        model = save_model(Path(place) / "model", options.hidden, options.layers)
+    with TemporaryDirectory() as directory:
+        model = save_model(Path(directory) / "model", options.hidden, options.layers)
         weights = 4 * sum(parameter.numel() for parameter in model.parameters())
-        checkpoint = Model(Path(place) / "model", weights, count_gathered_bytes(model))
+        checkpoint = Model(Path(directory) / "model", weights, count_gathered_bytes(model))
         teachers = measure_teachers(checkpoint, options.processes)
         students = measure_students(checkpoint, options.processes)
     console.table(
@@ -128,9 +128,9 @@ def measure_students(model: Model, counts: list[int]) -> list[tuple[str, ...]]:
         for form in STUDENTS:
             layout = form.format(n=count)
             peaks = run_processes(measure_student, count, model.folder, layout)
-            held, peak = max(each.held for each in peaks), max(each.most for each in peaks)
+            state_bytes, peak = max(each.held for each in peaks), max(each.most for each in peaks)
             floor = count_state_bytes(parse_layout(layout, count), model.weights)
-            figures = format_mb(held), format_mb(floor), f"{held / floor:.2f}", format_mb(peak)
+            figures = format_mb(state_bytes), format_mb(floor), f"{state_bytes / floor:.2f}", format_mb(peak)
             rows.append((str(count), layout, *figures))
     return rows
 

@@ -87,8 +87,8 @@ def main() -> None:
          f"{median_ratio(times[mode], times['none']):.2f}", f"{differences[mode]:.1g}")
         for mode in steps
     ]  # fmt: skip
-    held = () if on_gpu else ("RssAnon MB", "VmHWM MB")
-    header = ("checkpointing", "extra MB", "ratio to none", *held, "time, ratio to none", "difference of gradients")
+    columns = () if on_gpu else ("RssAnon MB", "VmHWM MB")
+    header = ("checkpointing", "extra MB", "ratio to none", *columns, "time, ratio to none", "difference of gradients")
     sizes = f"{options.rows} x {options.length} tokens"
     console.table(f"Decoder of {parameters / 1e6:.0f}M parameters, {sizes}", header, rows)
     console.say(f"Inputs of all layers: {floor / 1e6:.0f} MB")
@@ -149,19 +149,19 @@ def build_step(
 def find_difference(found: tuple[Tensor, list[Tensor]], expected: tuple[Tensor, list[Tensor]]) -> float:
     """Returns the largest difference of loss and gradients of two steps, as a share of each tensor's largest value."""
     pairs = zip((found[0], *found[1]), (expected[0], *expected[1]), strict=True)
-    return max(float((own - other).abs().max() / other.abs().max()) for own, other in pairs)
+    return max(float((value - reference).abs().max() / reference.abs().max()) for value, reference in pairs)
 
 
 def measure_peak(step: Callable[[], object]) -> int:
     """Returns the most bytes that torch's CPU allocator held above those at the start of a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         step()
-    held = peak = 0
+    allocated = peak = 0
     events = run.profiler.kineto_results.events()
     for event in sorted(events, key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
     return peak
 
 

@@ -103,15 +103,15 @@ def measure_length(length: int, steps: dict[int, Callable[[], object]], rounds: 
     times = time_in_turns({str(window): step for window, step in steps.items()}, rounds, warmup=0)
     rows = []
     for window, peak in peaks.items():
-        own, whole = times[str(window)], times.get(str(WHOLE))
+        seconds, whole_seconds = times[str(window)], times.get(str(WHOLE))
         rows.append(
             (
                 f"{length:,}",
                 "whole" if window == WHOLE else f"{window:,}",
                 f"{peak / 1e6:.1f}",
                 f"{peak / peaks[WHOLE]:.2f}" if WHOLE in peaks else "",
-                f"{1e6 * statistics.median(own) / length:.1f}",
-                f"{median_ratio(own, whole):.2f}" if whole is not None else "",
+                f"{1e6 * statistics.median(seconds) / length:.1f}",
+                f"{median_ratio(seconds, whole_seconds):.2f}" if whole_seconds is not None else "",
             )
         )
     return rows

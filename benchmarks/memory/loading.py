@@ -69,8 +69,8 @@ def main() -> None:
         return
     console = Console()
     console.say(f"{describe_setup()}, {options.threads} threads")
-    with TemporaryDirectory(dir=options.folder) as place:
-        options.folder = Path(place)
+    with TemporaryDirectory(dir=options.folder) as directory:
+        options.folder = Path(directory)
         text = StoredTexts.write(options.folder / "text.parquet", made_texts(options.rows))
         train_tokenizer(islice(text, SAMPLE), options.vocabulary).save_pretrained(options.folder / "tokenizer")
         if options.rounds:
@@ -166,10 +166,10 @@ def report_starts(console: Console, options: argparse.Namespace) -> None:
     rows = []
     for name in ("first start", "second start"):
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - this script
-        found = json.loads(done.stdout.splitlines()[-1])
+        figures = json.loads(done.stdout.splitlines()[-1])
         rows.append(
-            (name, f"{found['seconds']:.1f}", f"{found['peak'] / 1e6:,.0f}", f"{found['before'] / 1e6:,.0f}",
-             f"{found['waiting']:.2%}")
+            (name, f"{figures['seconds']:.1f}", f"{figures['peak'] / 1e6:,.0f}", f"{figures['before'] / 1e6:,.0f}",
+             f"{figures['waiting']:.2%}")
         )  # fmt: skip
     console.table(
         "From text to trained steps",

@@ -88,19 +88,19 @@ def main() -> None:
     console.table("Limits above the start", ("MB", "ended", "micro-batches", "largest difference of losses"), rows)
 
 
-def describe_outcome(limits: dict[str, int], found: Outcome | None, plain: Outcome) -> tuple[str, ...]:
+def describe_outcome(limits: dict[str, int], limited: Outcome | None, plain: Outcome) -> tuple[str, ...]:
     """Returns a row of the table."""
     megabytes = ", then ".join(f"{limit / 1e6:.0f}" for limit in limits.values())
-    if found is None:
+    if limited is None:
         return megabytes, "no", "", ""
-    difference = max(abs(own - other) for own, other in zip(found.losses, plain.losses, strict=True))
-    return megabytes, "yes", str(found.parts), f"{difference:.1e}"
+    difference = max(abs(loss - plain_loss) for loss, plain_loss in zip(limited.losses, plain.losses, strict=True))
+    return megabytes, "yes", str(limited.parts), f"{difference:.1e}"
 
 
 def run_worker(batches: int, split: str, limits: dict[str, int] | None = None) -> Outcome | None:
     """Returns the outcome of a training in a process of its own; None if it failed."""
-    given = json.dumps({"batches": batches, "split": split, "limits": limits or {}})
-    command = [sys.executable, "-m", "benchmarks.memory.memory_limits", "--worker", given]
+    settings = json.dumps({"batches": batches, "split": split, "limits": limits or {}})
+    command = [sys.executable, "-m", "benchmarks.memory.memory_limits", "--worker", settings]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)  # noqa: S603 - own command
     return Outcome(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
 
@@ -131,8 +131,8 @@ def train_under_limits(batches: int, split: str, limits: dict[str, int]) -> Outc
     splits = Splits(LABELS, draw_examples(ROWS * batches), *(draw_examples(16) for _ in range(3)), {})
     data = TextDataModule(splits, build_tokenizer(), batch_size=ROWS, max_length=128, seed=7, unlabelled=False)
     machine = MachineConfig(accelerator="cpu", precision="32", threads=1, log_every=1)
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as directory:
+        folder = Path(directory)
         (folder / SCRATCH).mkdir()
         limiter = LimitMemory({int(batch): limit for batch, limit in limits.items()})
         limiter.apply(-1)

@@ -94,8 +94,8 @@ def call_worker(kind: str, name: str, options: argparse.Namespace) -> dict[str, 
         command = [sys.executable, "-m", "benchmarks.memory.predictions", "--output", str(options.output)]
         command += ["--threads", str(options.threads), "--worker", kind, name]
         subprocess.run(command, check=True)  # noqa: S603 - own command
-    found: dict[str, tuple[int, float]] = json.loads(file.read_text())
-    return found
+    costs: dict[str, tuple[int, float]] = json.loads(file.read_text())
+    return costs
 
 
 def run_worker(kind: str, name: str, options: argparse.Namespace) -> None:
@@ -108,19 +108,19 @@ def run_worker(kind: str, name: str, options: argparse.Namespace) -> None:
     size, _, setting = name.partition("-")
     output = options.output / f"run-{name}"
     layers = SIZES[size][1] // 2
-    words = [
+    arguments = [
         f"--teacher={options.output / f'model-{size}'}", f"--data={options.output / 'data'}", f"--output={output}",
         f"--student=layers={layers}", "--task=text-classification", "--until=distill", "--precision=32", "--epochs=3",
         f"--threads={options.threads}", "--teacher_train.epochs=2", *SETTINGS[setting],
     ]  # fmt: skip
-    plan = resolve(cli.parse(DistillConfig, words, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
+    plan = resolve(cli.parse(DistillConfig, arguments, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
     if kind == "predicted":
-        found = {each.stage: (each.peak, each.seconds) for each in predict_stages(plan, Console(quiet=True))[0]}
+        costs = {each.stage: (each.peak, each.seconds) for each in predict_stages(plan, Console(quiet=True))[0]}
     else:
-        made, _ = run_stages(Run(output, 0, Console(quiet=True)), plan)
-        manifests = {stage: made[stage].manifest for stage in STAGES if stage in made}
-        found = {stage: (each["peak_memory_bytes"], each["wall_seconds"]) for stage, each in manifests.items()}
-    (options.output / f"{kind}-{name}.json").write_text(json.dumps(found))
+        stages, _ = run_stages(Run(output, 0, Console(quiet=True)), plan)
+        manifests = {stage: stages[stage].manifest for stage in STAGES if stage in stages}
+        costs = {stage: (each["peak_memory_bytes"], each["wall_seconds"]) for stage, each in manifests.items()}
+    (options.output / f"{kind}-{name}.json").write_text(json.dumps(costs))
 
 
 def print_table(rows: list[tuple[str, str, tuple[int, float], tuple[int, float]]]) -> None:

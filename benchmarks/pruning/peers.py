@@ -121,9 +121,9 @@ class TrainingSetup:
         self.run = Run(Path(config.output), config.seed, console)
         if not (self.run.output / CONFIG).exists():
             write_json(self.run.output / CONFIG, asdict(config))
-        self.made, _ = run_stages(self.run, replace(plan, settings=replace(config, until="cache")))
-        self.folder = self.made["teacher"].folder / MODEL
-        self.splits, self.tokenizer = read_data(self.made["data"]), load_tokenizer(self.folder)
+        self.stages, _ = run_stages(self.run, replace(plan, settings=replace(config, until="cache")))
+        self.folder = self.stages["teacher"].folder / MODEL
+        self.splits, self.tokenizer = read_data(self.stages["data"]), load_tokenizer(self.folder)
         self.task = TextClassification(self.splits.labels)
 
     def load_teacher(self) -> PreTrainedModel:
@@ -151,7 +151,7 @@ class TrainingSetup:
             batch_size=config.train.batch_size,
             max_length=config.data.max_length,
             seed=seed,
-            signals=open_cached_signals(self.made["cache"]),
+            signals=open_cached_signals(self.stages["cache"]),
         )
         fit_module(
             DistillationModule(student, loss=loss or config.loss, train=train, metric=self.task.scorer()),
@@ -181,13 +181,13 @@ class TrainedStudent:
 def train_ours(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
     """Trains a student whose shape the budget determines."""
     config = replace(setup.config, train=setup.train_config(rate), until="distill")
-    made, students = run_stages(setup.run, replace(setup.plan, settings=config))
+    stages, students = run_stages(setup.run, replace(setup.plan, settings=config))
     stage = students[0].stage
     model = load_model_folder(stage.folder / MODEL)
     sizes = get_sizes(find_axes(model))
     layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(sizes.heads, sizes.ffn, strict=True))
-    other_folders = {each.folder for each in setup.made.values()} | {stage.folder}
-    search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in other_folders)
+    other_folders = {each.folder for each in setup.stages.values()} | {stage.folder}
+    search = sum(each.manifest["wall_seconds"] for each in stages.values() if each.folder not in other_folders)
     label, seconds = f"{sizes.hidden} wide, {layers}", stage.manifest["wall_seconds"]
     return TrainedStudent(model, load_student_tokenizer(stage.folder / MODEL), label, seconds, search)
 
@@ -201,16 +201,16 @@ def train_fewer_layers(setup: TrainingSetup, size: Size, rate: float, folder: Pa
 
 def train_fresh(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
     """Trains a small model with random weights on the labels, without a teacher."""
-    own_size = TextBrewerSize(**size)
-    student = build_textbrewer_student(setup.load_teacher(), own_size, setup.run.seed)
-    label = own_size.label.partition(": ")[2]
+    student_size = TextBrewerSize(**size)
+    student = build_textbrewer_student(setup.load_teacher(), student_size, setup.run.seed)
+    label = student_size.label.partition(": ")[2]
     return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "fresh", LABELS))
 
 
 def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
     """Trains one of TextBrewer's students with TextBrewer."""
-    teacher, own_size, config = setup.load_teacher(), TextBrewerSize(**size), setup.config
-    student = build_textbrewer_student(teacher, own_size, setup.run.seed)
+    teacher, student_size, config = setup.load_teacher(), TextBrewerSize(**size), setup.config
+    student = build_textbrewer_student(teacher, student_size, setup.run.seed)
     settings = TextBrewerSettings(
         config.train.epochs, config.train.batch_size, rate, config.loss.resolved_temperature, setup.run.seed
     )
@@ -220,7 +220,7 @@ def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path
     def train() -> None:
         train_with_textbrewer(teacher, student, data, pad_id, settings, folder)
 
-    return time_training(setup, student, own_size.label, train)
+    return time_training(setup, student, student_size.label, train)
 
 
 def train_torch_pruning(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:

@@ -142,8 +142,8 @@ class Benchmark:
             raise SystemExit("--ours: expected runs that differ in their seed only, found other differences")
         self.target = target_for(self.budget)
         self.rates = [self.first.config.train.peak_rate] if options.ours else options.rates
-        self.place = Path(options.output) / "students" / hash_json(shared_settings(self.first))[:8]
-        self.search = SizeSearch(self.first, self.place)
+        self.folder = Path(options.output) / "students" / hash_json(shared_settings(self.first))[:8]
+        self.search = SizeSearch(self.first, self.folder)
 
     def train_students(self, method: str) -> list[TriedStudent]:
         """Trains every size and rate with the first seed, and the best on validation, `taken`, with the others.
@@ -163,7 +163,7 @@ class Benchmark:
     def _train_student(self, method: str, setup: TrainingSetup, size: Size, rate: float) -> TriedStudent:
         """Trains, deploys and scores a student, or reads the result of an earlier call."""
         name = hash_json([size, rate])[:8]
-        folder = self.place / method / name / f"seed-{setup.run.seed}"
+        folder = self.folder / method / name / f"seed-{setup.run.seed}"
         if not (folder / RESULT).exists():
             self.console.say(f"{method}: training, seed {setup.run.seed}, rate {rate:g} ({folder})")
             training = folder / "training"
@@ -196,11 +196,11 @@ class Benchmark:
     def measure_scores(self, setup: TrainingSetup, runner: OnnxModel, tokenizer: PreTrainedTokenizerBase) -> Scores:
         """Returns the accuracy on both splits, one text per call as deployed: dynamic int8 rounds per batch."""
         splits = setup.splits
-        found = {}
+        scores = {}
         for name, examples in (("validation", splits.validation), ("test", splits.test)):
             classes = [int(runner(batch)[0].argmax()) for batch in self._list_inputs(examples, tokenizer)]
-            found[name] = float(np.mean(np.asarray(classes) == np.asarray(examples.labels)))
-        return {"validation": found["validation"], "test": found["test"]}
+            scores[name] = float(np.mean(np.asarray(classes) == np.asarray(examples.labels)))
+        return {"validation": scores["validation"], "test": scores["test"]}
 
     def _list_inputs(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> list[Inputs]:
         rows, pad_id = (

@@ -39,11 +39,11 @@ class SizeSearch:
 
     Args:
         setup: The teacher, the data and the budget.
-        place: The folder for the results.
+        folder: The folder for the results.
     """
 
-    def __init__(self, setup: TrainingSetup, place: Path):
-        self.setup, self.place, self.budget = setup, place, setup.config.budget
+    def __init__(self, setup: TrainingSetup, folder: Path):
+        self.setup, self.folder, self.budget = setup, folder, setup.config.budget
         self.requested, self.target = self.budget.speedups[0], target_for(self.budget)
 
     @cached_property
@@ -55,14 +55,14 @@ class SizeSearch:
     @cached_property
     def teacher(self) -> TimedModel:
         """The teacher's files in fp32."""
-        reference, place = target_for(self.budget, teacher=True), self.place / "teacher"
-        return build_timed(self.setup.load_teacher(), self.setup.tokenizer, reference, place, self.texts)
+        reference, folder = target_for(self.budget, teacher=True), self.folder / "teacher"
+        return build_timed(self.setup.load_teacher(), self.setup.tokenizer, reference, folder, self.texts)
 
     def find_sizes(self, method: str) -> FoundSizes:
         """Returns the sizes of a method, which are searched on the first call."""
         if method == "ours":  # its own search is a part of its training
             return {"sizes": [{}], "seconds": 0.0}
-        file = self.place / f"sizes-{method}.json"
+        file = self.folder / f"sizes-{method}.json"
         if not file.exists():
             self.setup.console.say(f"{method}: searching the size with a speedup of {self.requested:g}x")
             searches: Mapping[str, Callable[[], list[Size]]] = {
@@ -76,12 +76,12 @@ class SizeSearch:
             file.parent.mkdir(parents=True, exist_ok=True)
             start = time.perf_counter()
             write_json(file, {"sizes": searches[method](), "seconds": time.perf_counter() - start})
-        found: FoundSizes = json.loads(file.read_text())
-        return found
+        sizes: FoundSizes = json.loads(file.read_text())
+        return sizes
 
     def _measure_speedups(self, models: Mapping[str, PreTrainedModel]) -> dict[str, float]:
         """Returns the speedups over the teacher, measured together with it; the files are removed."""
-        scratch, tokenizer = self.place / "scratch", self.setup.tokenizer
+        scratch, tokenizer = self.folder / "scratch", self.setup.tokenizer
         built = {
             name: build_timed(model, tokenizer, self.target, scratch / name, self.texts)
             for name, model in models.items()
@@ -133,8 +133,10 @@ class SizeSearch:
         kinds: dict[str, list[TextBrewerSize]] = {}
         for size in list_sizes(teacher):
             kinds.setdefault(size.kind, []).append(size)
-        for own in (sizes for kind, sizes in kinds.items() if kind != "T3"):
-            speedups |= self._measure_speedups({size.label: build_textbrewer_student(teacher, size, 0) for size in own})
+        for group in (sizes for kind, sizes in kinds.items() if kind != "T3"):
+            speedups |= self._measure_speedups(
+                {size.label: build_textbrewer_student(teacher, size, 0) for size in group}
+            )
         self._report("narrow students", speedups)
         return speedups
 
@@ -148,7 +150,7 @@ class SizeSearch:
     def _search_ratios(self) -> list[Size]:
         """Returns Torch-Pruning's smallest ratios that are fast enough, ranked over all layers and within each."""
         teacher = self.setup.load_teacher()
-        found: list[Size] = []
+        sizes: list[Size] = []
         for even in (False, True):
             speedups: dict[str, float] = {}
 
@@ -158,9 +160,9 @@ class SizeSearch:
                 speedups[f"{'even' if even else 'global'} {ratio:.3f}"] = speedup
                 return speedup
 
-            found.append({"ratio": find_ratio(measure, self.requested), "even": even})
+            sizes.append({"ratio": find_ratio(measure, self.requested), "even": even})
             self._report("torch-pruning", speedups)
-        return found
+        return sizes
 
     def _report(self, method: str, speedups: Mapping[str, float]) -> None:
         listing = "; ".join(f"{name} {speedup:.2f}x" for name, speedup in speedups.items())

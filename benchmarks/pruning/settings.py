@@ -58,8 +58,8 @@ def read_config(folder: Path, speedup: float) -> DistillConfig:
     config = build_dataclass(DistillConfig, stored | {"output": str(folder), "until": "distill"})
     if speedup not in config.budget.speedups:
         raise SystemExit(f"--ours {folder}: expected a run with --speedup {speedup:g}, found {config.budget.speedup}")
-    own = str(config.budget.find_max_bytes(speedup) or "")
-    return replace(config, budget=replace(config.budget, speedup=f"{speedup:g}", max_bytes=own))
+    max_bytes = str(config.budget.find_max_bytes(speedup) or "")
+    return replace(config, budget=replace(config.budget, speedup=f"{speedup:g}", max_bytes=max_bytes))
 
 
 def build_dataclass(kind: type[Config], values: JsonObject) -> Config:

@@ -37,20 +37,20 @@ class StudentFiles:
     Args:
         models: Name -> student; `dense` is among them.
         tokenizer: The students' tokenizer.
-        place: Folder for exported files.
+        root: Folder for exported files.
         samples: Real batches, for calibration.
         threads: Threads of each runtime.
     """
 
     models: Mapping[str, PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
-    place: Path
+    root: Path
     samples: Sequence[TimedInputs]
     threads: int
 
     def folder(self, name: str, target: str = "onnx") -> Path:
         """Returns the folder of a student's exported files."""
-        return self.place / name / target
+        return self.root / name / target
 
 
 @torch.inference_mode()
@@ -106,9 +106,9 @@ def replace_layers(model: PreTrainedModel, convert: Callable[[Tensor], Tensor]) 
     """Returns a copy of a model whose sparse layers have converted weights."""
     other = copy.deepcopy(model)
     for name, layer in find_sparsifiable_layers(other).items():
-        parent, _, own = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         bias = None if layer.bias is None else layer.bias.detach()
-        setattr(other.get_submodule(parent), own, SparseLinear(convert(layer.weight.detach()), bias))
+        setattr(other.get_submodule(parent), attribute, SparseLinear(convert(layer.weight.detach()), bias))
     return other
 
 

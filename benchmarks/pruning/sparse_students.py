@@ -195,21 +195,21 @@ def measure_runtime(
     options, is_exact = experiment.options, RUNTIMES[runtime].is_exact
     samples = experiment.select_batches(1, SHAPES[1])
     students = StudentFiles(models, experiment.tokenizer, experiment.folder, samples, options.threads)
-    found = build_runners(runtime, students)
-    unavailable = [(runtime, name, reason, *[""] * 4) for name, reason in found.reasons.items()]
+    loaded = build_runners(runtime, students)
+    unavailable = [(runtime, name, reason, *[""] * 4) for name, reason in loaded.reasons.items()]
     if is_exact:
-        for name, run in found.runners.items():
+        for name, run in loaded.runners.items():
             check_logits(f"{runtime}, {name}", run, models[name], samples)
-    if set(found.runners) <= {"dense", COPY}:
+    if set(loaded.runners) <= {"dense", COPY}:
         return unavailable
     latencies = {}
     for rows, count in SHAPES.items():
-        inputs = dict.fromkeys(found.runners, experiment.select_batches(rows, count))
-        latencies[rows] = measure_latency(found.runners, inputs, rounds=options.rounds, threads=options.threads)
+        inputs = dict.fromkeys(loaded.runners, experiment.select_batches(rows, count))
+        latencies[rows] = measure_latency(loaded.runners, inputs, rounds=options.rounds, threads=options.threads)
         console.say(f"  {runtime}: batch {rows} measured, median length {latencies[rows]['dense'].length}")
         console.say(f"    {describe_gains(latencies[rows])}")
     measured = []
-    for name, run in found.runners.items():
+    for name, run in loaded.runners.items():
         accuracy = "as above" if is_exact or name == COPY else experiment.measure_accuracy(run)
         measured.append((runtime, name, accuracy, *format_latencies(latencies, name)))
     return measured + unavailable
@@ -253,9 +253,9 @@ def format_latencies(latencies: Mapping[int, Mapping[str, Latency]], name: str) 
     """Returns the cells of a student's latency and speedup for each batch size."""
     cells = []
     for of_batch in latencies.values():
-        own, dense = of_batch[name], of_batch["dense"]
-        cells.append(f"{own.median_ms:.2f} ({own.p10_ms:.2f}-{own.p90_ms:.2f})")
-        cells.append("" if name == "dense" else f"{dense.median_ms / own.median_ms:.2f}")
+        latency, dense = of_batch[name], of_batch["dense"]
+        cells.append(f"{latency.median_ms:.2f} ({latency.p10_ms:.2f}-{latency.p90_ms:.2f})")
+        cells.append("" if name == "dense" else f"{dense.median_ms / latency.median_ms:.2f}")
     return cells
 
 

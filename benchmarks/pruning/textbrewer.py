@@ -67,13 +67,16 @@ def list_sizes(teacher: PreTrainedModel) -> list[TextBrewerSize]:
 
     A narrow student has as many heads as its teacher, as in TextBrewer's configurations.
     """
-    own = find_family(teacher.config).sizes(teacher.config)
-    found = [TextBrewerSize("T3", depth, own.hidden, own.ffn) for depth in range(1, len(own.layers))]
+    teacher_sizes = find_family(teacher.config).sizes(teacher.config)
+    sizes = [
+        TextBrewerSize("T3", depth, teacher_sizes.hidden, teacher_sizes.ffn)
+        for depth in range(1, len(teacher_sizes.layers))
+    ]
     for kind, (width, ffn) in NARROW.items():
-        hidden = max(1, int(own.hidden * width) // own.heads) * own.heads
-        depths = range(1, len(own.layers) + 1)
-        found += [TextBrewerSize(kind, depth, hidden, int(own.ffn * ffn)) for depth in depths]
-    return found
+        hidden = max(1, int(teacher_sizes.hidden * width) // teacher_sizes.heads) * teacher_sizes.heads
+        depths = range(1, len(teacher_sizes.layers) + 1)
+        sizes += [TextBrewerSize(kind, depth, hidden, int(teacher_sizes.ffn * ffn)) for depth in depths]
+    return sizes
 
 
 def build_textbrewer_student(teacher: PreTrainedModel, size: TextBrewerSize, seed: int) -> PreTrainedModel:
@@ -100,11 +103,14 @@ def match_layers(student_layers: int, teacher_layers: int, widths: tuple[int, in
         widths: The student's and the teacher's width.
     """
     projected = widths[0] != widths[1]
-    pairs = [(own, round(own * teacher_layers / student_layers)) for own in range(student_layers + 1)]
+    pairs = [
+        (student_layer, round(student_layer * teacher_layers / student_layers))
+        for student_layer in range(student_layers + 1)
+    ]
     return [
-        {"layer_T": other, "layer_S": own, "feature": "hidden", "loss": "hidden_mse", "weight": 1}
+        {"layer_T": teacher_layer, "layer_S": student_layer, "feature": "hidden", "loss": "hidden_mse", "weight": 1}
         | ({"proj": ["linear", *widths]} if projected else {})  # a list for each, because TextBrewer appends to it
-        for own, other in pairs
+        for student_layer, teacher_layer in pairs
     ]
 
 
@@ -123,8 +129,10 @@ def train_with_textbrewer(
     set_dropout(student, 0.0)
     batches = load_random_batches(data, pad_id, settings)
     steps = len(batches) * settings.epochs
-    own, other = (find_family(model.config).sizes(model.config) for model in (student, teacher))
-    matches = match_layers(len(own.layers), len(other.layers), (own.hidden, other.hidden))
+    student_sizes, teacher_sizes = (find_family(model.config).sizes(model.config) for model in (student, teacher))
+    matches = match_layers(
+        len(student_sizes.layers), len(teacher_sizes.layers), (student_sizes.hidden, teacher_sizes.hidden)
+    )
     distiller = textbrewer.GeneralDistiller(
         train_config=textbrewer.TrainingConfig(
             device="cpu", output_dir=str(folder), ckpt_epoch_frequency=settings.epochs

@@ -47,20 +47,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with TemporaryDirectory() as place:
-        files = {FLOAT: write_decoder(options, "", Path(place))}
-        files |= {scheme: write_decoder(options, scheme, Path(place)) for scheme in options.schemes}
+    with TemporaryDirectory() as directory:
+        files = {FLOAT: write_decoder(options, "", Path(directory))}
+        files |= {scheme: write_decoder(options, scheme, Path(directory)) for scheme in options.schemes}
         steps = {name: prepare_step(folder, options.length) for name, folder in files.items()}
         times = time_in_turns(steps, options.rounds, warmup=2)
         sizes = {name: count_bytes(folder) for name, folder in files.items()}
-    milliseconds = {name: 1e3 * float(np.median(own)) for name, own in times.items()}
-    fastest = min((own for name, own in milliseconds.items() if name.startswith("int8")), default=float("nan"))
+    milliseconds = {name: 1e3 * float(np.median(seconds)) for name, seconds in times.items()}
+    fastest = min((latency for name, latency in milliseconds.items() if name.startswith("int8")), default=float("nan"))
     rate = measure_copy_rate(torch.device("cpu"))
     rows = []
-    for name, own in milliseconds.items():
+    for name, latency in milliseconds.items():
         floor = 1e3 * count_weight_bytes(options, name) / rate
-        ratios = f"{milliseconds[FLOAT] / own:.2f}", f"{fastest / own:.2f}"
-        rows.append((name, f"{sizes[name] / 1e6:,.0f}", f"{own:.2f}", *ratios, f"{floor:.2f}"))
+        ratios = f"{milliseconds[FLOAT] / latency:.2f}", f"{fastest / latency:.2f}"
+        rows.append((name, f"{sizes[name] / 1e6:,.0f}", f"{latency:.2f}", *ratios, f"{floor:.2f}"))
     console = Console()
     console.table(f"{options.layers} layers of {options.width}, after {options.length} tokens", HEADER, rows)
     console.say(describe_setup())
@@ -75,7 +75,7 @@ def build_decoder(options: argparse.Namespace) -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
-def write_decoder(options: argparse.Namespace, scheme: str, place: Path) -> Path:
+def write_decoder(options: argparse.Namespace, scheme: str, folder: Path) -> Path:
     """Returns the folder with the decoder's file in a scheme; empty: in float32."""
     model = build_decoder(options)
     rounding = None
@@ -86,8 +86,8 @@ def write_decoder(options: argparse.Namespace, scheme: str, place: Path) -> Path
     source = Source(model, tokenizer, rounding)
     target = ExportTarget("onnx-decoder", find_lowest_precision(rounding)) if rounding else ExportTarget("onnx-decoder")
     for each in with_sources([target]):
-        write_target(source, each, place / (scheme or FLOAT))
-    return place / (scheme or FLOAT) / str(target)
+        write_target(source, each, folder / (scheme or FLOAT))
+    return folder / (scheme or FLOAT) / str(target)
 
 
 def prepare_step(folder: Path, length: int) -> Callable[[], object]:

@@ -61,8 +61,8 @@ def main() -> None:
     console, device = Console(), torch.device(options.device)
     model = build_classifier(options.layers, options.width)
     ids = torch.randint(1000, model.config.vocab_size, (max(BATCHES), options.length))
-    with tempfile.TemporaryDirectory() as place:
-        forms = export_forms(model, options, ids, Path(place))
+    with tempfile.TemporaryDirectory() as directory:
+        forms = export_forms(model, options, ids, Path(directory))
     forms |= {f"{name}, compiled": compile_form(forms[name]) for name in options.compiled if name in forms}
     rows = measure_forms(forms, ids.to(device), options.rounds)
     sizes = f"{options.layers} layers of {options.width}, {options.length} tokens, {options.device}"
@@ -101,7 +101,7 @@ def build_classifier(layers: int, width: int) -> PreTrainedModel:
     return BertForSequenceClassification(config).eval()
 
 
-def export_forms(model: PreTrainedModel, options: argparse.Namespace, ids: Tensor, place: Path) -> dict[str, Form]:
+def export_forms(model: PreTrainedModel, options: argparse.Namespace, ids: Tensor, folder: Path) -> dict[str, Form]:
     """Returns name -> form, loaded on the device; both float forms are loaded from the same folder."""
     tokenizer = load_tokenizer(locate_folder(options.tokenizer, "tokenizer", DOWNLOADED))
     sources = {FLOAT: Source(model, tokenizer), BFLOAT: Source(model, tokenizer)}
@@ -113,8 +113,8 @@ def export_forms(model: PreTrainedModel, options: argparse.Namespace, ids: Tenso
     forms = {}
     for name, source in sources.items():
         target = ExportTarget("torchao", SCHEMES[name].precision) if source.rounding else ExportTarget("huggingface")
-        write_targets(source, [target], place / name)
-        loaded = load_form(place / name / str(target), torch.bfloat16 if name == BFLOAT else torch.float32)
+        write_targets(source, [target], folder / name)
+        loaded = load_form(folder / name / str(target), torch.bfloat16 if name == BFLOAT else torch.float32)
         forms[name] = Form(loaded.to(options.device), compute_logits(source.reference, ids))
     return forms
 
@@ -146,18 +146,20 @@ def measure_forms(forms: Mapping[str, Form], ids: Tensor, rounds: int) -> list[t
         times[batch] = time_in_turns(calls, rounds, warmup=3, before=wait, after=wait)
     copied, rows = measure_copy_rate(ids.device, 1 << 28), []
     for name, form in forms.items():
-        held = sum(count_bytes(weight) for weight in form.model.parameters())
+        weight_bytes = sum(count_bytes(weight) for weight in form.model.parameters())
         figures = [
             cell
-            for found in times.values()
+            for seconds in times.values()
             for cell in (
-                f"{1e3 * statistics.median(found[name]):.2f}",
-                f"{median_ratio(found[name], found[FLOAT]):.2f}",
+                f"{1e3 * statistics.median(seconds[name]):.2f}",
+                f"{median_ratio(seconds[name], seconds[FLOAT]):.2f}",
             )
         ]
         logits = form.compute_logits(ids).float().cpu()
         difference = (logits - form.expected).abs().max() / form.expected.std()
-        rows.append((name, f"{held / 1e6:.0f}", *figures, f"{1e3 * held / copied:.2f}", f"{difference:.1e}"))
+        rows.append(
+            (name, f"{weight_bytes / 1e6:.0f}", *figures, f"{1e3 * weight_bytes / copied:.2f}", f"{difference:.1e}")
+        )
     return rows
 
 

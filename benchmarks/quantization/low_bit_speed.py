@@ -60,29 +60,29 @@ def main() -> None:
     if not models:
         raise SystemExit(f"{options.student}: expected folders such as openvino and openvino-int8, found no pair")
     texts = encode_texts(options, next(iter(models.values())).names)
-    found = time_texts(models, texts, options.rounds)
+    milliseconds = time_texts(models, texts, options.rounds)
     console = Console()
     header = ("runtime", "float32 ms", "quantized", "ms", "speed-up")
-    console.table(f"{options.student}, {len(texts)} single texts, one thread", header, build_rows(found))
-    for place in sorted(options.student.glob("openvino*")):
-        console.table(f"{place.name}, {options.length} tokens", ("operator", "number", "µs"), profile(place, options))
+    console.table(f"{options.student}, {len(texts)} single texts, one thread", header, build_rows(milliseconds))
+    for folder in sorted(options.student.glob("openvino*")):
+        console.table(f"{folder.name}, {options.length} tokens", ("operator", "number", "µs"), profile(folder, options))
     console.say(describe_setup())
 
 
 def open_models(student: Path) -> Models:
     """Returns (runtime, precision) -> the opened file, of runtimes with a quantized file."""
-    found: Models = {}
+    models: Models = {}
     for runtime in RUNTIMES:
-        places = {
+        folders = {
             each: student / f"{runtime}-{each}" for each in PRECISIONS if (student / f"{runtime}-{each}").exists()
         }
-        if places and (student / runtime).exists():
-            files = {"fp32": student / runtime} | places
-            found |= {(runtime, name): open_export(find_target(file.name), file, 1) for name, file in files.items()}
-    for (runtime, name), model in list(found.items()):
+        if folders and (student / runtime).exists():
+            files = {"fp32": student / runtime} | folders
+            models |= {(runtime, name): open_export(find_target(file.name), file, 1) for name, file in files.items()}
+    for (runtime, name), model in list(models.items()):
         if runtime == "openvino":
-            found["openvino, any length", name] = AnyLength(model)
-    return found
+            models["openvino, any length", name] = AnyLength(model)
+    return models
 
 
 def encode_texts(options: argparse.Namespace, names: Sequence[str]) -> list[Inputs]:
@@ -102,7 +102,7 @@ def time_texts(models: Models, texts: Sequence[Inputs], rounds: int) -> dict[tup
         for key, model in models.items():
             times = [time_call(model, inputs) for inputs in texts]
             fastest[key] = np.minimum(fastest[key], times)
-    return {key: 1e3 * float(np.median(own)) for key, own in fastest.items()}
+    return {key: 1e3 * float(np.median(seconds)) for key, seconds in fastest.items()}
 
 
 def time_call(model: Any, inputs: Inputs) -> float:
@@ -112,15 +112,22 @@ def time_call(model: Any, inputs: Inputs) -> float:
     return time.perf_counter() - start
 
 
-def build_rows(found: Mapping[tuple[str, str], float]) -> list[tuple[str, ...]]:
+def build_rows(milliseconds: Mapping[tuple[str, str], float]) -> list[tuple[str, ...]]:
     """Returns a line for each quantized file."""
-    pairs = [(runtime, name, found[runtime, "fp32"], own) for (runtime, name), own in found.items() if name != "fp32"]
-    return [(runtime, f"{base:.3f}", name, f"{own:.3f}", f"{base / own:.2f}") for runtime, name, base, own in pairs]
+    pairs = [
+        (runtime, name, milliseconds[runtime, "fp32"], quantized)
+        for (runtime, name), quantized in milliseconds.items()
+        if name != "fp32"
+    ]
+    return [
+        (runtime, f"{base:.3f}", name, f"{quantized:.3f}", f"{base / quantized:.2f}")
+        for runtime, name, base, quantized in pairs
+    ]
 
 
-def profile(place: Path, options: argparse.Namespace) -> list[tuple[str, str, str]]:
+def profile(folder: Path, options: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Returns each kind of operator of an OpenVINO file, how many there are, and their microseconds."""
-    model = OpenVinoModel(place, threads=1)
+    model = OpenVinoModel(folder, threads=1)
     model.settings["PERF_COUNT"] = True
     inputs = {name: np.ones((1, options.length), np.int64) for name in model.names}
     model(inputs)
@@ -137,10 +144,10 @@ def profile(place: Path, options: argparse.Namespace) -> list[tuple[str, str, st
             numbers[kind] += each.real_time.total_seconds() > 0
         for kind, microseconds in once.items():
             costs[kind].append(microseconds)
-    fastest = {kind: min(own) for kind, own in costs.items()}
+    fastest = {kind: min(calls) for kind, calls in costs.items()}
     total = sum(fastest.values())
     rows = sorted(fastest.items(), key=lambda pair: -pair[1])
-    listed = [(kind, str(numbers[kind]), f"{own:.0f}") for kind, own in rows if own >= total / 100]
+    listed = [(kind, str(numbers[kind]), f"{duration:.0f}") for kind, duration in rows if duration >= total / 100]
     return [*listed, ("all", "", f"{total:.0f}")]
 
 

@@ -140,9 +140,9 @@ def compare(options: argparse.Namespace, dev: np.ndarray) -> None:
         source = Source(model, tokenizer, quantization)
         export_torchao(source, target)
         reference: PreTrainedModel = source.reference
-        own_nats, nats = measure_nats(reference, dev), measure_reloaded(options, target)
+        reference_nats, nats = measure_nats(reference, dev), measure_reloaded(options, target)
         kl = measure_kl(reference, plain, dev[:KL_BLOCKS])
-        sizes = f"{count_megabytes(target):.1f}", f"{abs(nats - own_nats):.1e}"
+        sizes = f"{count_megabytes(target):.1f}", f"{abs(nats - reference_nats):.1e}"
         rows.append((name, *format_perplexity(nats, float_nats), f"{kl:.5f}", *sizes))
         console.say(f"{name}: {nats:.4f} nats per token, {float_nats:.4f} in float")
     header = ("method", "perplexity", "loss increase (nats)", "KL from float", "MB", "nats between processes")

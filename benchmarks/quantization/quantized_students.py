@@ -139,10 +139,10 @@ def format_file(report: Report, proof: JsonObject) -> tuple[str, ...]:
 def format_latencies(report: Report, target: str) -> tuple[str, str, str]:
     """Returns a file's latency, its speedup over fp32 on the same runtime, and its latency in batches."""
     runtime, precision = find_target(target).where
-    own, reference = find_entry(report, "student", runtime, precision), find_entry(report, "student", runtime)
-    if own is None:
+    entry, reference = find_entry(report, "student", runtime, precision), find_entry(report, "student", runtime)
+    if entry is None:
         return "", "", ""
-    latency, batched = own["latency"]["best_ms"], own["latency_batched"]
+    latency, batched = entry["latency"]["best_ms"], entry["latency_batched"]
     speedup = f"{reference['latency']['best_ms'] / latency:.2f}x" if reference else ""
     return f"{latency:.2f}", speedup, f"{batched['best_ms']:.1f}" if batched else ""
 

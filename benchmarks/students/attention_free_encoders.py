@@ -61,10 +61,10 @@ def main() -> None:
     options, more = parser.parse_known_args()
     options.more = more
     check_settings(options.output, options, free=("specs", "seeds"))
-    found = {spec: train_all(options, spec) for spec in options.specs}
+    students = {spec: train_all(options, spec) for spec in options.specs}
     teacher = require_entry(read_run(options, options.specs[0], options.rates[0], options.seeds[0]), "teacher")
     rows = [("teacher", f"{teacher['params']:,}", f"{100 * teacher['score']:.2f}", "100.0")]
-    for name, scored in {PEER: [distill_peer(options)], **found}.items():
+    for name, scored in {PEER: [distill_peer(options)], **students}.items():
         scores = [each.test for each in scored]
         share = f"{100 * float(np.mean(scores)) / teacher['score']:.1f}"
         rows.append((name, f"{scored[0].parameters:,}", format_percent(scores), share))
@@ -86,16 +86,16 @@ def train_all(options: argparse.Namespace, spec: str) -> list[Scored]:
 
 def read_run(options: argparse.Namespace, spec: str, rate: float, seed: int) -> Report:
     """Returns the report of a student's run, which is run if it isn't finished."""
-    kept = options.output / "reports" / f"{spec.replace(',', '-')}-{rate:g}-{seed}.json"
-    if not kept.exists():
+    file = options.output / "reports" / f"{spec.replace(',', '-')}-{rate:g}-{seed}.json"
+    if not file.exists():
         run = options.output / f"seed-{seed}"
-        words = ["--task", SentenceEmbedding.name, "--teacher", options.teacher, "--data", options.data]
-        words += ["--data.unlabelled", options.unlabelled] if options.unlabelled else []
-        words += ["--student", f"{spec},embeddings={options.width}", "--learning_rate", str(rate), "--seed", str(seed)]
-        run_command("distill", *words, *options.more, "--output", str(run))
-        kept.parent.mkdir(exist_ok=True)
-        shutil.copy2(run / "report.json", kept)
-    report: Report = json.loads(kept.read_text())
+        arguments = ["--task", SentenceEmbedding.name, "--teacher", options.teacher, "--data", options.data]
+        arguments += ["--data.unlabelled", options.unlabelled] if options.unlabelled else []
+        arguments += ["--student", f"{spec},embeddings={options.width}", "--learning_rate", str(rate)]
+        run_command("distill", *arguments, "--seed", str(seed), *options.more, "--output", str(run))
+        file.parent.mkdir(exist_ok=True)
+        shutil.copy2(run / "report.json", file)
+    report: Report = json.loads(file.read_text())
     return report
 
 

@@ -158,11 +158,11 @@ class Experiment(LogitExperiment):
             return lambda rows: head.predict(static.encode(list(rows))), static.embedding.size + head.coef_.size
         from model2vec.train import StaticModelForClassification
 
-        held = self.splits.validation
+        held_out = self.splits.validation
         student = StaticModelForClassification.from_static_model(model=static)
         student.fit(
             list(texts), labels, learning_rate=value, device="cpu", random_seed=seed,
-            X_val=list(held.texts), y_val=list(held.labels),
+            X_val=list(held_out.texts), y_val=list(held_out.labels),
         )  # fmt: skip
         return lambda rows: student.predict(list(rows)), sum(each.numel() for each in student.parameters())
 
@@ -171,13 +171,13 @@ class Experiment(LogitExperiment):
         from model2vec import StaticModel
         from model2vec.distill import distill_from_model
 
-        place = self.folder / "model2vec"
-        if not place.exists():
+        folder = self.folder / "model2vec"
+        if not folder.exists():
             body = AutoModel.from_pretrained(self.source, dtype=torch.float32)
             width = self.options.width
-            made = distill_from_model(body, self.tokenizer, device="cpu", pca_dims=width, quantize_to="float32")
-            made.save_pretrained(place)
-        return StaticModel.from_pretrained(place)
+            static = distill_from_model(body, self.tokenizer, device="cpu", pca_dims=width, quantize_to="float32")
+            static.save_pretrained(folder)
+        return StaticModel.from_pretrained(folder)
 
     def measure_rates(self, results: dict[str, Result]) -> dict[str, tuple[str, str]]:
         """Returns each method's texts a second with tokenization, and the ratio to the first method's."""
@@ -186,8 +186,8 @@ class Experiment(LogitExperiment):
         times = time_in_turns(calls, self.options.rounds, warmup=1)
         first = times[next(iter(times))]
         return {
-            method: (f"{len(texts) / float(np.median(found)):,.0f}", f"{1 / median_ratio(found, first):.2f}")
-            for method, found in times.items()
+            method: (f"{len(texts) / float(np.median(seconds)):,.0f}", f"{1 / median_ratio(seconds, first):.2f}")
+            for method, seconds in times.items()
         }
 
     def open_predictor(self, result: Result) -> Predict:
@@ -195,9 +195,9 @@ class Experiment(LogitExperiment):
         method, value, seed = result["method"], result["rate"], result["seed"]
         if method in (PEER, TRAINED_PEER):
             return self.fit_peer(method, value, seed)[0]
-        place = self.name_folder(method, value, seed)
-        write_targets(Source(load_model_folder(place), self.tokenizer), [find_target("numpy")], place / "files")
-        return partial(Reader(place / "files" / "numpy").classify, max_length=MAX_LENGTH)
+        folder = self.name_folder(method, value, seed)
+        write_targets(Source(load_model_folder(folder), self.tokenizer), [find_target("numpy")], folder / "files")
+        return partial(Reader(folder / "files" / "numpy").classify, max_length=MAX_LENGTH)
 
 
 if __name__ == "__main__":

@@ -64,23 +64,23 @@ def compare_all(options: argparse.Namespace, name: str) -> list[Compared]:
 
 def compare(options: argparse.Namespace, name: str, seed: int) -> Compared:
     """Returns a student and the cascade at its mean latency."""
-    kept = options.output / f"{name}-{seed}.json"
-    if not kept.exists():
+    file = options.output / f"{name}-{seed}.json"
+    if not file.exists():
         milliseconds = measure_means(options, seed)[name]
         evaluation = run_cascade(options, seed, "--latency-ms", f"{milliseconds:.6f}")
-        kept.write_text(json.dumps(evaluation))
-    models = {entry["name"]: entry for entry in json.loads(kept.read_text())["models"]}
+        file.write_text(json.dumps(evaluation))
+    models = {entry["name"]: entry for entry in json.loads(file.read_text())["models"]}
     return Compared(models[name], models["cascade"])
 
 
 def measure_means(options: argparse.Namespace, seed: int) -> dict[str, float]:
     """Returns each student's mean latency on validation texts, as the cascades of its seed are chosen by it."""
-    answers = name_folder(options, seed) / "member-answers"
-    if not list(answers.glob("*/manifest.json")):
+    folder = name_folder(options, seed) / "member-answers"
+    if not list(folder.glob("*/manifest.json")):
         run_cascade(options, seed, "--score", "0.01")  # any cascade: the first one measures the students
-    (manifest,) = answers.glob("*/manifest.json")
-    found: dict[str, float] = json.loads(manifest.read_text())["metrics"]["milliseconds"]
-    return found
+    (manifest,) = folder.glob("*/manifest.json")
+    milliseconds: dict[str, float] = json.loads(manifest.read_text())["metrics"]["milliseconds"]
+    return milliseconds
 
 
 def run_cascade(options: argparse.Namespace, seed: int, *aim: str) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def run_cascade(options: argparse.Namespace, seed: int, *aim: str) -> dict[str, 
     names = dict.fromkeys(entry["name"] for entry in read_report(run)["models"] if entry["name"] != "teacher")
     models = ",".join(str(run / name) for name in names)
     teacher = find_only_checkpoint(Path(options.frontier) / "teacher", "teacher")
-    words = ["--models", models, "--teacher", str(teacher), "--data", options.data, "--seed", str(seed)]
+    arguments = ["--models", models, "--teacher", str(teacher), "--data", options.data, "--seed", str(seed)]
     folder = name_folder(options, seed)
-    run_command("cascade", *words, "--dynamic", "true", *aim, *options.more, "--output", str(folder))
+    run_command("cascade", *arguments, "--dynamic", "true", *aim, *options.more, "--output", str(folder))
     evaluation: dict[str, Any] = json.loads((folder / "cascade" / "evaluation.json").read_text())
     return evaluation
 
@@ -102,17 +102,17 @@ def name_folder(options: argparse.Namespace, seed: int) -> Path:
     return folder
 
 
-def build_row(name: str, found: Sequence[Compared]) -> tuple[str, ...]:
+def build_row(name: str, pairs: Sequence[Compared]) -> tuple[str, ...]:
     """Returns the line of a student."""
-    gains = [100 * (each.cascade["score"] - each.student["score"]) for each in found]
-    shares = found[0].cascade["shares"]
+    gains = [100 * (each.cascade["score"] - each.student["score"]) for each in pairs]
+    shares = pairs[0].cascade["shares"]
     return (
         name,
-        format_percent([each.student["score"] for each in found]),
-        format_percent([each.cascade["score"] for each in found]),
+        format_percent([each.student["score"] for each in pairs]),
+        format_percent([each.cascade["score"] for each in pairs]),
         format_gain(gains),
-        format_spread([each.student["mean_ms"] for each in found], ".3f"),
-        format_spread([each.cascade["mean_ms"] for each in found], ".3f"),
+        format_spread([each.student["mean_ms"] for each in pairs], ".3f"),
+        format_spread([each.cascade["mean_ms"] for each in pairs], ".3f"),
         ", ".join(f"{member} {share:.0%}" for member, share in shares.items()),
     )
 

@@ -64,42 +64,42 @@ def main() -> None:
     console.say(f"{describe_floor(reports[0])}; {describe_setup()}")
 
 
-def fine_tune(words: Sequence[str], folder: Path) -> Path:
+def fine_tune(arguments: Sequence[str], folder: Path) -> Path:
     """Returns the checkpoint of the teacher of a run with these arguments, fine-tuned with seed 0 if it isn't there."""
     if not list((folder / "teacher").glob("*/model")):
-        run_command("distill", *words, "--seed", "0", "--until", "teacher", "--output", str(folder))
+        run_command("distill", *arguments, "--seed", "0", "--until", "teacher", "--output", str(folder))
     return find_only_checkpoint(folder, "teacher")
 
 
 def run_frontier(options: argparse.Namespace, teacher: Path, folder: Path, seed: int) -> Report:
     """Returns the report of a seed's run, which is run if it isn't finished."""
     if not (folder / "report.json").exists():
-        words = ["--teacher", str(teacher), *describe_run(options), "--seed", str(seed), "--output", str(folder)]
-        run_command("distill", *words)
+        arguments = ["--teacher", str(teacher), *describe_run(options), "--seed", str(seed), "--output", str(folder)]
+        run_command("distill", *arguments)
     return read_report(folder)
 
 
 def describe_run(options: argparse.Namespace) -> list[str]:
     """Returns the arguments of every run but teacher, seed and output."""
-    words = ["--student", "teacher", "--data", options.data, "--frontier", "true", "--speedup", options.speedup]
-    return words + list(options.more)
+    arguments = ["--student", "teacher", "--data", options.data, "--frontier", "true", "--speedup", options.speedup]
+    return arguments + list(options.more)
 
 
 def collect_deployed(reports: Sequence[Report]) -> Mapping[str, list[Deployed]]:
     """Returns name -> the deployed files, one of each report; the teacher is among them."""
-    found: dict[str, list[Deployed]] = defaultdict(list)
+    deployed: dict[str, list[Deployed]] = defaultdict(list)
     for report in reports:
-        deployed = [entry for entry in report["models"] if "validation" in entry]
-        teacher = next(entry for entry in deployed if entry["name"] == "teacher")
-        for entry in deployed:
-            found[entry["name"]].append(Deployed(entry, teacher["score"]))
-    return found
+        entries = [entry for entry in report["models"] if "validation" in entry]
+        teacher = next(entry for entry in entries if entry["name"] == "teacher")
+        for entry in entries:
+            deployed[entry["name"]].append(Deployed(entry, teacher["score"]))
+    return deployed
 
 
 def build_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
     """Returns a line for each student, the slowest first."""
-    found = collect_deployed(reports)
-    rows = {name: (mean(list_speeds(students)), build_row(name, students)) for name, students in found.items()}
+    deployed = collect_deployed(reports)
+    rows = {name: (mean(list_speeds(students)), build_row(name, students)) for name, students in deployed.items()}
     return [row for _, row in sorted(rows.values(), key=lambda pair: pair[0])]
 
 

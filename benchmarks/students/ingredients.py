@@ -70,10 +70,10 @@ def main() -> None:
     output = Path(options.output)
     check_settings(output, options, free=("seeds", "variants", "unlabelled", "also"))
     runs = Ingredients(options, output)
-    found = {name: [runs.run(name, seed) for seed in options.seeds] for name in runs.variants}
+    reports = {name: [runs.run(name, seed) for seed in options.seeds] for name in runs.variants}
     console = Console()
     title = f"{options.data}, {options.epochs} epochs, seeds {', '.join(map(str, options.seeds))}"
-    console.table(title, HEADER, build_rows(found))
+    console.table(title, HEADER, build_rows(reports))
     console.say(describe_setup())
 
 
@@ -93,34 +93,34 @@ class Ingredients:
 
     def run(self, variant: str, seed: int) -> Report:
         """Returns the report of a variant, which is run if it isn't finished."""
-        kept = self.output / "reports" / f"{variant.replace(' ', '-')}-{seed}.json"
-        if not kept.exists():
+        file = self.output / "reports" / f"{variant.replace(' ', '-')}-{seed}.json"
+        if not file.exists():
             folder = self.output / f"seed-{seed}"
             run_command("distill", *self.build_words(variant, seed), "--seed", str(seed), "--output", str(folder))
-            kept.parent.mkdir(exist_ok=True)
-            shutil.copy2(folder / "report.json", kept)
-        report: Report = json.loads(kept.read_text())
+            file.parent.mkdir(exist_ok=True)
+            shutil.copy2(folder / "report.json", file)
+        report: Report = json.loads(file.read_text())
         return report
 
     def build_words(self, variant: str, seed: int) -> list[str]:
         """Returns the arguments of a variant but seed and output."""
         options, teacher = self.options, str(self.teacher)
         values = {"longer": options.longer * options.epochs, "unlabelled": options.unlabelled, "also": options.also}
-        words = self.describe_plain() + [word.format(**values) for word in VARIANTS[variant].split()]
+        arguments = self.describe_plain() + [word.format(**values) for word in VARIANTS[variant].split()]
         if variant == "two steps":
-            own = ["--student", self.find_slowest_entry(seed)["path"]]
-            return ["--teacher", teacher, *words, *own, "--speedup", format_speeds(self.list_faster(seed))]
+            student = ["--student", self.find_slowest_entry(seed)["path"]]
+            return ["--teacher", teacher, *arguments, *student, "--speedup", format_speeds(self.list_faster(seed))]
         if variant == "assistant":
             speeds = self.list_remaining(seed)
-            own = ["--student", teacher, "--speedup", format_speeds(speeds)]
-            return ["--teacher", self.find_slowest_entry(seed)["path"], *words, *own]
-        return ["--teacher", teacher, *words]
+            student = ["--student", teacher, "--speedup", format_speeds(speeds)]
+            return ["--teacher", self.find_slowest_entry(seed)["path"], *arguments, *student]
+        return ["--teacher", teacher, *arguments]
 
     def describe_plain(self) -> list[str]:
         """Returns the arguments of a plain student but teacher, seed and output."""
         options = self.options
-        words = ["--student", "teacher", "--data", options.data, "--epochs", str(options.epochs)]
-        return [*words, "--speedup", options.speedup, *options.more]
+        arguments = ["--student", "teacher", "--data", options.data, "--epochs", str(options.epochs)]
+        return [*arguments, "--speedup", options.speedup, *options.more]
 
     def find_slowest_entry(self, seed: int) -> ModelEntry:
         """Returns the entry of plain's slowest student on PyTorch, whose path is its checkpoint."""
@@ -175,17 +175,20 @@ def read_requested_speed(entry: ModelEntry) -> float:
     return entry["target"]["target"]["speedup"]
 
 
-def build_rows(found: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]]:
+def build_rows(variants: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]]:
     """Returns a line for each variant and requested speed."""
-    plain = [{place: entry["score"] for place, entry in enumerate(rank_students(report))} for report in found[PLAIN]]
+    plain = [{rank: entry["score"] for rank, entry in enumerate(rank_students(report))} for report in variants[PLAIN]]
     rows = []
-    for variant, reports in found.items():
+    for variant, reports in variants.items():
         students = [rank_students(report) for report in reports]
         missing = len(plain[0]) - min(map(len, students))  # an assistant's students lack the slowest speed
-        for place in range(min(map(len, students))):
-            entries = [each[place] for each in students]
-            gains = [100 * (e["score"] - own[place + missing]) for e, own in zip(entries, plain, strict=True)]
-            requested = read_requested_speed(rank_students(found[PLAIN][0])[place + missing])
+        for rank in range(min(map(len, students))):
+            entries = [each[rank] for each in students]
+            gains = [
+                100 * (e["score"] - plain_scores[rank + missing])
+                for e, plain_scores in zip(entries, plain, strict=True)
+            ]
+            requested = read_requested_speed(rank_students(variants[PLAIN][0])[rank + missing])
             minutes = mean(sum_minutes(report, entry) for report, entry in zip(reports, entries, strict=True))
             scores = format_percent([entry["score"] for entry in entries])
             speed = format_spread([read_speedup(entry) or 0.0 for entry in entries], ".1f")
@@ -202,8 +205,8 @@ def rank_students(report: Report) -> list[ModelEntry]:
 def sum_minutes(report: Report, entry: ModelEntry) -> float:
     """Returns the minutes of the stages of one student, such as `shape-10x` and `distill-10x`."""
     suffix = entry["target"]["target"]["name"]
-    own = [each for each in report["stages"] if each["name"].endswith(f"-{suffix}") or f"-{suffix}-" in each["name"]]
-    return sum(each["wall_seconds"] for each in own) / 60
+    stages = [each for each in report["stages"] if each["name"].endswith(f"-{suffix}") or f"-{suffix}-" in each["name"]]
+    return sum(each["wall_seconds"] for each in stages) / 60
 
 
 if __name__ == "__main__":

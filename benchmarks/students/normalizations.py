@@ -143,12 +143,12 @@ class Experiment(LogitExperiment):
 
     def measure(self, models: dict[str, PreTrainedModel]) -> tuple[dict[str, Latency], dict[str, int]]:
         """Returns the latency of each kind's file, and of a copy of the first, and the bytes of the files."""
-        places = {kind: self.folder / "files" / kind for kind in models}
+        folders = {kind: self.folder / "files" / kind for kind in models}
         for kind, model in models.items():
-            write_targets(Source(fold_norms(model), self.tokenizer), [find_target(RUNTIME)], places[kind])
-        places[COPY] = places[next(iter(models))]
+            write_targets(Source(fold_norms(model), self.tokenizer), [find_target(RUNTIME)], folders[kind])
+        folders[COPY] = folders[next(iter(models))]
         threads = self.options.threads
-        runners = {kind: OnnxModel(place / RUNTIME, threads) for kind, place in places.items()}
+        runners = {kind: OnnxModel(folder / RUNTIME, threads) for kind, folder in folders.items()}
         texts = np.random.default_rng(0).permutation(len(self.test))[:TIMED_TEXTS]
         inputs = [collate_arrays(self.test, texts[i : i + 1], self.pad_id) for i in range(len(texts))]
         for batch in inputs:
@@ -156,7 +156,7 @@ class Experiment(LogitExperiment):
         latencies = measure_latency(
             runners, dict.fromkeys(runners, inputs), rounds=self.options.rounds, threads=threads
         )
-        return latencies, {kind: (place / RUNTIME / ONNX_FILE).stat().st_size for kind, place in places.items()}
+        return latencies, {kind: (folder / RUNTIME / ONNX_FILE).stat().st_size for kind, folder in folders.items()}
 
 
 def describe_kind(

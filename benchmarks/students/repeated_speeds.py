@@ -68,8 +68,12 @@ class Deployed:
     def encode(self, text: Any) -> Inputs:
         """Returns the inputs of a text, of a pair of texts or of a list of words."""
         is_words = isinstance(text, list)
-        found = self.tokenizer.encode(*(text if isinstance(text, tuple) else (text,)), is_pretokenized=is_words)
-        columns = {"input_ids": found.ids, "attention_mask": found.attention_mask, "token_type_ids": found.type_ids}
+        encoding = self.tokenizer.encode(*(text if isinstance(text, tuple) else (text,)), is_pretokenized=is_words)
+        columns = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
         return {name: np.asarray([columns[name]], np.int64) for name in self.names}
 
     def time_texts(self, inputs: Sequence[Inputs]) -> list[float]:
@@ -92,13 +96,13 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     results: Results[RepeatedSpeed] = Results(options.output)
-    found = []
+    speeds = []
     for run in options.runs:
         report = read_report(run)
         for entry in (each for each in report["models"] if "target" in each):
             known = results.find(run=str(run), student=entry["name"])
-            found.append(known or results.add(measure_again(run, report, entry, options.texts, options.seed)))
-    print_table(found)
+            speeds.append(known or results.add(measure_again(run, report, entry, options.texts, options.seed)))
+    print_table(speeds)
 
 
 def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed: int) -> RepeatedSpeed:
@@ -112,8 +116,8 @@ def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed
         block = texts[start : start + BLOCK]
         inputs = [[model.encode(text) for text in block] for model in models]
         times = np.array([[m.time_texts(i) for m, i in zip(models, inputs, strict=True)] for _ in range(ROUNDS)])
-        for known, own in zip(fastest, times.min(axis=0), strict=True):
-            known += own.tolist()
+        for known, block_seconds in zip(fastest, times.min(axis=0), strict=True):
+            known += block_seconds.tolist()
     first = entry["target"]["speedup"]
     return RepeatedSpeed(
         run=str(run),
@@ -151,16 +155,16 @@ def read_texts(file: Path) -> Iterator[Any]:
             yield (row["text"], row["text2"]) if row.get("text2") else row["text"]
 
 
-def print_table(found: Sequence[RepeatedSpeed]) -> None:
+def print_table(speeds: Sequence[RepeatedSpeed]) -> None:
     """Prints a line for each student, and how many kept the promise."""
-    rows = [format_row(each) for each in found]
+    rows = [format_row(each) for each in speeds]
     console = Console()
     header = ("run", "student", "requested", "report", "again", "again / report", "hours")
     console.table("speed-ups, ONNX Runtime, one text a call, one thread", header, rows)
-    kept = sum(each["reported"] >= (1 - MISSED) * each["requested"] for each in found)
-    equal = sum(abs(each["repeated"] / each["reported"] - 1) <= DRIFTED for each in found)
-    console.say(f"{kept} of {len(found)} reports are at most {MISSED:.0%} below the requested speed-up")
-    console.say(f"{equal} of {len(found)} repeated speed-ups are within {DRIFTED:.0%} of the report's")
+    reached = sum(each["reported"] >= (1 - MISSED) * each["requested"] for each in speeds)
+    equal = sum(abs(each["repeated"] / each["reported"] - 1) <= DRIFTED for each in speeds)
+    console.say(f"{reached} of {len(speeds)} reports are at most {MISSED:.0%} below the requested speed-up")
+    console.say(f"{equal} of {len(speeds)} repeated speed-ups are within {DRIFTED:.0%} of the report's")
     console.say(describe_setup())
 
 

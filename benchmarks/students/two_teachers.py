@@ -81,10 +81,10 @@ def train_student(options: argparse.Namespace, choice: str, teachers: Sequence[P
     """Returns the checkpoint of a student of the first teacher, the second or both."""
     output = Path(options.output) / f"{choice}-{seed}"
     first = teachers[choice == "second"]
-    words = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *options.more]
+    arguments = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *options.more]
     if choice == "both":
-        words += ["--teacher.additional", json.dumps([str(teachers[1])]), "--teacher.mix", options.mix]
-    run_distill(options, output, *words)
+        arguments += ["--teacher.additional", json.dumps([str(teachers[1])]), "--teacher.mix", options.mix]
+    run_distill(options, output, *arguments)
     return find_only_checkpoint(output, "distill")
 
 

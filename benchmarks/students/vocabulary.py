@@ -127,8 +127,8 @@ def measure(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, test: Examples, max_length: int
 ) -> tuple[Measurement, PreTrainedTokenizerBase]:
     """Saves a model, loads it again and scores it; returns the measurement and the reloaded tokenizer."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         size = sum(file.stat().st_size for file in (*folder.glob("*.safetensors"), folder / "tokenizer.json"))

@@ -75,9 +75,9 @@ def make_questions(texts: list[str], rng: random.Random) -> Iterator[Question]:
     for text in texts:
         least, most = PARAGRAPH_WORDS
         paragraphs = [each for each in text.split("\n") if least <= len(each.split()) <= most]
-        found = [(each, *answer) for each in paragraphs for answer in find_answers(each)]
-        if found:
-            context, sentence, answer, start = rng.choice(found)
+        candidates = [(each, *answer) for each in paragraphs for answer in find_answers(each)]
+        if candidates:
+            context, sentence, answer, start = rng.choice(candidates)
             question = sentence.replace(answer, PLACEHOLDER, 1).rstrip(".!?") + "?"
             yield {"question": question, "context": context, "answers": {"text": [answer], "answer_start": [start]}}
 

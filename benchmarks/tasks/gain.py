@@ -83,23 +83,23 @@ def main() -> None:
     output, console = Path(options.output) / options.task, Console()
     check_settings(output, options, free=("seeds",))
     starts = prepare_starts(options, output)
-    found: dict[str, list[ModelEntry]] = {"teacher": [], "student": [], "without a teacher": []}
+    entries: dict[str, list[ModelEntry]] = {"teacher": [], "student": [], "without a teacher": []}
     for seed in options.seeds:
         for name, entry in compare_students(options, output, starts, seed).items():
-            found[name].append(entry)
-        console.say(f"seed {seed}: " + ", ".join(f"{name} {runs[-1]['score']:.4f}" for name, runs in found.items()))
-    metrics = list(found["student"][0]["scores"])
+            entries[name].append(entry)
+        console.say(f"seed {seed}: " + ", ".join(f"{name} {runs[-1]['score']:.4f}" for name, runs in entries.items()))
+    metrics = list(entries["student"][0]["scores"])
     rows = [
         (
             name,
             *(format_spread([run["scores"][metric] for run in runs], ".4f") for metric in metrics),
             *format_sizes(runs),
         )
-        for name, runs in found.items()
+        for name, runs in entries.items()
     ]
     console.table(f"{options.task}, seeds {options.seeds}", ("", *metrics, "parameters", "speedup"), rows)
     console.say(f"{options.student} of {options.teacher} on {options.data}; {describe_setup()}")
-    (output / "results.json").write_text(json.dumps(found, indent=1))
+    (output / "results.json").write_text(json.dumps(entries, indent=1))
 
 
 def prepare_starts(options: argparse.Namespace, output: Path) -> Starts:
@@ -116,17 +116,17 @@ def prepare_starts(options: argparse.Namespace, output: Path) -> Starts:
 
 def compare_students(options: argparse.Namespace, output: Path, starts: Starts, seed: int) -> dict[str, ModelEntry]:
     """Returns the entries of the teacher, of its student and of the student without it."""
-    words = ["--task", options.task, "--teacher", starts.teacher, "--data", starts.data, "--seed", str(seed)]
-    words += options.more
+    arguments = ["--task", options.task, "--teacher", starts.teacher, "--data", starts.data, "--seed", str(seed)]
+    arguments += options.more
     student = ["--student", str(starts.student)]
     text = ["--data.unlabelled", options.unlabelled] if options.unlabelled else []
-    own, other = output / f"seed-{seed}", output / f"seed-{seed}-alone"
-    report = run_distill(own, [*words, *text, *student])
+    folder, alone_folder = output / f"seed-{seed}", output / f"seed-{seed}-alone"
+    report = run_distill(folder, [*arguments, *text, *student])
     if options.task == SentenceEmbedding.name:
         alone = require_entry(run_report(output / "untrained", starts, options.task), "model")
     else:
-        copy_stages([own], other, SHARED_STAGES)
-        alone = require_entry(run_distill(other, [*words, *LABELS, *student]), "student")
+        copy_stages([folder], alone_folder, SHARED_STAGES)
+        alone = require_entry(run_distill(alone_folder, [*arguments, *LABELS, *student]), "student")
     return {
         "teacher": require_entry(report, "teacher"),
         "student": require_entry(report, "student"),

@@ -109,14 +109,14 @@ def main() -> None:
     console, output = Console(), Path(options.output)
     check_settings(output, options, free=("shares", "seeds", "threads"))
     experiment = Experiment(options, console, load_model(Path(options.lm)).eval(), read_text(options))
-    found = {"teacher": [experiment.measure(output / "teacher", experiment.teacher)]}
+    measurements = {"teacher": [experiment.measure(output / "teacher", experiment.teacher)]}
     for seed in options.seeds:
         for share in (None, *options.shares):
             folder = experiment.train_student(seed, share)
             measurement = experiment.measure(folder, load_model(folder).eval())
-            found.setdefault(stage_name(share), []).append(measurement)
+            measurements.setdefault(stage_name(share), []).append(measurement)
             console.say(f"{folder.name}: {describe_measurement(measurement)}")
-    rows = [(name, str(len(each)), *format_cells(each)) for name, each in found.items()]
+    rows = [(name, str(len(each)), *format_cells(each)) for name, each in measurements.items()]
     steps = f"{options.first} steps on fixed texts, then {options.steps} with each share"
     console.table(f"{options.student}, {options.divergence}: {steps}", ("students", "seeds", *COLUMNS), rows)
 
@@ -207,8 +207,8 @@ class Experiment:
             shares = [row[SHARE_COLUMN] for row in read_curves(folder / LOGS) if SHARE_COLUMN in row]
             nats, kl = self._measure_generated(model)
             dev_nats, writing = measure_nats(model, self.text.dev), statistics.mean(shares) if shares else 0.0
-            found = Measurement(own_nats=nats, own_kl=kl, dev_nats=dev_nats, writing=writing)
-            file.write_text(json.dumps(found))
+            measurement = Measurement(own_nats=nats, own_kl=kl, dev_nats=dev_nats, writing=writing)
+            file.write_text(json.dumps(measurement))
         stored: Measurement = json.loads(file.read_text())
         return stored
 
@@ -240,11 +240,11 @@ COLUMNS: dict[str, Callable[[Measurement], float]] = {
 }
 
 
-def format_cells(found: list[Measurement]) -> list[str]:
+def format_cells(measurements: list[Measurement]) -> list[str]:
     """Returns mean ± standard deviation over the seeds for each column; of the time only the mean."""
     cells = []
     for name, read in COLUMNS.items():
-        values = [read(each) for each in found]
+        values = [read(each) for each in measurements]
         mean = statistics.mean(values)
         if name.startswith("time"):
             cells.append(f"{mean:.1%}")

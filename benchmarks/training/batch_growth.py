@@ -80,8 +80,8 @@ def train_once(experiment: Experiment, results: Results[Result], case: str, fact
         return known
     train = TrainConfig(batch_size=8, learning_rate=factor * ADAMW_RATE, epochs=experiment.options.epochs)
     watch = EpochClock()
-    with TemporaryDirectory() as place:
-        fitted = experiment.fit(replace(train, checkpoint_every=10**6, **CASES[case]), seed, Path(place), [watch])
+    with TemporaryDirectory() as directory:
+        fitted = experiment.fit(replace(train, checkpoint_every=10**6, **CASES[case]), seed, Path(directory), [watch])
     return results.add(Result(case=case, factor=factor, seed=seed, curve=watch.curve, test=fitted.test))
 
 
@@ -110,7 +110,7 @@ class EpochClock(Callback):
 
 def find_seconds(result: Result, score: float) -> float | None:
     """Returns the seconds after which the validation score was at least `score`; None if it never was."""
-    return next((seconds for seconds, found in result["curve"] if found >= score), None)
+    return next((seconds for seconds, curve_score in result["curve"] if curve_score >= score), None)
 
 
 def print_table(chosen: Mapping[str, list[Result]], options: argparse.Namespace) -> None:

@@ -82,12 +82,12 @@ def plan_batches(encoded: Encoded, pad_id: int, rows: int) -> dict[str, TrainBat
     """Returns the batches of each form."""
     usual = TrainBatches(encoded, rows, pad_id, seed=0)
     sizes = [len(batch) * int(encoded.lengths[batch].max()) for batch in usual.order_rows(0)]
-    most, mean = max(sizes), round(statistics.mean(sizes))
+    largest, mean = max(sizes), round(statistics.mean(sizes))
     return {
         "rows": usual,
-        "same memory": TrainBatches(encoded, rows, pad_id, batch_tokens=most, seed=0),
+        "same memory": TrainBatches(encoded, rows, pad_id, batch_tokens=largest, seed=0),
         "same steps": TrainBatches(encoded, rows, pad_id, batch_tokens=mean, seed=0),
-        "bound": TrainBatches(level_lengths(encoded), rows, pad_id, batch_tokens=most, seed=0),
+        "bound": TrainBatches(level_lengths(encoded), rows, pad_id, batch_tokens=largest, seed=0),
     }
 
 

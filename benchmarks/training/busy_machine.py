@@ -41,16 +41,16 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     console.say(f"{describe_setup()}, {options.threads} threads")
-    found: dict[tuple[str, bool], list[float]] = {}
-    with TemporaryDirectory() as place:
-        write_data(Path(place) / "data", options.rows)
+    times: dict[tuple[str, bool], list[float]] = {}
+    with TemporaryDirectory() as directory:
+        write_data(Path(directory) / "data", options.rows)
         for number in range(options.rounds):
             for spins in options.spins:
                 for is_busy in (False, True):
-                    output = Path(place) / f"{spins}-{is_busy}-{number}"
-                    seconds = time_training(output, Path(place) / "data", spins, options.threads, is_busy=is_busy)
-                    found.setdefault((spins, is_busy), []).append(seconds)
-    medians = {key: statistics.median(values) for key, values in found.items()}
+                    output = Path(directory) / f"{spins}-{is_busy}-{number}"
+                    seconds = time_training(output, Path(directory) / "data", spins, options.threads, is_busy=is_busy)
+                    times.setdefault((spins, is_busy), []).append(seconds)
+    medians = {key: statistics.median(values) for key, values in times.items()}
     reference = medians[options.spins[0], False]
     console.table(
         "Fine-tuning of the teacher",
@@ -83,11 +83,11 @@ def time_training(output: Path, data: Path, spins: str, threads: int, *, is_busy
     }
     # A count that is set stays; this one is GNU OpenMP's own, which the commands would lower.
     environment |= {"GOMP_SPINCOUNT": "300000" if spins == DEFAULT else spins}
-    words = ["--config", "configs/demo.yaml", "--data", str(data), "--data.unknown_labels", "drop", "--wandb", "off"]
-    words += ["--until", "teacher", "--threads", str(threads), "--output", str(output)]
+    arguments = ["--config", "configs/demo.yaml", "--data", str(data), "--data.unknown_labels", "drop"]
+    arguments += ["--wandb", "off", "--until", "teacher", "--threads", str(threads), "--output", str(output)]
     busy = start_busy_process() if is_busy else None
     try:
-        command = [sys.executable, "-m", "pipelines.distill", *words]
+        command = [sys.executable, "-m", "pipelines.distill", *arguments]
         subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)  # noqa: S603 - own command
     finally:
         if busy is not None:

@@ -131,8 +131,8 @@ class Experiment:
             optimizer=name, learning_rate=rate, epochs=self.options.epochs, freeze_embeddings=True,
             checkpoint_every=10**6,
         )  # fmt: skip
-        with TemporaryDirectory() as place:
-            fitted = self.fit(train, seed, Path(place))
+        with TemporaryDirectory() as directory:
+            fitted = self.fit(train, seed, Path(directory))
         return Result(optimizer=name, factor=factor, seed=seed, rate=rate, **fitted._asdict())
 
     def fit(self, train: TrainConfig, seed: int, folder: Path, callbacks: Sequence[Callback] = ()) -> Fitted:
@@ -178,11 +178,11 @@ def print_table(results: list[Result], options: argparse.Namespace) -> None:
     console, rows = Console(), []
     console.say(f"{describe_device(options)}, torch {torch.__version__}, {options.threads} threads")
     for name in options.names:
-        own = [result for result in results if result["optimizer"] == name and result["seed"] in options.seeds]
-        first = [result for result in own if result["seed"] == options.seeds[0]]
+        runs = [result for result in results if result["optimizer"] == name and result["seed"] in options.seeds]
+        first = [result for result in runs if result["seed"] == options.seeds[0]]
         best = max(first, key=lambda result: result["validation"])
-        score = format_percent([result["test"] for result in own if result["factor"] == best["factor"]])
-        seconds = statistics.median(result["seconds"] for result in own)
+        score = format_percent([result["test"] for result in runs if result["factor"] == best["factor"]])
+        seconds = statistics.median(result["seconds"] for result in runs)
         rows.append((name, f"{best['rate']:.2g}", score, f"{seconds:.0f}"))
     title = f"Test score on {options.data}, {len(options.seeds)} seeds, {len(options.factors)} rates"
     console.table(title, ("optimizer", "rate", "test score, %", "seconds"), rows)

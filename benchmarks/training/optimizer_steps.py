@@ -107,10 +107,10 @@ class Comparison:
         """Prints mean and spread over the seeds of each optimizer and number of steps at its best rate."""
         rows = []
         for name, steps in list_trainings(self.options):
-            own = [result for result in self.results.all if (result["optimizer"], result["steps"]) == (name, steps)]
-            first = [result for result in own if result["seed"] == self.options.seeds[0]]
+            runs = [result for result in self.results.all if (result["optimizer"], result["steps"]) == (name, steps)]
+            first = [result for result in runs if result["seed"] == self.options.seeds[0]]
             best = min(first, key=lambda result: result["kl"])
-            chosen = [result for result in own if result["factor"] == best["factor"]]
+            chosen = [result for result in runs if result["factor"] == best["factor"]]
             seconds = statistics.median(result["seconds"] for result in chosen)
             spread = format_spread([result["kl"] for result in chosen], ".4f")
             rows.append((name, str(steps), f"{best['rate']:.2g}", spread, f"{seconds:.0f}"))

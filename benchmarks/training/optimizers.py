@@ -57,15 +57,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     console, wait = Console(), partial(synchronize, torch.device(options.device))
     names = list(dict.fromkeys(["adamw", *options.names]))
-    found = {name: prepare_optimizer(name, options) for name in names}
-    steps = {name: each.optimizer.step for name, each in found.items()}
+    candidates = {name: prepare_optimizer(name, options) for name in names}
+    steps = {name: each.optimizer.step for name, each in candidates.items()}
     times = time_in_turns(steps, options.rounds, warmup=2, before=wait, after=wait)
     copied = measure_copy_rate(torch.device(options.device))
-    parameters = count_parameters(found["adamw"].optimizer)
+    parameters = count_parameters(candidates["adamw"].optimizer)
     console.say(f"{describe_setup()}, {options.device}, {options.threads} threads")
     console.say(f"{parameters / 1e6:.1f}M parameters; memory copies {copied / 1e9:.1f} GB/s")
     rows = []
-    for name, each in found.items():
+    for name, each in candidates.items():
         floor = parameters * (12 + 2 * each.bytes_per_parameter) / copied
         step = statistics.median(times[name])
         ratio = median_ratio(times[name], times["adamw"])
@@ -94,8 +94,8 @@ def prepare_optimizer(name: str, options: argparse.Namespace) -> Candidate:
     first = time.perf_counter() - start
     states = (each for state in optimizer.state.values() for each in state.items())
     tensors = (tensor for name, value in states for _, tensor in flatten_state(name, value))
-    held = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1)  # without the number of steps
-    return Candidate(optimizer, first, held / count_parameters(optimizer))
+    state_bytes = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1)  # without the number of steps
+    return Candidate(optimizer, first, state_bytes / count_parameters(optimizer))
 
 
 def count_parameters(optimizer: Optimizer) -> int:

@@ -65,8 +65,8 @@ def train_student(options: argparse.Namespace, precision: str, seed: int) -> Pat
     first, output = folder / f"{options.precisions[0]}-{seed}", folder / f"{precision}-{seed}"
     if output != first:
         copy_stages([first], output, SHARED_STAGES)
-    words = ["--seed", str(seed), "--machine.precision", precision, "--until", "distill"]
-    run_distill(options, output, *words, *options.more)
+    arguments = ["--seed", str(seed), "--machine.precision", precision, "--until", "distill"]
+    run_distill(options, output, *arguments, *options.more)
     return output
 
 

@@ -81,18 +81,18 @@ def main() -> None:
             if key not in results:
                 results[key] = run_case(experiment, CASES[name], seed)
                 (options.output / "results.json").write_text(json.dumps(results, indent=1))
-        own = [results[f"{name}, {seed}"] for seed in options.seeds]
-        scores = [result["test"] for result in own if result["test"] is not None]
+        runs = [results[f"{name}, {seed}"] for seed in options.seeds]
+        scores = [result["test"] for result in runs if result["test"] is not None]
         shown = format_percent(scores) if scores else "ended with an error"
-        rows.append((name, shown, own[0]["what"]))
+        rows.append((name, shown, runs[0]["what"]))
     Console().table(f"Test score on {options.data}", ("training", "test score, %", "the first seed"), rows)
 
 
 def load_results(output: Path) -> dict[str, dict[str, Any]]:
     """Returns the results of earlier calls."""
     file = output / "results.json"
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
-    return found
+    results: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+    return results
 
 
 def run_case(experiment: Experiment, case: Case, seed: int) -> dict[str, Any]:
@@ -100,12 +100,12 @@ def run_case(experiment: Experiment, case: Case, seed: int) -> dict[str, Any]:
     lightning.seed_everything(seed, verbose=False)
     train = replace(TrainConfig(learning_rate=USUAL, epochs=experiment.options.epochs), **case.changes)
     callbacks = [] if case.poison is None else [PoisonedBatch(case.poison)]
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as directory:
         try:
-            fitted = experiment.fit(train, seed, Path(place), callbacks)
+            fitted = experiment.fit(train, seed, Path(directory), callbacks)
         except InputError as error:
             return {"test": None, "what": str(error)[:160]}
-        return {"test": fitted.test, "what": describe_training(Path(place))}
+        return {"test": fitted.test, "what": describe_training(Path(directory))}
 
 
 def describe_training(folder: Path) -> str:

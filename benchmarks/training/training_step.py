@@ -156,8 +156,8 @@ class Setup:
         if target == "online":
             return online
         identity = Identity("benchmark", "benchmark", (Dense(self.teacher.config.num_labels or 0),))
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place) / "cache"
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory) / "cache"
             write_cache(folder, identity, build_samples(self.train, self.pad_id), online)
             reader = CacheReader(folder, identity)
             for batch in self.batches:  # maps every shard before the folder is removed

@@ -89,8 +89,8 @@ class Cascade:
         `inputs` yields the text's inputs for each member; those of members that don't run are not read.
         """
         last = len(self.members) - 1
-        for number, (member, own) in enumerate(zip(self.members, inputs, strict=False)):  # noqa: B007 - used after it
-            logits = member(own)
+        for number, (member, batch) in enumerate(zip(self.members, inputs, strict=False)):  # noqa: B007 - used after it
+            logits = member(batch)
             if number == last or member.measure_margin(logits, self.several) >= member.threshold:
                 break
         return logits, number
@@ -99,12 +99,12 @@ class Cascade:
         """Yields the inputs of a text for each member; members with the same tokenizer share them."""
         if self.tokenizers is None:
             self.tokenizers = self.load_tokenizers()
-        found = {}
+        encodings = {}
         for tokenizer in self.tokenizers:
-            if id(tokenizer) not in found:
+            if id(tokenizer) not in encodings:
                 encoded = tokenizer.encode(*text) if isinstance(text, (tuple, list)) else tokenizer.encode(text)
-                found[id(tokenizer)] = {n: np.array([getattr(encoded, f)], np.int64) for n, f in FIELDS.items()}
-            yield found[id(tokenizer)]
+                encodings[id(tokenizer)] = {n: np.array([getattr(encoded, f)], np.int64) for n, f in FIELDS.items()}
+            yield encodings[id(tokenizer)]
 
     def load_tokenizers(self):
         """Returns the members' tokenizers, which are one object where their files are equal."""
@@ -144,6 +144,6 @@ def measure_margins(probabilities, several=False):
 if __name__ == "__main__":
     cascade = Cascade(Path(__file__).parent)
     for line in (line.rstrip("\n") for line in sys.stdin):
-        (found,) = cascade.classify([line])
-        shown = ", ".join(found.label) if cascade.several else found.label
-        print(f"{shown}\t{found.member}\t{line}")
+        (prediction,) = cascade.classify([line])
+        shown = ", ".join(prediction.label) if cascade.several else prediction.label
+        print(f"{shown}\t{prediction.member}\t{line}")

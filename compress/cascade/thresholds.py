@@ -122,12 +122,12 @@ def choose_cascade(
         scores = sums.hits[:, 0] / np.maximum(sums.hits[:, 1], 1)
         means = sums.milliseconds / len(truth)
         highest, quickest = max(highest, *scores, 0.0), min(quickest, *means, np.inf)
-        found = find_best(scores, means, aim)
-        if found is not None:
-            rank = (-scores[found], means[found]) if aim.score is None else (means[found], -scores[found])
+        index = find_best(scores, means, aim)
+        if index is not None:
+            rank = (-scores[index], means[index]) if aim.score is None else (means[index], -scores[index])
             if best is None or is_less(rank, best[0]):
-                thresholds = (*map(float, sums.thresholds[found]), 0.0)
-                best = rank, describe_cascade(chain, thresholds, float(scores[found]), float(means[found]))
+                thresholds = (*map(float, sums.thresholds[index]), 0.0)
+                best = rank, describe_cascade(chain, thresholds, float(scores[index]), float(means[index]))
     if best is None:
         raise CompressError(describe_unreached(aim, highest, quickest))
     return best[1]
@@ -172,18 +172,18 @@ def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_ms: float) -
     if not others:
         return ChainSums(np.zeros((1, 0)), hits.sum(0)[None], np.array([paid]))
     cuts = list_thresholds(first.margins[rows])
-    answers = first.margins[rows] >= cuts[:, None]
+    answered = first.margins[rows] >= cuts[:, None]
     if len(others) == 1:  # all thresholds at once
-        both = answers @ hits + ~answers @ others[0].hits[rows]
-        return ChainSums(cuts[:, None], both, paid + (~answers).sum(1) * others[0].milliseconds)
-    parts = [sum_chain(others, rows[~own], margin_ms) for own in answers]
+        both = answered @ hits + ~answered @ others[0].hits[rows]
+        return ChainSums(cuts[:, None], both, paid + (~answered).sum(1) * others[0].milliseconds)
+    parts = [sum_chain(others, rows[~accepted], margin_ms) for accepted in answered]
     if not parts:
         return ChainSums(np.zeros((0, len(others))), np.zeros((0, 2)), np.zeros(0))
     thresholds = [
         np.column_stack([np.full(len(part.thresholds), cut), part.thresholds])
         for cut, part in zip(cuts, parts, strict=True)
     ]
-    sums = [hits[own].sum(0) + part.hits for own, part in zip(answers, parts, strict=True)]
+    sums = [hits[accepted].sum(0) + part.hits for accepted, part in zip(answered, parts, strict=True)]
     return ChainSums(
         np.concatenate(thresholds), np.concatenate(sums), paid + np.concatenate([part.milliseconds for part in parts])
     )

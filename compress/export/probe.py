@@ -30,9 +30,9 @@ def expose_onnx_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
 
     model = onnx.load(str(file))
     products = json.loads(next(each.value for each in model.metadata_props if each.key == PRODUCTS))
-    own = {value.name for value in model.graph.output}
+    outputs = {value.name for value in model.graph.output}
     wanted = dict.fromkeys(name for pair in products.values() for name in pair)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in own)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
     return model, {name: tuple(pair) for name, pair in products.items()}
 
 
@@ -49,9 +49,9 @@ def list_graph_inputs(session: Any, inputs: ProbeInputs) -> dict[str, np.ndarray
     """Returns the inputs of a graph; a decoder's positions count tokens, and its cache has none."""
     mask = inputs["attention_mask"]
     known = {**inputs, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
-    given = {value.name: value.shape for value in session.get_inputs()}
-    caches = {name: (len(mask), shape[1], 0, shape[3]) for name, shape in given.items() if name.startswith(PAST)}
-    return {n: np.zeros(caches[n], np.float32) if n in caches else known[n] for n in given}
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    caches = {name: (len(mask), shape[1], 0, shape[3]) for name, shape in shapes.items() if name.startswith(PAST)}
+    return {n: np.zeros(caches[n], np.float32) if n in caches else known[n] for n in shapes}
 
 
 def probe_openvino(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
@@ -62,10 +62,10 @@ def probe_openvino(source: Source, target: ExportTarget, folder: Path, inputs: P
 
     assert target.made_from is not None
     model, products = expose_onnx_products(folder / str(target.made_from) / ONNX_FILE)
-    with tempfile.TemporaryDirectory() as place:
-        onnx.save(model, str(Path(place) / ONNX_FILE))
-        export_openvino(Path(place) / ONNX_FILE, Path(place) / OPENVINO_FILE)
-        values = OpenVinoModel(Path(place), threads=1).values(inputs)
+    with tempfile.TemporaryDirectory() as directory:
+        onnx.save(model, str(Path(directory) / ONNX_FILE))
+        export_openvino(Path(directory) / ONNX_FILE, Path(directory) / OPENVINO_FILE)
+        values = OpenVinoModel(Path(directory), threads=1).values(inputs)
     return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
 
 
@@ -87,39 +87,39 @@ def probe_arrays(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     """Returns the products of the quantized layers that numpy computes."""
     from compress.export.arrays.reader import Reader
 
-    found: dict[str, Product] = {}
+    products: dict[str, Product] = {}
     names = {name.rpartition(".")[2]: name for name, layer in source.layers.items() if layer.inputs != "table"}
 
     class RecordingReader(Reader):
-        def apply_linear(self, name: str, given: np.ndarray) -> np.ndarray:
-            gave: np.ndarray = super().apply_linear(name, given)
+        def apply_linear(self, name: str, x: np.ndarray) -> np.ndarray:
+            outputs: np.ndarray = super().apply_linear(name, x)
             if name in names:
-                found[names[name]] = Product(given, gave, biased=True)
-            return gave
+                products[names[name]] = Product(x, outputs, biased=True)
+            return outputs
 
     RecordingReader(folder / str(target))(inputs)
-    return found
+    return products
 
 
 @torch.inference_mode()
 def probe_checkpoint(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of the linear layers of the reloaded checkpoint."""
     assert source.rounding is not None
-    found: dict[str, Product] = {}
+    products: dict[str, Product] = {}
     with quiet():
         model = load_model_folder(folder / str(target))
         for name, rounded in source.rounding.items():
             if rounded.scheme is not None:
-                model.get_submodule(name).register_forward_hook(partial(record_product, found, name))
+                model.get_submodule(name).register_forward_hook(partial(record_product, products, name))
         model(**{name: torch.from_numpy(inputs[name]) for name in source.inputs})
-    return found
+    return products
 
 
 def record_product(
-    found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor
+    products: dict[str, Product], name: str, module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor
 ) -> None:
     """Records the input and output of a layer, as a forward hook."""
-    found[name] = Product(given[0].numpy(), out.numpy(), biased=True)
+    products[name] = Product(inputs[0].numpy(), out.numpy(), biased=True)
 
 
 PROBES: dict[str, Probe] = {

@@ -105,12 +105,12 @@ def verify_export(
             )
         if done.returncode:
             raise ExportError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
-        answers = np.load(out)
-    found = answers["logits"]
-    parity = compare_logits(target, found, expected, kind, answers["lengths"])
-    parity = replace(parity, load_ms=float(answers["load_ms"]), peak_bytes=int(answers["peak_bytes"]))
+        outputs = np.load(out)
+    logits = outputs["logits"]
+    parity = compare_logits(target, logits, expected, kind, outputs["lengths"])
+    parity = replace(parity, load_ms=float(outputs["load_ms"]), peak_bytes=int(outputs["peak_bytes"]))
     check_parity(parity, folder, rounds=rounds)
-    return parity, found
+    return parity, logits
 
 
 def compare_logits(
@@ -134,16 +134,16 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
     Raises:
         ExportError: The difference is larger.
     """
-    most = find_target(parity.target).kind.tolerance
+    tolerance = find_target(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
         raise ExportError(
             f"{parity.target}: {folder} predicts other classes than the trained model: the same for "
             f"{parity.same_class:.2%} of {parity.texts} texts, expected at least {SAME:.1%}"
         )
-    if not rounds and not parity.max_difference <= most:  # also catches NaN
+    if not rounds and not parity.max_difference <= tolerance:  # also catches NaN
         raise ExportError(
             f"{parity.target}: {folder} has other logits than the trained model: largest difference "
-            f"{parity.max_difference:.2e}, expected at most {most:.0e}: predictions would change"
+            f"{parity.max_difference:.2e}, expected at most {tolerance:.0e}: predictions would change"
         )
 
 
@@ -168,10 +168,10 @@ def run_batches(model: Any, folder: Path, samples: dict[str, Any]) -> tuple[np.n
     tokenizer.enable_truncation(samples["max_length"])
     tokenizer.enable_padding(pad_id=pad_id(folder))
     rows = list(zip(samples["texts"], samples["pairs"], strict=True)) if samples["pairs"] else samples["texts"]
-    words = not isinstance(samples["texts"][0], str)
+    is_words = not isinstance(samples["texts"][0], str)
     parts, lengths = [], []
     for number, first in enumerate(range(0, len(rows), BATCH)):
-        encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
+        encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=is_words)
         mask = np.asarray([each.attention_mask for each in encoded])
         run = run_singly if getattr(model, "alternates", False) and number % 2 == 0 else run_together
         parts.append(run(model, pad_batch(encoded, model), mask))
@@ -187,7 +187,8 @@ def run_together(model: Any, inputs: dict[str, np.ndarray], mask: np.ndarray) ->
 def run_singly(model: Any, inputs: dict[str, np.ndarray], mask: np.ndarray) -> np.ndarray:
     """Returns the logits of a batch as rows, from calls of one text without padding."""
     singles = [
-        ({n: value[[i], :own] for n, value in inputs.items()}, mask[[i], :own]) for i, own in enumerate(mask.sum(1))
+        ({n: value[[i], :length] for n, value in inputs.items()}, mask[[i], :length])
+        for i, length in enumerate(mask.sum(1))
     ]
     return np.concatenate([run_together(model, *single) for single in singles])
 

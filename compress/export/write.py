@@ -101,37 +101,37 @@ def write_huggingface(source: Source, target: ExportTarget, folder: Path) -> Non
 
 def write_onnx(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ONNX graph."""
-    place = folder / str(target)
+    target_folder = folder / str(target)
     if not target.rounded:
-        export_onnx(source.model, source.tokenizer, place, source.inputs)
+        export_onnx(source.model, source.tokenizer, target_folder, source.inputs)
     else:
-        round_graph(folder / "onnx" / ONNX_FILE, place / ONNX_FILE, source.layers)
+        round_graph(folder / "onnx" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
 
 
 def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes the ONNX graph of a decoder with a cache."""
     from compress.export.onnx.decoder import export_decoder
 
-    place = folder / str(target)
+    target_folder = folder / str(target)
     if not target.rounded:
-        export_decoder(source.model, source.tokenizer, place)
+        export_decoder(source.model, source.tokenizer, target_folder)
         return
-    round_graph(folder / "onnx-decoder" / ONNX_FILE, place / ONNX_FILE, source.layers)
+    round_graph(folder / "onnx-decoder" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
     if source.model.generation_config is not None:
-        source.model.generation_config.save_pretrained(place)
+        source.model.generation_config.save_pretrained(target_folder)
 
 
 def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ONNX graph that is optimized for ONNX Runtime."""
-    place = folder / str(target) / ONNX_FILE
+    file = folder / str(target) / ONNX_FILE
     if not target.rounded:
-        fuse_operators(folder / "onnx" / ONNX_FILE, place)
+        fuse_operators(folder / "onnx" / ONNX_FILE, file)
     elif source.rounding is None:
-        quantize_int8(folder / "onnxruntime" / ONNX_FILE, place, reduce_range=source.reduce_range)
+        quantize_int8(folder / "onnxruntime" / ONNX_FILE, file, reduce_range=source.reduce_range)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
-        round_fused(folder / "onnxruntime" / ONNX_FILE, place, source.layers)
+        round_fused(folder / "onnxruntime" / ONNX_FILE, file, source.layers)
     else:  # no fused operator takes scales computed in each call
-        round_graph(folder / "onnx" / ONNX_FILE, place, source.layers)
+        round_graph(folder / "onnx" / ONNX_FILE, file, source.layers)
 
 
 def write_openvino(source: Source, target: ExportTarget, folder: Path) -> None:

@@ -90,11 +90,11 @@ def time_blocks(
     Returns:
         Name -> times.
     """
-    found: dict[Name, BlockTimes] = {name: BlockTimes() for each in groups for name in each.names}
+    block_times: dict[Name, BlockTimes] = {name: BlockTimes() for each in groups for name in each.names}
     unsettled, start = list(groups), time.perf_counter()
     for number in range(effort.most):
         if number >= effort.least:
-            unsettled = [each for each in unsettled if not each.is_settled(found)]
+            unsettled = [each for each in unsettled if not each.is_settled(block_times)]
             if not unsettled or time.perf_counter() - start > effort.seconds:
                 break
         names = [name for each in unsettled for name in each.names]
@@ -103,6 +103,6 @@ def time_blocks(
             {name: runners[name] for name in names}, inputs, rounds=effort.rounds, threads=threads, on_call=on_call
         )
         for name in names:
-            found[name].times.append(times[name])
-            found[name].inputs += inputs[name]
-    return found
+            block_times[name].times.append(times[name])
+            block_times[name].inputs += inputs[name]
+    return block_times

@@ -61,15 +61,15 @@ class Budget:
     frontier: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in _TARGETS if getattr(self, name)]
-        if len(given) > 1:
+        goals = [name for name in _TARGETS if getattr(self, name)]
+        if len(goals) > 1:
             raise CompressError(
-                f"budget: expected one of a speed-up, a latency and a throughput, found {' and '.join(given)}: all but "
+                f"budget: expected one of a speed-up, a latency and a throughput, found {' and '.join(goals)}: all but "
                 "one of them would be ignored"
             )
-        if self.frontier and given not in ([], ["speedup"]):
+        if self.frontier and goals not in ([], ["speedup"]):
             raise CompressError(
-                f"budget.frontier: expected speed-ups or nothing else, found {given[0]}: a frontier has several speeds"
+                f"budget.frontier: expected speed-ups or nothing else, found {goals[0]}: a frontier has several speeds"
             )
         if any(each <= 1 for each in self.speedups):
             raise CompressError(

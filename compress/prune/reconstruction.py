@@ -40,15 +40,15 @@ def reconstruct(
     """
     changed = copy.deepcopy(model)
     for axis in axes:
-        kept = shape.kept.get(axis.name)
-        if kept is None or len(kept) == axis.units or axis.layer not in shape.layers:
+        kept_units = shape.kept.get(axis.name)
+        if kept_units is None or len(kept_units) == axis.units or axis.layer not in shape.layers:
             continue
         for name, slot in _find_consumers(axis):
             layer: Any = changed.get_submodule(name)
             weight = layer.weight if slot.dim == 1 else layer.weight.T  # GPT-2's layers are [in, out]
-            places = axis.coordinates(slot, kept.cpu())
-            new, shift = reconstruct_weight(weight, moments[name], places, centred=layer.bias is not None)
-            weight[:, places] = new
+            coordinates = axis.coordinates(slot, kept_units.cpu())
+            new, shift = reconstruct_weight(weight, moments[name], coordinates, centred=layer.bias is not None)
+            weight[:, coordinates] = new
             if layer.bias is not None:
                 layer.bias += shift
     return changed
@@ -73,7 +73,7 @@ def measure_moments(model: PreTrainedModel, axes: Sequence[Axis], batches: Itera
 def reconstruct_weight(
     weight: Float[Tensor, "out in"],
     moments: Float[Tensor, "in_and_1 in_and_1"],
-    kept: Int[Tensor, "n"],
+    kept_inputs: Int[Tensor, "n"],
     *,
     centred: bool = True,
     ridge: float = RIDGE,
@@ -86,7 +86,7 @@ def reconstruct_weight(
     Args:
         weight: The layer's weight.
         moments: Sums of products of its inputs and 1, see `measure_moments`.
-        kept: The inputs that stay, ascending.
+        kept_inputs: The inputs that stay, ascending.
         centred: Whether the layer has a bias that can change.
         ridge: Share of the mean variance of the inputs that is added to each (ridge regression).
 
@@ -102,12 +102,15 @@ def reconstruct_weight(
     mean = moments[-1, :-1] / moments[-1, -1]
     spread = moments[:-1, :-1] / moments[-1, -1] - (mean.outer(mean) if centred else 0)
     removed = torch.ones(inputs, dtype=torch.bool)
-    removed[kept] = False
-    own = spread[kept][:, kept] + ridge * spread.diagonal().mean().clamp_min(1e-12) * torch.eye(len(kept))
+    removed[kept_inputs] = False
+    variance = spread.diagonal().mean().clamp_min(1e-12)
+    regularized = spread[kept_inputs][:, kept_inputs] + ridge * variance * torch.eye(len(kept_inputs))
     lost = weight.double()[:, removed]
-    added = torch.linalg.solve(own, spread[kept][:, removed] @ lost.T).T
-    shift = lost @ mean[removed] - added @ mean[kept] if centred else torch.zeros(len(weight), dtype=torch.float64)
-    return (weight.double()[:, kept] + added).to(weight.dtype), shift.to(weight.dtype)
+    added = torch.linalg.solve(regularized, spread[kept_inputs][:, removed] @ lost.T).T
+    shift = (
+        lost @ mean[removed] - added @ mean[kept_inputs] if centred else torch.zeros(len(weight), dtype=torch.float64)
+    )
+    return (weight.double()[:, kept_inputs] + added).to(weight.dtype), shift.to(weight.dtype)
 
 
 def save_moments(file: Path, moments: Moments) -> None:

@@ -43,13 +43,13 @@ def apply_gptq(
     Raises:
         CompressError: There are no texts, or the inputs of a layer aren't finite.
     """
-    held, layers = list(batches), find_quantized_linears(model)
-    if not held:
+    stored_batches, layers = list(batches), find_quantized_linears(model)
+    if not stored_batches:
         raise CompressError("gptq: expected at least one calibration batch, found none: rounding errors are unknown")
     blocks = group_by_block(layers)
     for number, block in enumerate(blocks, 1):
         grams = InputSums(_compute_gram, share=True)
-        grams.run(model, block, held)
+        grams.run(model, block, stored_batches)
         for name, layer in block.items():
             if name in grams.first_consumers and not is_tied_to_embedding(model, layer):
                 layer.scales = layer.compute_weight_scales().clone()

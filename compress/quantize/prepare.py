@@ -160,8 +160,8 @@ def learn_scales(model: nn.Module) -> None:
 
 def find_lowest_precision(quantization: ModelQuantization) -> str:
     """Returns the lowest precision of the quantized linear layers: int4, fp8 or int8."""
-    found = {quantized.scheme.precision for quantized in quantization.values() if quantized.scheme is not None}
-    return min(found, key=_PRECISIONS.index, default="int8")
+    precisions = {quantized.scheme.precision for quantized in quantization.values() if quantized.scheme is not None}
+    return min(precisions, key=_PRECISIONS.index, default="int8")
 
 
 def find_quantizable_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn.Linear | nn.Embedding]:

@@ -52,15 +52,15 @@ def sparsify(
         )
     if config.score == "magnitude":
         return _remove_lowest(layers, {name: layer.weight.abs() for name, layer in layers.items()}, config)
-    held = list(batches or ())
-    if not held:
+    stored_batches = list(batches or ())
+    if not stored_batches:
         raise CompressError(
             f"sparsity.score {config.score}: expected calibration batches, found none: the layers' inputs are unknown"
         )
     prune_block = _prune_with_wanda if config.score == "wanda" else _prune_with_sparsegpt
     masks: Masks = {}
     for block in group_by_block(layers):
-        masks |= prune_block(model, block, held, config)
+        masks |= prune_block(model, block, stored_batches, config)
     return masks
 
 

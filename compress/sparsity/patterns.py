@@ -30,13 +30,13 @@ def choose_masks(scores: Mapping[str, Tensor], config: SparsitySchedule, share: 
     if config.ranking_scope == "global":
         joined = torch.cat([unit.flatten() for unit in units.values()])[None]
         parts = drop_lowest(joined, round(share * joined.numel()))[0].split([unit.numel() for unit in units.values()])
-        kept = {name: part.view_as(unit) for (name, unit), part in zip(units.items(), parts, strict=True)}
+        unit_masks = {name: part.view_as(unit) for (name, unit), part in zip(units.items(), parts, strict=True)}
     else:
-        kept = {}
+        unit_masks = {}
         for name, unit in units.items():
             groups = unit if config.ranking_scope == "row" else unit.reshape(1, -1)
-            kept[name] = drop_lowest(groups, round(share * groups.shape[1])).view_as(unit)
-    return {name: expand_units(mask, config.block) for name, mask in kept.items()}
+            unit_masks[name] = drop_lowest(groups, round(share * groups.shape[1])).view_as(unit)
+    return {name: expand_units(mask, config.block) for name, mask in unit_masks.items()}
 
 
 def check_divisible(name: str, weight: Tensor, config: SparsitySchedule) -> None:

@@ -123,11 +123,13 @@ class SparseTraining:
         Raises:
             CompressError: The state belongs to another config or to other weights.
         """
-        saved, own = state["config"] | {"fixed": state["fixed"]}, asdict(self.config) | {"fixed": self.fixed}
-        changed = next((name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)), None)
+        saved, current = state["config"] | {"fixed": state["fixed"]}, asdict(self.config) | {"fixed": self.fixed}
+        changed = next(
+            (name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)), None
+        )
         if changed is not None:
             raise CompressError(
-                f"sparsity.{changed}: expected a training state with {own.get(changed)!r}, found "
+                f"sparsity.{changed}: expected a training state with {current.get(changed)!r}, found "
                 f"{saved.get(changed)!r}: its masks follow another schedule"
             )
         found = {name: tuple(mask.shape) for name, mask in state["masks"].items()}
@@ -190,9 +192,9 @@ def rewire_units(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) 
     flat = alive.flatten()
     count = min(int(share * int(flat.sum())), int((~flat).sum()))
     lowest = sizes.flatten().masked_fill(~flat, torch.inf).argsort(stable=True)[:count]
-    kept = flat.index_fill(0, lowest, False)
-    largest = gradients.flatten().masked_fill(kept, -1).argsort(descending=True, stable=True)[:count]
-    return kept.index_fill(0, largest, True).view_as(alive)
+    remaining = flat.index_fill(0, lowest, False)
+    largest = gradients.flatten().masked_fill(remaining, -1).argsort(descending=True, stable=True)[:count]
+    return remaining.index_fill(0, largest, True).view_as(alive)
 
 
 @torch.no_grad()

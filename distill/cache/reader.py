@@ -85,8 +85,8 @@ class CacheReader:
     def _locate_key(self, key: bytes, entries: range) -> tuple[Shard, int]:
         """Returns the shard and row of a key among the index's `entries` with its prefix; errors as in `locate`."""
         for entry in entries:
-            place = int(self.store.index.places[entry])
-            number, row = place >> 32, place & 0xFFFFFFFF
+            location = int(self.store.index.places[entry])
+            number, row = location >> 32, location & 0xFFFFFFFF
             if number >= len(self.store.shard_rows) or row >= self.store.shard_rows[number]:
                 raise self.damage_error([f"the index names row {row} of shard {number}, which doesn't exist"])
             try:

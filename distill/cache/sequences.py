@@ -106,14 +106,16 @@ def collect_sequences(
     for part in group_batches(prompts.lengths[order], batch_tokens):
         rows = order[part.start : part.stop].tolist()
         batch = prompts.batch(rows)
-        found = signals(batch)
-        if "generated" not in found:
-            kinds = ", ".join(sorted(set(found) - set(select_distribution_settings(found)))) or "nothing"
+        batch_signals = signals(batch)
+        if "generated" not in batch_signals:
+            kinds = (
+                ", ".join(sorted(set(batch_signals) - set(select_distribution_settings(batch_signals)))) or "nothing"
+            )
             raise InputError(
                 f"sequences: expected a teacher's generated sequences, found {kinds}: prompts have no continuations"
             )
         for row, ids, mask, new in zip(
-            rows, batch["input_ids"], batch["attention_mask"].bool(), found["generated"][0], strict=True
+            rows, batch["input_ids"], batch["attention_mask"].bool(), batch_signals["generated"][0], strict=True
         ):
             prompt_ids[row], continuations[row] = _to_array(ids[mask]), _to_array(new)
     return Sequences(prompt_ids, continuations)

@@ -69,8 +69,8 @@ def _find_shard_faults(store: Store, number: int) -> list[DamagedRange]:
         return [_describe_file(path, store.folder, tuple(p.tobytes().hex() for p in prefixes), str(error))]
     intact = key_prefixes(shard.keys) == prefixes
     names = [(shard.keys if intact[row] else prefixes)[row].tobytes().hex() for row in range(shard.rows)]
-    found = shard.find_damage(prefixes)
-    return [DamagedRange(path.name, d.start, d.end, tuple(names[row] for row in d.rows), d.reason) for d in found]
+    damage = shard.find_damage(prefixes)
+    return [DamagedRange(path.name, d.start, d.end, tuple(names[row] for row in d.rows), d.reason) for d in damage]
 
 
 def _describe_file(path: Path, folder: Path, samples: tuple[str, ...], reason: str) -> DamagedRange:

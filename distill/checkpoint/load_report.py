@@ -101,8 +101,8 @@ def describe_missing_head(report: LoadReport) -> str:
 
 def list_names(names: Iterable[str]) -> str:
     """Returns names as text: the first ones, and how many more there are."""
-    found = list(names)
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    listed = list(names)
+    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
 
 
 def _body_prefix(model: PreTrainedModel) -> str:
@@ -140,8 +140,8 @@ def _sort_naturally(names: Iterable[str]) -> list[str]:
 
 
 def _describe_missing(names: Iterable[str], reason: str = "") -> list[str]:
-    found = list(names)
-    return [f"{len(found)} missing ({list_names(found)}){reason}"] if found else []
+    listed = list(names)
+    return [f"{len(listed)} missing ({list_names(listed)}){reason}"] if listed else []
 
 
 def _describe_reshaped(reshaped: Iterable[tuple[str, list[int], list[int]]]) -> list[str]:
@@ -154,10 +154,10 @@ def _describe_layer_counts(missing: Iterable[str], model: PreTrainedModel) -> st
     absent = set(missing)
     lists: dict[str, dict[str, bool]] = {}  # name of a list of layers -> number of a layer -> whether the files have it
     for name in model.state_dict():
-        found = re.match(r"(.*?)\.(\d+)\.", name)
-        if found:
-            layers = lists.setdefault(found[1], {})
-            layers[found[2]] = layers.get(found[2], False) or name not in absent
+        match = re.match(r"(.*?)\.(\d+)\.", name)
+        if match:
+            layers = lists.setdefault(match[1], {})
+            layers[match[2]] = layers.get(match[2], False) or name not in absent
     for name, layers in lists.items():
         if 0 < sum(layers.values()) < len(layers):
             return f": config.json has {len(layers)} layers in {name}, the files have {sum(layers.values())}"

@@ -38,8 +38,8 @@ def is_sentence_folder(folder: Path) -> bool:
 
 def describe_vectors(folder: Path) -> str:
     """Describes in one line how the checkpoint in `folder` computes its vectors, and the source of this information."""
-    found = read_form(folder)
-    return f"{found} ({MODULES})" if found else f"{SentenceForm()} (assumed: {folder.name} has no {MODULES})"
+    form = read_form(folder)
+    return f"{form} ({MODULES})" if form else f"{SentenceForm()} (assumed: {folder.name} has no {MODULES})"
 
 
 def read_form(folder: Path) -> SentenceForm | None:
@@ -75,9 +75,9 @@ def read_form(folder: Path) -> SentenceForm | None:
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
     """Returns (kind, folder) of each of the folder's modules, in order; an empty list without a modules.json."""
-    found = _read_json(folder / MODULES) if is_sentence_folder(folder) else []
+    entries = _read_json(folder / MODULES) if is_sentence_folder(folder) else []
     try:
-        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
+        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in entries]
     except (KeyError, TypeError) as error:
         raise InputError(
             f"model {str(folder)!r}: expected a list of modules with type and path in {MODULES}, found other content: "
@@ -182,7 +182,7 @@ def read_projections(folder: Path) -> ModuleWeights:
     Raises:
         InputError: The weights don't exist as safetensors, or are damaged.
     """
-    found: ModuleWeights = []
+    projections: ModuleWeights = []
     for path in (path for kind, path in _read_modules(folder) if kind == "Dense"):
         try:
             weights = load_file(folder / path / _WEIGHTS)
@@ -191,8 +191,8 @@ def read_projections(folder: Path) -> ModuleWeights:
                 f"model {str(folder)!r}: expected the weights of a Dense in {path}/{_WEIGHTS}: {error}; pickles aren't "
                 "read, since they can run any code"
             ) from error
-        found.append({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
-    return found
+        projections.append({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
+    return projections
 
 
 def write_form(form: SentenceForm, width: int, projections: ModuleWeights, folder: Path) -> None:
@@ -238,10 +238,10 @@ def _read_json(file: Path) -> Any:
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
-    found = _read_json(file)
-    if not isinstance(found, dict):
-        raise InputError(f"model {str(file)!r}: expected a JSON object, found a {type(found).__name__}")
-    return found
+    content = _read_json(file)
+    if not isinstance(content, dict):
+        raise InputError(f"model {str(file)!r}: expected a JSON object, found a {type(content).__name__}")
+    return content
 
 
 def _is_size(value: object) -> bool:

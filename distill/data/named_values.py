@@ -23,12 +23,12 @@ def parse_named_values(
     """
     values: dict[str, str] = {}
     grouped: dict[str, str] = {}
-    given: set[str] = set()
+    seen: set[str] = set()
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, value = (each.strip() for each in part.partition("="))
-        if name in given:
+        if name in seen:
             raise InputError(f"{setting}: {what[:-1]} {name!r} is given twice: one of its values would be ignored")
-        given.add(name)
+        seen.add(name)
         if name in groups and not value:
             grouped |= dict.fromkeys(groups[name].split(","), "")
         elif name in known:

@@ -124,14 +124,14 @@ def find_labelled_spans(
 
     For masked models these are the spans that are masked for both.
     """
-    found = spans[..., 1] > spans[..., 0]
+    mask = spans[..., 1] > spans[..., 0]
     for labelled, first, end in (
         (labels != IGNORED, spans[..., 0], spans[..., 1]),
         (teacher_labels != IGNORED, spans[..., 2], spans[..., 3]),
     ):
         before = F.pad(labelled.long().cumsum(1), (1, 0))
-        found = found & (before.gather(1, end) - before.gather(1, first) == end - first)
-    return found
+        mask = mask & (before.gather(1, end) - before.gather(1, first) == end - first)
+    return mask
 
 
 class _SpanLogits(NamedTuple):

@@ -27,20 +27,20 @@ def find_attention_projections(model: PreTrainedModel) -> list[tuple[nn.Module, 
     Raises:
         InputError: The projections of this family are not found in every layer.
     """
-    found: list[tuple[nn.Module, ...]] = []
+    layer_projections: list[tuple[nn.Module, ...]] = []
     for module in model.modules():
         for names in (*_PROJECTIONS, *((name,) for name in _FUSED_PROJECTIONS)):
             projections = [getattr(module, name, None) for name in names]
             modules = tuple(each for each in projections if isinstance(each, nn.Module))
             if len(modules) == len(names):
-                found.append(modules)
+                layer_projections.append(modules)
     layers = model.config.num_hidden_layers
-    if len(found) != layers:
+    if len(layer_projections) != layers:
         raise InputError(
             f"{type(model).__name__}: expected query, key and value projections in {layers} layers, found them in "
-            f"{len(found)}: the loss terms attention and relations can't be computed for this family"
+            f"{len(layer_projections)}: the loss terms attention and relations can't be computed for this family"
         )
-    return found
+    return layer_projections
 
 
 def read_attention_widths(config: PretrainedConfig) -> tuple[int, int, int]:

@@ -180,8 +180,8 @@ class Context:
         """Returns the inputs of the batch's tokens with those of the earlier ones."""
         if model not in self.keys:
             self.keys[model] = CarriedKeys(model, self.room)
-        own = inputs["attention_mask"]
-        mask = own if self.mask is None else torch.cat([self.mask.to(own.device), own], 1)
+        batch_mask = inputs["attention_mask"]
+        mask = batch_mask if self.mask is None else torch.cat([self.mask.to(batch_mask.device), batch_mask], 1)
         return inputs | {"attention_mask": mask, "past_key_values": self.keys[model], "use_cache": True}
 
     def select_rows(self, rows: Tensor) -> None:

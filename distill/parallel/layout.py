@@ -123,13 +123,13 @@ def _parse_axes(text: str, processes: int, name: str) -> Layout:
     sizes: dict[str, int] = {}
     for part in spec.split(","):
         axis, _, value = part.strip().partition("=")
-        found = _parse_hybrid(value) if axis == "hsdp" else {axis: value}
-        if found is None or not all(key in AXES and re.fullmatch(r"[1-9]\d*", size) for key, size in found.items()):
+        axes = _parse_hybrid(value) if axis == "hsdp" else {axis: value}
+        if axes is None or not all(key in AXES and re.fullmatch(r"[1-9]\d*", size) for key, size in axes.items()):
             raise InputError(f"{name} {text!r}: expected {_SYNTAX}, found {part.strip()!r}")
-        repeated = sizes.keys() & found.keys()
+        repeated = sizes.keys() & axes.keys()
         if repeated:
             raise InputError(f"{name} {text!r}: expected each axis once, found {', '.join(sorted(repeated))} twice")
-        sizes |= {key: int(size) for key, size in found.items()}
+        sizes |= {key: int(size) for key, size in axes.items()}
     return Layout(**sizes)
 
 
@@ -180,22 +180,22 @@ def find_exchange_obstacle(config: "PretrainedConfig") -> str:
     """Returns why the attention of a model can't exchange heads for positions; empty if its config shows no reason."""
     from transformers import AutoModel
 
-    own = config.get_text_config()
+    text_config = config.get_text_config()
     stock = AutoModel._model_mapping.get(type(config), None)
-    kinds = {*(getattr(own, "layer_types", None) or ())} - set(_ATTENTION_KINDS)
+    kinds = {*(getattr(text_config, "layer_types", None) or ())} - set(_ATTENTION_KINDS)
     if config.is_encoder_decoder:
         return "with an encoder and a decoder"
     if not isinstance(stock, type) or config.model_type.startswith(PRUNED):
         return "no stock class, whose layers may have different heads"
     if not stock._supports_attention_backend:
         return "with attention of its own, as relative positions need"
-    if not stock._supports_sdpa or getattr(own, "attn_logit_softcapping", None):
+    if not stock._supports_sdpa or getattr(text_config, "attn_logit_softcapping", None):
         return "whose scores are capped or have sinks"
     if kinds:
         return f"with layers of {', '.join(sorted(kinds))}"
-    if getattr(own, "position_embedding_type", None) in ("relative_key", "relative_key_query"):
+    if getattr(text_config, "position_embedding_type", None) in ("relative_key", "relative_key_query"):
         return "with relative positions"
-    return "whose embeddings join neighboring tokens" if getattr(own, "trigram_input", False) else ""
+    return "whose embeddings join neighboring tokens" if getattr(text_config, "trigram_input", False) else ""
 
 
 def _list_divisors(number: int) -> str:

@@ -142,19 +142,21 @@ def match_weights(model: PreTrainedModel, folder: Path) -> dict[str, str]:
         names[tensor].append(name)
     matched, missing, reshaped = {}, [], []
     for tensor, aliases in names.items():
-        found = next((name for name in aliases if name in stored), None)
-        if found is None:
+        stored_name = next((name for name in aliases if name in stored), None)
+        if stored_name is None:
             missing.append(aliases[0])
-        elif stored[found] != tuple(tensor.shape):
-            reshaped.append(f"{found}: {list(stored[found])} in the files, {list(tensor.shape)} in the model")
+        elif stored[stored_name] != tuple(tensor.shape):
+            reshaped.append(
+                f"{stored_name}: {list(stored[stored_name])} in the files, {list(tensor.shape)} in the model"
+            )
         else:
-            matched[found] = aliases[0]
+            matched[stored_name] = aliases[0]
     buffers = {name for name, _ in model.named_buffers()}
     unexpected = sorted(stored.keys() - {name for aliases in names.values() for name in aliases} - buffers)
     problems = [
-        f"{kind} {len(found)} ({', '.join(found[:_SHOWN])}{', ...' if len(found) > _SHOWN else ''})"
-        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
-        if found
+        f"{kind} {len(affected)} ({', '.join(affected[:_SHOWN])}{', ...' if len(affected) > _SHOWN else ''})"
+        for kind, affected in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
+        if affected
     ]
     if problems:
         raise InputError(

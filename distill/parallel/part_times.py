@@ -45,8 +45,8 @@ def measure_part_times(
         ):
             passes[0].append(_time_step(models[0], batch, device))
         passes[1].append(_time_step(models[1], batch, device))
-        for found, seconds in zip(ends, (before, after), strict=True):
-            found.append(sum(seconds))
+        for durations, seconds in zip(ends, (before, after), strict=True):
+            durations.append(sum(seconds))
     one, two = (statistics.median(each[1:]) for each in passes)
     start, end = (statistics.median(each[1:]) for each in ends)
     layer = max(_LEAST, two - one)

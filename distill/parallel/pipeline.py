@@ -178,8 +178,8 @@ class PipelineTrainer:
 
         with self._sum_tied_gradients():
             losses = _run_schedule(forward, self.group, self.micro_batches, batch, compute_loss)
-        own = torch.stack(losses).detach() if losses else None
-        broadcast = _broadcast(self.boundary.count - 1, own, self.group, self.stage.device)
+        local_losses = torch.stack(losses).detach() if losses else None
+        broadcast = _broadcast(self.boundary.count - 1, local_losses, self.group, self.stage.device)
         if broadcast is None:
             raise RuntimeError("pipeline: expected losses on the last stage, found none")
         return broadcast
@@ -198,15 +198,15 @@ class PipelineTrainer:
             weight.grad = None
         yield
         for weight, before in zip(tied, earlier, strict=True):
-            own = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            weight.grad = own + self._exchange_ends(own)
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            weight.grad = gradient + self._exchange_ends(gradient)
             if before is not None:
                 weight.grad += before
 
-    def _exchange_ends(self, own: Tensor) -> Tensor:
+    def _exchange_ends(self, tensor: Tensor) -> Tensor:
         """Exchanges a tensor between the first and the last stage and returns the other stage's."""
-        other, peer = torch.empty_like(own), self.boundary.count - 1 if self.boundary.is_first else 0
-        ops = [dist.P2POp(dist.isend, own, group=self.group, group_peer=peer)]
+        other, peer = torch.empty_like(tensor), self.boundary.count - 1 if self.boundary.is_first else 0
+        ops = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=peer)]
         ops.append(dist.P2POp(dist.irecv, other, group=self.group, group_peer=peer))
         for work in dist.batch_isend_irecv(ops):
             work.wait()
@@ -229,8 +229,8 @@ class PipelineTrainer:
         """
         counted = set(self.boundary.tied) if self.boundary.is_last else set()
         weights = {name: each for name, each in self.stage.named_parameters() if each.grad is not None}
-        own = [each.grad for name, each in weights.items() if name not in counted and each.grad is not None]
-        square = nn.utils.get_total_norm(own).square()
+        gradients = [each.grad for name, each in weights.items() if name not in counted and each.grad is not None]
+        square = nn.utils.get_total_norm(gradients).square()
         dist.all_reduce(square, group=self.group)
         nn.utils.clip_grads_with_norm_(weights.values(), max_norm, square.sqrt())
         return square.sqrt()

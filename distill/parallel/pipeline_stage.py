@@ -130,18 +130,20 @@ def find_parts(model: PreTrainedModel) -> ModelParts:
     body = model.base_model
     prefix = "" if body is model else f"{model.base_model_prefix}."
     count = getattr(model.config, "num_hidden_layers", None)
-    found = [name for name, each in body.named_modules() if isinstance(each, nn.ModuleList) and len(each) == count]
-    found = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
-    if len(found) != 1:
+    layer_lists = [
+        name for name, each in body.named_modules() if isinstance(each, nn.ModuleList) and len(each) == count
+    ]
+    layer_lists = [name for name in layer_lists if not any(name.startswith(f"{other}.") for other in layer_lists)]
+    if len(layer_lists) != 1:
         raise InputError(
-            f"{type(model).__name__}: expected one list of {count} layers, found {len(found)}: "
+            f"{type(model).__name__}: expected one list of {count} layers, found {len(layer_lists)}: "
             "this family can't be split into pipeline stages"
         )
     children = [f"{prefix}{name}" for name, _ in body.named_children()]
-    at = children.index(f"{prefix}{found[0].split('.')[0]}")
+    at = children.index(f"{prefix}{layer_lists[0].split('.')[0]}")
     heads = [] if body is model else [name for name, each in model.named_children() if each is not body]
     before, after = children[:at], children[at + 1 :] + heads
-    parts = ModelParts(prefix + found[0], _select_weighted(model, before), _select_weighted(model, after))
+    parts = ModelParts(prefix + layer_lists[0], _select_weighted(model, before), _select_weighted(model, after))
     known = (parts.layers, *parts.before, *parts.after)
     others = [name for name, _ in model.named_parameters() if not any(_is_inside(name, part) for part in known)]
     if others:
@@ -317,8 +319,8 @@ def reduce_to_stage(model: PreTrainedModel, stages: list[range], index: int) -> 
     for name in () if boundary.is_last else parts.after:
         _remove_module(model, name, boundary, _AFTER, set())
     boundary.attach(model.base_model, layers)
-    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    model.all_tied_weights_keys = {a: b for a, b in model.all_tied_weights_keys.items() if {a, b} <= own}
+    remaining = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    model.all_tied_weights_keys = {a: b for a, b in model.all_tied_weights_keys.items() if {a, b} <= remaining}
     model.boundary = boundary  # type: ignore[assignment]
 
 

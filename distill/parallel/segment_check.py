@@ -42,22 +42,22 @@ def _compare_segment(model: PreTrainedModel, segment: int, segments: int) -> tup
     """Returns the largest difference of this process's logits, of the largest logit, and the size of a rounding."""
     whole = _draw_batch(model)
     part = cut_segment(whole, segment, segments)
-    found, exchange = read_logits(model(**build_inputs(model, part))), model.config._attn_implementation
+    logits, exchange = read_logits(model(**build_inputs(model, part))), model.config._attn_implementation
     assert exchange is not None
     model.set_attn_implementation("sdpa")
     try:
         expected = read_logits(model(**build_inputs(model, whole))).float()
     finally:
         model.set_attn_implementation(exchange)
-    size, largest = found.shape[1], expected.abs().max()
-    own = pad(expected, (0, 0, 0, segments * size - _LENGTH))[:, segment * size : (segment + 1) * size]
-    differences = (found.float() - own).abs().amax(-1) * part["attention_mask"]
-    return differences.amax() / largest, torch.finfo(found.dtype).eps
+    size, largest = logits.shape[1], expected.abs().max()
+    reference = pad(expected, (0, 0, 0, segments * size - _LENGTH))[:, segment * size : (segment + 1) * size]
+    differences = (logits.float() - reference).abs().amax(-1) * part["attention_mask"]
+    return differences.amax() / largest, torch.finfo(logits.dtype).eps
 
 
 def _draw_batch(model: PreTrainedModel) -> Batch:
-    words = model.config.get_text_config().vocab_size
-    ids = torch.arange(2 * _LENGTH, device=model.device) * 7 % (words - 1) + 1
+    vocab_size = model.config.get_text_config().vocab_size
+    ids = torch.arange(2 * _LENGTH, device=model.device) * 7 % (vocab_size - 1) + 1
     mask = torch.ones_like(ids).view(2, _LENGTH)
     mask[1, -3:] = 0
     return {"input_ids": ids.view(mask.shape), "attention_mask": mask, "labels": ids.view(mask.shape)}

@@ -88,10 +88,10 @@ def attend_with_exchange(
     Raises:
         InputError: The heads can't be divided evenly, or the scores of the family have a bias.
     """
-    found = [name for name in _BIASES if settings.get(name) is not None]
-    if found:
+    biases = [name for name in _BIASES if settings.get(name) is not None]
+    if biases:
         raise InputError(
-            f"layout cp: {type(module).__name__}: expected attention without biases, found {', '.join(found)}: a "
+            f"layout cp: {type(module).__name__}: expected attention without biases, found {', '.join(biases)}: a "
             "process would add those of other heads and positions; use fsdp=N"
         )
     for each, kind in ((query, "attention heads"), (key, "key and value heads")):

@@ -98,8 +98,8 @@ def plan_model(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Mo
     if not isinstance(config, str):
         return ModelDefinition(stock, stock, config, None, sizes.rank)
     kind = getattr(modeling_pruned, f"Pruned{stock.__name__}")
-    own = build_pruned_config(stock, dense, sizes, shapes, list_head_attributes(model, axes, shape))
-    return ModelDefinition(kind, stock, own, config, sizes.rank)
+    pruned_config = build_pruned_config(stock, dense, sizes, shapes, list_head_attributes(model, axes, shape))
+    return ModelDefinition(kind, stock, pruned_config, config, sizes.rank)
 
 
 def measure_sizes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PrunedSizes:
@@ -169,8 +169,10 @@ def list_head_attributes(model: PreTrainedModel, axes: Sequence[Axis], shape: Sh
             continue
         path = f"{stack}.{axis.layer}"
         for name, module in model.get_submodule(path).named_modules(prefix=path):
-            own = vars(module)
-            numbers = {key: own[key] * shape.count_units(axis) // axis.units for key in BY_HEADS if key in own}
+            variables = vars(module)
+            numbers = {
+                key: variables[key] * shape.count_units(axis) // axis.units for key in BY_HEADS if key in variables
+            }
             if numbers:
                 attributes[str(rename_layer(name, stack, shape.layers))] = numbers
     return attributes

@@ -103,10 +103,10 @@ def resize_config(
 def resize_pruned(config: PreTrainedConfig, sizes: PrunedSizes) -> PreTrainedConfig:
     """Returns a copy of a dense stock config with the given sizes; of sizes that differ between layers, the largest."""
     groups = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    most = max(sizes.heads, default=None)
-    heads = None if most is None else most * groups
+    key_value_heads = max(sizes.heads, default=None)
+    heads = None if key_value_heads is None else key_value_heads * groups
     ffn = max(sizes.ffn, default=None)
-    new = resize_config(config, sizes.layers, sizes.hidden, heads=heads, key_value_heads=most, ffn=ffn)
+    new = resize_config(config, sizes.layers, sizes.hidden, heads=heads, key_value_heads=key_value_heads, ffn=ffn)
     if sizes.vocabulary is not None:
         new.vocab_size, new.pad_token_id = sizes.vocabulary, sizes.pad
     if sizes.width and new.hidden_size != new.num_attention_heads * sizes.width:

@@ -58,5 +58,5 @@ def make_norms_config(
     settings = copy.deepcopy(config.to_dict())
     settings.pop("model_type")
     auto_map = {name: f"{code}.{each}" for name, each in classes.items()}
-    made: PreTrainedConfig = kind.from_dict(settings | {"norms": dict(norms), "auto_map": auto_map})
-    return made
+    norms_config: PreTrainedConfig = kind.from_dict(settings | {"norms": dict(norms), "auto_map": auto_map})
+    return norms_config

@@ -165,23 +165,23 @@ def build_bottlenecks(teacher: PreTrainedModel, parsed: StudentSpec, seed: int =
 @torch.no_grad()
 def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, parsed: StudentSpec) -> None:
     """Copies the teacher's weights that the student can use; see `build_bottlenecks`."""
-    own, width = student.config, teacher.config.hidden_size
+    config, width = student.config, teacher.config.hidden_size
     body: Any = student.base_model
     embeddings = body.embeddings
     table = project_token_embeddings(teacher)
-    narrow, directions = factorize_table(table, min(own.embedding_size, table.shape[1]))
+    narrow, directions = factorize_table(table, min(config.embedding_size, table.shape[1]))
     rank = len(directions)
     embeddings.word_embeddings.weight[:, :rank] = narrow
-    if own.pad_token_id is not None:
-        embeddings.word_embeddings.weight[own.pad_token_id] = 0  # as the zeros that pad trigrams at the end of a text
-    middle = embeddings.embedding_transformation.weight[:, own.embedding_size : own.embedding_size + rank]
+    if config.pad_token_id is not None:  # as the zeros that pad trigrams at the end of a text
+        embeddings.word_embeddings.weight[config.pad_token_id] = 0
+    middle = embeddings.embedding_transformation.weight[:, config.embedding_size : config.embedding_size + rank]
     if parsed.preset == "inverted-bottleneck":
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
-        _, stream = factorize_table(table, own.hidden_size)
+        _, stream = factorize_table(table, config.hidden_size)
         middle.copy_(stream @ directions.T)
         initialize_inverted_blocks(student, teacher, stream)
-    elif own.hidden_size == width:
+    elif config.hidden_size == width:
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
         middle.copy_(directions.T)
@@ -191,12 +191,12 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, par
 
 def project_token_embeddings(teacher: PreTrainedModel) -> Tensor:
     """Returns the teacher's token embeddings projected to the width of its layers."""
-    words: Any = teacher.get_input_embeddings()
-    table: Tensor = words.weight.detach()
+    embedding: Any = teacher.get_input_embeddings()
+    table: Tensor = embedding.weight.detach()
     body: Any = teacher.base_model
     inside: Any = getattr(body, "embeddings", None)
-    for place, name in ((body, "embeddings_project"), (inside, "embed_proj")):
-        projection = getattr(place, name, None)
+    for module, name in ((body, "embeddings_project"), (inside, "embed_proj")):
+        projection = getattr(module, name, None)
         if isinstance(projection, nn.Linear):
             return table @ projection.weight.T
     transformation: Any = getattr(inside, "embedding_transformation", None)
@@ -221,8 +221,8 @@ def copy_position_embeddings(embeddings: Any, teacher: PreTrainedModel) -> None:
     embeddings.token_type_embeddings.weight.zero_()
     if types is not None:
         embeddings.token_type_embeddings.weight.copy_(types.weight)
-    words = project_token_embeddings(teacher)
-    wide = words + positions[torch.arange(len(words)) % min(64, len(positions))]
+    token_vectors = project_token_embeddings(teacher)
+    wide = token_vectors + positions[torch.arange(len(token_vectors)) % min(64, len(positions))]
     if isinstance(embeddings.LayerNorm, nn.LayerNorm) and isinstance(norm, nn.LayerNorm):
         embeddings.LayerNorm.load_state_dict(norm.state_dict())
         return
@@ -265,14 +265,14 @@ def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedMode
             "student inverted-bottleneck: expected a teacher whose layers fit into its blocks, bert, roberta, "
             f"xlm-roberta or electra, found {teacher.config.model_type!r}"
         )
-    own: Any = student.base_model
+    student_body: Any = student.base_model
     body: Any = teacher.base_model
-    if own.config.intra_bottleneck_size != body.config.hidden_size or (
-        own.config.intermediate_size != body.config.intermediate_size
+    if student_body.config.intra_bottleneck_size != body.config.hidden_size or (
+        student_body.config.intermediate_size != body.config.intermediate_size
     ):
         return  # the user requested other sizes
     for block, layer in zip(
-        own.encoder.layer, select_every_nth(body.encoder.layer, len(own.encoder.layer)), strict=True
+        student_body.encoder.layer, select_every_nth(body.encoder.layer, len(student_body.encoder.layer)), strict=True
     ):
         for name in ("query", "key", "value"):
             getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())

@@ -96,8 +96,8 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     new = resolve_sizes(spec, old)
     weights = select_layers({k: v.detach() for k, v in teacher.state_dict().items()}, stack, new.layers)
     if family.bare_first:
-        place = new.layers.index(0) if 0 in new.layers else None
-        weights = fold_first_attention_norm(weights, new.layers[0], place, teacher.config.norm_eps)
+        index = new.layers.index(0) if 0 in new.layers else None
+        weights = fold_first_attention_norm(weights, new.layers[0], index, teacher.config.norm_eps)
     numbered = getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False)
     factors = list_query_factors(old, new, numbered=numbered)
     left_out: Mapping[str, str] = {}
@@ -182,7 +182,7 @@ def check_shapes(found: Shapes, expected: Shapes, left_out: Mapping[str, str], s
             continue
         before, after = found.get(name, ()), expected.get(name, ())
         dims = [d for d, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]]
-        reasons = [left_out[place] for place in (f"{name}[{d}]" for d in dims) if place in left_out]
+        reasons = [left_out[key] for key in (f"{name}[{d}]" for d in dims) if key in left_out]
         raise InputError(
             f"student {spec}: expected {name} of {list(after) or 'no size'} in the student's class, found "
             f"{list(before) or 'none'}: {reasons[0] if reasons else 'tracing finds no units of it to remove'}"

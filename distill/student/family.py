@@ -49,7 +49,7 @@ class Family:
         count, hidden, heads, ffn = (
             getattr(config, find_attribute(config, names)) for names in (LAYER_ATTRIBUTES, HIDDEN, HEAD_ATTRIBUTES, FFN)
         )
-        own = getattr(config, self.fills) // heads if self.fills else getattr(config, "head_dim", None)
+        head_dim = getattr(config, self.fills) // heads if self.fills else getattr(config, "head_dim", None)
         kv = getattr(config, "num_key_value_heads", None) or heads
         return Sizes(
             tuple(range(count)),
@@ -57,7 +57,7 @@ class Family:
             heads,
             ffn or 4 * hidden,  # GPT-2 leaves n_inner unset for this width
             kv=kv if kv != heads else 0,
-            head=own or (hidden // heads if self.rotary else 0),
+            head=head_dim or (hidden // heads if self.rotary else 0),
             free=self.free or bool(self.fills),
         )
 

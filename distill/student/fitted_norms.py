@@ -65,8 +65,8 @@ def list_norms(model: PreTrainedModel) -> list[str]:
     def is_norm(name: str, module: nn.Module) -> bool:
         if name.rpartition(".")[2] in HEAD_NORMS:
             return False
-        own = isinstance(module, nn.LayerNorm | NoNorm)
-        return own or (model.config.model_type in DECODERS and type(module).__name__.endswith("RMSNorm"))
+        is_layer_norm = isinstance(module, nn.LayerNorm | NoNorm)
+        return is_layer_norm or (model.config.model_type in DECODERS and type(module).__name__.endswith("RMSNorm"))
 
     return [name for name, module in model.base_model.named_modules() if is_norm(name, module)]
 

@@ -10,7 +10,7 @@ READER = "attn.Wqkv"
 EMBEDDINGS = "embeddings"
 
 
-def fold_first_attention_norm(weights: Weights, first: int, place: int | None, eps: float) -> Weights:
+def fold_first_attention_norm(weights: Weights, first: int, index: int | None, eps: float) -> Weights:
     """Returns the weights of a student with renumbered layers, whose first layer has no attention norm.
 
     The norm of the new first layer is folded into the projection after it: its scale and the subtraction of the mean
@@ -23,25 +23,25 @@ def fold_first_attention_norm(weights: Weights, first: int, place: int | None, e
     Args:
         weights: Weights by their names in the student.
         first: Number in the teacher of the student's first layer.
-        place: Number in the student of the teacher's first layer; None if it was removed.
+        index: Number in the student of the teacher's first layer; None if it was removed.
         eps: Epsilon of the norms.
     """
     if first == 0:
         return weights
     body = next(name for name in weights if name.endswith(f"{EMBEDDINGS}.norm.weight")).partition(EMBEDDINGS)[0]
     table, before, begun = f"{body}{EMBEDDINGS}.tok_embeddings.weight", f"{body}{EMBEDDINGS}.norm", f"{body}layers.0"
-    found = {name: weight for name, weight in weights.items() if not name.startswith(f"{begun}.{NORM}.")}
+    folded = {name: weight for name, weight in weights.items() if not name.startswith(f"{begun}.{NORM}.")}
     scale, shift = read_norm_weights(weights, f"{begun}.{NORM}")
     reader, bias = f"{begun}.{READER}.weight", f"{begun}.{READER}.bias"
-    if shift is not None and bias in found:
-        found[bias] = found[bias] + found[reader] @ shift
+    if shift is not None and bias in folded:
+        folded[bias] = folded[bias] + folded[reader] @ shift
     read = F.layer_norm(weights[table], scale.shape, *read_norm_weights(weights, before), eps=eps)
-    scaled = found[reader] * scale
-    found[reader] = (scaled - scaled.mean(1, keepdim=True)) * fit_norm_scale(read.var(1, correction=0), eps)
-    if place is not None:
+    scaled = folded[reader] * scale
+    folded[reader] = (scaled - scaled.mean(1, keepdim=True)) * fit_norm_scale(read.var(1, correction=0), eps)
+    if index is not None:
         parts = {"weight", "bias"} if shift is not None else {"weight"}
-        found |= {f"{body}layers.{place}.{NORM}.{part}": weights[f"{before}.{part}"].clone() for part in parts}
-    return found
+        folded |= {f"{body}layers.{index}.{NORM}.{part}": weights[f"{before}.{part}"].clone() for part in parts}
+    return folded
 
 
 def read_norm_weights(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:

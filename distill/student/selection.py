@@ -94,11 +94,11 @@ def sum_part_squares(
 
     A part whose matrices have several sizes is missing.
     """
-    found: dict[ProjectionRole, list[Squares]] = defaultdict(list)
+    by_part: dict[ProjectionRole, list[Squares]] = defaultdict(list)
     for name, dim, squares in list_squares(weights, places):
         for each in places[name, dim]:
-            found[each.part].append(squares[each.start : each.start + each.size])
-    same = {part: several for part, several in found.items() if len({len(squares) for squares in several}) == 1}
+            by_part[each.part].append(squares[each.start : each.start + each.size])
+    same = {part: several for part, several in by_part.items() if len({len(squares) for squares in several}) == 1}
     return {part: sum(several[1:], start=several[0]) for part, several in same.items()}
 
 
@@ -141,17 +141,17 @@ def select_head_coordinates(
     q, o = (squares[part].reshape(old.groups, each, width) for part in ("query", "output"))
     k, v = (squares[part].reshape(old.groups, width) for part in ("key", "value"))
     strength = (q + o).sum((1, 2)) + (k + v).sum(1)
-    found: dict[ProjectionRole, list[Tensor]] = {part: [] for part in _PARTS}
+    coordinates: dict[ProjectionRole, list[Tensor]] = {part: [] for part in _PARTS}
     for group in select_largest(strength, new.groups).tolist():
         heads = select_largest((q + o)[group].sum(1), new.heads // new.groups)
         qk = select_largest(q[group, heads].sum(0) + k[group], new.head_width)
         vo = select_largest(o[group, heads].sum(0) + v[group], new.head_width)
         starts = (group * each + heads)[:, None] * width
-        found["query"].append((starts + qk).flatten())
-        found["output"].append((starts + vo).flatten())
-        found["key"].append(group * width + qk)
-        found["value"].append(group * width + vo)
-    return {part: torch.cat(index) for part, index in found.items()}
+        coordinates["query"].append((starts + qk).flatten())
+        coordinates["output"].append((starts + vo).flatten())
+        coordinates["key"].append(group * width + qk)
+        coordinates["value"].append(group * width + vo)
+    return {part: torch.cat(index) for part, index in coordinates.items()}
 
 
 def select_largest(values: Squares, count: int) -> Int64[Tensor, "kept"]:

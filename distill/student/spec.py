@@ -239,8 +239,8 @@ def parse_spec(spec: str) -> StudentSpec:
         InputError: The preset, a key or a kind of normalization is unknown, a key is given twice, or a size isn't a
             number.
     """
-    words = re.split(r",(?=[^,=]+=)", spec)
-    named = [] if "=" in words[0] else [each.strip() for each in words.pop(0).split(",")]
+    parts = re.split(r",(?=[^,=]+=)", spec)
+    named = [] if "=" in parts[0] else [each.strip() for each in parts.pop(0).split(",")]
     fresh = FRESH in named
     presets = [each for each in named if each != FRESH]
     if len(presets) > 1 or named.count(FRESH) > 1 or any(each not in PRESETS for each in presets):
@@ -249,7 +249,7 @@ def parse_spec(spec: str) -> StudentSpec:
             + "".join(f"; did you mean {near!r}?" for near in [*map(near_preset, presets)][:1] if near)
         )
     preset = presets[0] if presets else ""
-    values = split_values(spec, words, list_keys(preset))
+    values = split_values(spec, parts, list_keys(preset))
     norm, pooling = values.pop(NORM_KEY, None), values.pop(POOLING_KEY, None)
     if norm is not None:
         check_kind(norm, spec)
@@ -265,15 +265,15 @@ def list_keys(preset: str) -> tuple[str, ...]:
     return (*(BLOCK_KEYS if preset in BLOCKS else KEYS), NORM_KEY)
 
 
-def split_values(spec: str, words: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """Returns key -> value of `key=value` words.
+def split_values(spec: str, parts: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """Returns key -> value of `key=value` parts.
 
     Raises:
         InputError: A key is unknown, or is given twice.
     """
     values: dict[str, str] = {}
-    for word in words:
-        key, _, value = (each.strip() for each in word.partition("="))
+    for part in parts:
+        key, _, value = (each.strip() for each in part.partition("="))
         if key not in keys:
             raise InputError(f"student {spec!r}: expected {', '.join(keys)}, found {key!r}")
         if key in values:
@@ -414,9 +414,9 @@ def check_within(sizes: Sizes, teacher: Sizes) -> None:
             "the teacher's layers"
         )
     for key in _WIDTHS:
-        size, most = getattr(sizes, key), getattr(teacher, key)
-        if not 1 <= size <= most:
+        size, limit = getattr(sizes, key), getattr(teacher, key)
+        if not 1 <= size <= limit:
             raise InputError(
-                f"student {key}={size}: expected 1 to {most}, the teacher's; a student built from its teacher "
+                f"student {key}={size}: expected 1 to {limit}, the teacher's; a student built from its teacher "
                 "can't be wider than it"
             )

@@ -171,10 +171,10 @@ def leave_out_special_tokens(vectors: Any, tokenizer: PreTrainedTokenizerBase) -
             vectors.importance.weight[tokenizer.all_special_ids] = LEFT_OUT
 
 
-def fill_table(vectors: Any, found: Tensor) -> None:
+def fill_table(vectors: Any, token_vectors: Tensor) -> None:
     """Sets the table of a student, and the weights of its tokens, from vectors [tokens, width]."""
-    importance = weigh_by_frequency(len(found))
-    table = reduce_width(found, vectors.config.embedding_size)
+    importance = weigh_by_frequency(len(token_vectors))
+    table = reduce_width(token_vectors, vectors.config.embedding_size)
     with torch.no_grad():
         weighted = vectors.config.encoder == "static" and vectors.importance is not None
         vectors.words.weight.copy_(table if weighted else table * importance[:, None])
@@ -182,7 +182,7 @@ def fill_table(vectors: Any, found: Tensor) -> None:
             vectors.ngrams.weight.zero_()
         if weighted:
             vectors.importance.weight.zero_()
-            vectors.importance.weight[: len(found), 0] = importance.log()
+            vectors.importance.weight[: len(token_vectors), 0] = importance.log()
 
 
 @torch.no_grad()
@@ -191,12 +191,12 @@ def compute_token_vectors(teacher: PreTrainedModel, tokenizer: PreTrainedTokeniz
     body: Any = get_stock_body(teacher).base_model
     size = teacher.config.vocab_size
     before, after = (torch.tensor(ids, dtype=torch.long) for ids in split_special_tokens(tokenizer))
-    found = []
+    means = []
     for ids in torch.arange(size).split(TOKENS_AT_ONCE):
         rows = torch.cat([before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)], 1).to(teacher.device)
         states = body(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state
-        found.append(states.mean(1).float().cpu())
-    return torch.cat(found)
+        means.append(states.mean(1).float().cpu())
+    return torch.cat(means)
 
 
 def reduce_width(vectors: Tensor, width: int) -> Tensor:

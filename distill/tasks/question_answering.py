@@ -125,8 +125,8 @@ class AnswerScorer(RowAccuracy):
             {"id": str(i), "answers": {"text": [each.text for each in answers] or [""], "answer_start": [0]}}
             for i, answers in enumerate(self.rows.part.labels)
         ]
-        found = squad(predicted, true)
-        return {"F1": float(found["f1"]) / 100, "exact match": float(found["exact_match"]) / 100}
+        metrics = squad(predicted, true)
+        return {"F1": float(metrics["f1"]) / 100, "exact match": float(metrics["exact_match"]) / 100}
 
     def decisions(self) -> np.ndarray:
         """Returns the predicted answer to each question, str [questions]."""

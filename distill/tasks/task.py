@@ -222,13 +222,13 @@ def check_head(config: PretrainedConfig, path: str, head: str, task: str) -> Non
 
 def output_layer(model: PreTrainedModel) -> nn.Linear:
     """Returns the linear layer that outputs the logits: the last one whose width is the number of labels."""
-    found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == model.config.num_labels]
-    if not found:
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == model.config.num_labels]
+    if not layers:
         raise InputError(
             f"{type(model).__name__}: expected a linear layer with {model.config.num_labels} outputs, one for each "
             "label, found none"
         )
-    return found[-1]
+    return layers[-1]
 
 
 def label_name(label: str) -> str:

@@ -65,9 +65,9 @@ class TextClassification(Task):
     def baseline(self, train: Examples) -> Baseline | None:
         """Returns the baseline that predicts the most frequent class."""
         counts = np.bincount(train.labels, minlength=len(self.labels))
-        most = int(counts.argmax())
-        answer = f"the class {self.labels[most]!r}, the most frequent in train"
-        return Baseline("majority class", answer, repeat_for_rows(np.eye(len(counts))[most]))
+        majority = int(counts.argmax())
+        description = f"the class {self.labels[majority]!r}, the most frequent in train"
+        return Baseline("majority class", description, repeat_for_rows(np.eye(len(counts))[majority]))
 
 
 class ClassScorer(RowAccuracy):
@@ -124,9 +124,9 @@ class MultiLabel(TextClassification):
 
     def baseline(self, train: Examples) -> Baseline | None:
         """Returns the baseline that predicts the most frequent label alone."""
-        most = int(np.sum(train.labels, axis=0).argmax())
-        answer = f"the label {self.labels[most]!r} alone, the most frequent in train"
-        return Baseline("most frequent label", answer, repeat_for_rows(2 * np.eye(len(self.labels))[most] - 1))
+        majority = int(np.sum(train.labels, axis=0).argmax())
+        description = f"the label {self.labels[majority]!r} alone, the most frequent in train"
+        return Baseline("most frequent label", description, repeat_for_rows(2 * np.eye(len(self.labels))[majority] - 1))
 
 
 class LabelScorer(InsideF1):

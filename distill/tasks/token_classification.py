@@ -67,9 +67,9 @@ class TokenClassification(Task):
     def baseline(self, train: Tagged) -> Baseline | None:
         """Returns the baseline that predicts the most frequent tag."""
         counts = np.bincount([tag for row in train.labels for tag in row], minlength=len(self.labels))
-        most = int(counts.argmax())
-        answer = f"the tag {self.labels[most]!r}, the most frequent in train, for each of their words"
-        return Baseline("most frequent tag", answer, repeat_for_tokens(np.eye(len(counts))[most]))
+        majority = int(counts.argmax())
+        description = f"the tag {self.labels[majority]!r}, the most frequent in train, for each of their words"
+        return Baseline("most frequent tag", description, repeat_for_tokens(np.eye(len(counts))[majority]))
 
 
 class TagScorer(InsideF1):

@@ -61,8 +61,8 @@ def checkpoint_layers(model: PreTrainedModel, mode: str) -> Iterator[None]:
 
 
 def _find_interval(mode: str) -> int:
-    found = EVERY.fullmatch(mode)
-    return int(found[1]) if found else 1
+    match = EVERY.fullmatch(mode)
+    return int(match[1]) if match else 1
 
 
 @contextmanager

@@ -59,9 +59,9 @@ class WeightAverage:
         for weight in _iterate_weights(self.optimizer):
             state = self.optimizer.state[weight]
             if AVERAGE in state:
-                kept = weight.detach().clone()
+                current = weight.detach().clone()
                 weight.copy_(state[AVERAGE])
-                state[AVERAGE].copy_(kept)
+                state[AVERAGE].copy_(current)
         values[_SWAPPED] = to_averages
 
 

@@ -16,7 +16,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric, Metric
@@ -31,7 +30,6 @@ from distill.losses.compose import weighted_sum
 from distill.losses.config import DYNAMIC, LayerSizes, LossConfig
 from distill.losses.logits import IGNORED, label_loss
 from distill.losses.teacher_signals import TeacherSignals
-from distill.models.context import check_context
 from distill.models.short_attention import attend_to_short_texts
 from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
@@ -52,9 +50,8 @@ from distill.train.offload import ActivationOffload
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule, set_schedule_step
-from distill.train.spikes import LossSpikeError, Spike, SpikeDetector
-from distill.train.steps.backward_window import yield_windows
-from distill.train.steps.batch_entries import find_signals
+from distill.train.spikes import SpikeWatch
+from distill.train.steps.backward_window import BackwardWindow, yield_windows
 from distill.train.steps.cross_tokenizer import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm
 from distill.train.steps.layer_terms import build_layer_terms
@@ -125,12 +122,8 @@ class DistillationModule(lightning.LightningModule):
         self.settings_in_training = ExitStack()  # of the student's memory and attention
         self.offload: ActivationOffload | None = None  # in training
         self.scratch = Path(gettempdir())  # for temporary files
-        self.rate_control, self.spikes = RateControl(), SpikeDetector(train.spike)
+        self.rate_control, self.spikes = RateControl(), SpikeWatch(train.spike)
         self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
-        self.skipped_batches: frozenset[int] = frozenset()  # numbers, counted from the start of the training
-        self.is_skipping = False  # whether the current step has one of them
-        self.spike: Spike | None = None  # in the current batch
-        self.recovery_factor = 1.0  # of the learning rate, after spikes
         self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
         if train.freeze_embeddings:
             freeze_embeddings(student)
@@ -162,7 +155,7 @@ class DistillationModule(lightning.LightningModule):
         """
         self._accumulate_batches()
         self._set_optimizer_mode("train")  # a checkpoint may be that of a validation
-        if self.recovery_factor != 1:
+        if self.spikes.rate_factor != 1:
             for scheduler in (cast(LambdaLR, each.scheduler) for each in self.trainer.lr_scheduler_configs):
                 set_schedule_step(scheduler, scheduler.last_epoch)
 
@@ -215,14 +208,14 @@ class DistillationModule(lightning.LightningModule):
         """Returns the weighted sum of the terms on a batch, and logs it in the steps in which Lightning logs.
 
         Returns:
-            For the batches of a step that has one of `skipped_batches`, a zero without gradients.
+            For the batches of a step that has one of `spikes.skipped_batches`, a zero without gradients.
 
         Raises:
             InputError: The loss isn't finite in a step that logs.
         """
-        self.is_skipping, self.spike = self._is_skipped(batch_idx), None
+        self.spikes.start_batch(self._trainer, batch_idx)
         self._clear_gradients(batch_idx)
-        if self.is_skipping:
+        if self.spikes.is_skipping:
             return torch.zeros((), device=self.device, requires_grad=True)
         is_logged, values = is_logging_step(self._trainer), TermValues()
         if self.stages is not None:
@@ -233,8 +226,8 @@ class DistillationModule(lightning.LightningModule):
             total, terms = self.compute_loss(self._select_batch(batch))
             values = self._collect_values(terms) if is_logged else values
         if self.train_config.recoveries:
-            self.spike = self._find_spike(total, batch_idx)
-        if is_logged and self.spike is None:
+            self.spikes.observe_loss(self.trainer, self.student, total, batch_idx)
+        if is_logged and self.spikes.spike is None:
             self._log_step(total, values)
         return total
 
@@ -289,64 +282,27 @@ class DistillationModule(lightning.LightningModule):
         values: TermValues = {f"train/{name}": value for name, value in terms.items()}
         return total.requires_grad_(), (measured[0] | values if measured else TermValues())
 
+    def divide_batch(self, batch: Batch) -> Iterable[Batch]:
+        """Returns the chunks of a batch whose backward passes are separate; see `backward_window`."""
+        if not self.train_config.backward_window:
+            return (batch,)
+        return self._backward_window.divide(batch, self.read_signals)
+
+    @property
+    def _backward_window(self) -> BackwardWindow:
+        signals = self.signals if self.loss.needs_teacher else None
+        return BackwardWindow(self.train_config.backward_window, self.student, signals)
+
     def _check_backward_window(self) -> None:
-        check_context(self.student)
-        if self.loss.needs_teacher and getattr(self.signals, "reads_context", False):
-            check_context(cast(PreTrainedModel, getattr(self.signals, "model")))  # noqa: B009 - an OnlineTeacher's
+        self._backward_window.check_models()
         if self._trainer is not None and not self.splits_batches:
             raise InputError(
                 "train.backward_window: expected one process and terms that don't compare rows, found "
                 f"{type(self.trainer.strategy).__name__}: whole documents would be trained"
             )
 
-    def divide_batch(self, batch: Batch) -> Iterable[Batch]:
-        """Returns the chunks of a batch whose backward passes are separate; see `backward_window`."""
-        if not self.train_config.backward_window:
-            return (batch,)
-        is_read_here = self.loss.needs_teacher and find_signals(batch) is None
-        reads_context = getattr(self.signals, "reads_context", False)
-        if is_read_here and not reads_context:
-            batch = batch | {"signals": cast(Tensor, self.read_signals(batch))}
-
-        def carry(part: Batch) -> None:
-            with torch.no_grad():
-                run_student(self.student, part)
-                if is_read_here and reads_context:
-                    self.read_signals(part)
-
-        return yield_windows(batch, self.train_config.backward_window, carry)
-
     def _collect_values(self, terms: dict[str, Tensor]) -> TermValues:
         return collect_term_values(self.current_loss, terms, list(self.parameters()))
-
-    def _count_batches(self, batch_idx: int) -> int:
-        """Returns the number of a batch, counted from the start of the training."""
-        return self.trainer.current_epoch * int(self.trainer.num_training_batches) + batch_idx
-
-    def _is_skipped(self, batch_idx: int) -> bool:
-        """Returns whether a batch of the batch's optimizer step is to be skipped.
-
-        Without its last batch, processes wouldn't exchange the gradients of a step.
-        """
-        if not self.skipped_batches:
-            return False
-        accumulated = self.trainer.accumulate_grad_batches
-        first = batch_idx - batch_idx % accumulated
-        step = range(first, min(first + accumulated, int(self.trainer.num_training_batches)))
-        return any(self._count_batches(number) in self.skipped_batches for number in step)
-
-    def _find_spike(self, total: Tensor, batch_idx: int) -> Spike | None:
-        """Returns the spike if the loss is one; the backward pass then also reduces gradients that FSDP accumulates."""
-        loss = total.detach().nan_to_num(nan=torch.inf, posinf=torch.inf)
-        if self.trainer.world_size > 1:
-            loss = cast(Tensor, self.trainer.strategy.reduce(loss.clone(), reduce_op="max"))
-        usual = self.spikes.usual
-        if not self.spikes.is_spike(float(loss)):
-            return None
-        for each in self.student.modules():
-            if isinstance(each, FSDPModule):
-                each.set_requires_gradient_sync(True)
-        return Spike(self._count_batches(batch_idx), self.trainer.global_step, float(loss), usual)
 
     def _clear_gradients(self, batch_idx: int) -> None:
         """Removes the last step's gradients where `optimizer_zero_grad` doesn't."""
@@ -401,9 +357,8 @@ class DistillationModule(lightning.LightningModule):
         Raises:
             LossSpikeError: The loss is a spike, where `recoveries` are allowed.
         """
-        if self.spike is not None:
-            raise LossSpikeError(self.spike)
-        if not (self.splits_batches or self.is_skipping):
+        self.spikes.raise_if_found()
+        if not (self.splits_batches or self.spikes.is_skipping):
             self._measure_noise(self.trainer.fit_loop.batch_idx)
 
     def _measure_noise(self, batch_idx: int) -> None:
@@ -434,7 +389,7 @@ class DistillationModule(lightning.LightningModule):
         checkpoint["growth"] = self.growth.state_dict()
         checkpoint["balance"] = self.balance.state_dict()
         checkpoint["rate_control"] = self.rate_control.state_dict()
-        checkpoint["losses"] = list(self.spikes.losses)
+        checkpoint["losses"] = list(self.spikes.detector.losses)
         checkpoint["micro_batches"] = self.micro_batches.parts
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
@@ -444,7 +399,7 @@ class DistillationModule(lightning.LightningModule):
         if "balance" in checkpoint:
             self.balance.load_state_dict(cast(BalanceState, checkpoint["balance"]))
         self.micro_batches.parts = int(cast(int, checkpoint.get("micro_batches", 1)))
-        self.spikes.restore(cast(list[float], checkpoint.get("losses", [])))
+        self.spikes.detector.restore(cast(list[float], checkpoint.get("losses", [])))
         if "rate_control" in checkpoint:
             self.rate_control.load_state_dict(cast(dict[str, object], checkpoint["rate_control"]))
 
@@ -458,7 +413,7 @@ class DistillationModule(lightning.LightningModule):
             optimizer.zero_grad()
 
     def _find_rate_factor(self) -> float:
-        return self.rate_control.factor * self.recovery_factor * self.growth.rate_factor
+        return self.rate_control.factor * self.spikes.rate_factor * self.growth.rate_factor
 
     def _log_step(self, total: Tensor, term_values: TermValues) -> None:
         check_finite_loss(total, self.trainer.global_step)
@@ -527,7 +482,7 @@ class DistillationModule(lightning.LightningModule):
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """Takes the optimizer's step, and none after batches that are skipped, which have no gradients."""
-        if optimizer_closure is not None and self._is_skipped(batch_idx):
+        if optimizer_closure is not None and self.spikes.is_step_skipped(self.trainer, batch_idx):
             optimizer_closure()
         else:
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

@@ -121,8 +121,8 @@ class ActivationOffload:
             weights: Parameters and buffers of the model, which stay.
             batch: Its tensors stay, those of its signals too.
         """
-        kept = {StorageWeakRef(_find_local(each).untyped_storage()) for each in (*weights, *_find_tensors(batch))}
-        packer = _Packer(self.place, self.device.type, self.smallest, kept)
+        resident = {StorageWeakRef(_find_local(each).untyped_storage()) for each in (*weights, *_find_tensors(batch))}
+        packer = _Packer(self.place, self.device.type, self.smallest, resident)
         try:
             with saved_tensors_hooks(packer.pack, _unpack):
                 yield
@@ -136,8 +136,8 @@ class _Packer:
     Entries are found by a weak reference to the storage. While one exists, no other storage gets the same address.
     """
 
-    def __init__(self, place: Place, device_type: str, smallest: int, kept: set[StorageWeakRef]):
-        self.place, self.device_type, self.smallest, self.kept = place, device_type, smallest, kept
+    def __init__(self, place: Place, device_type: str, smallest: int, resident: set[StorageWeakRef]):
+        self.place, self.device_type, self.smallest, self.resident = place, device_type, smallest, resident
         self.stored: dict[StorageWeakRef, tuple[int, ReferenceType[StoredBytes]]] = {}  # with the tensor's version
 
     def pack(self, tensor: Tensor) -> Tensor | SavedView:
@@ -164,13 +164,13 @@ class _Packer:
         storage = local.untyped_storage()
         if local.is_inference() or local.is_conj() or local.is_neg() or storage.nbytes() < self.smallest:
             return False
-        return StorageWeakRef(storage) not in self.kept
+        return StorageWeakRef(storage) not in self.resident
 
     def _store(self, local: Tensor) -> StoredBytes:
         storage = local.untyped_storage()
         key = StorageWeakRef(storage)
-        version, found = self.stored.get(key, (-1, None))
-        stored = None if found is None or version != local._version else found()
+        version, reference = self.stored.get(key, (-1, None))
+        stored = None if reference is None or version != local._version else reference()
         if stored is None:
             content = torch.empty(0, dtype=torch.uint8, device=local.device)
             stored = self.place.store(content.set_(storage))

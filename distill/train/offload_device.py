@@ -45,9 +45,9 @@ class HostMemory:
         self._release_copied(torch.cuda.current_stream(self.device), 0)
         self.last = None
 
-    def _release_copied(self, compute: torch.cuda.Stream, most: int) -> None:
+    def _release_copied(self, compute: torch.cuda.Stream, limit: int) -> None:
         # The memory's next use is on the stream of the computation, which waits for the copy first.
-        while len(self.leaving) > most:
+        while len(self.leaving) > limit:
             copied, _ = self.leaving.popleft()
             compute.wait_event(copied)
 

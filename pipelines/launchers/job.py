@@ -36,8 +36,8 @@ class ClusterJob:
     @property
     def is_kept_at_url(self) -> bool:
         """Whether the command's output is at a URL."""
-        words = [part for word in self.arguments for part in word.split("=", 1)]
-        return any(name == "--output" and is_url(value) for name, value in pairwise(words))
+        parts = [part for argument in self.arguments for part in argument.split("=", 1)]
+        return any(name == "--output" and is_url(value) for name, value in pairwise(parts))
 
     def node_command(self, rank: str, address: str) -> list[str]:
         """Returns the words that a node starts.
@@ -70,17 +70,17 @@ class EngineFiles:
     notes: tuple[str, ...] = ()
 
 
-def read_command(words: Sequence[str], config: LaunchConfig) -> ClusterJob:
+def read_command(command: Sequence[str], config: LaunchConfig) -> ClusterJob:
     """Returns the job that runs the command after `--`.
 
     Args:
-        words: `python -m pipelines.distill …`, `stillroom distill …` or `distill …`.
+        command: `python -m pipelines.distill …`, `stillroom distill …` or `distill …`.
         config: The nodes.
 
     Raises:
         InputError: It isn't a command that runs on several processes, or sets their number itself.
     """
-    rest = list(words)
+    rest = list(command)
     if rest[:2] and rest[0].startswith("python") and rest[1] == "-m":
         rest = rest[2:]
     elif rest[:1] == ["stillroom"]:
@@ -89,7 +89,7 @@ def read_command(words: Sequence[str], config: LaunchConfig) -> ClusterJob:
     if name not in PARALLEL:
         raise InputError(
             f"command after --: expected python -m pipelines.distill, or {', '.join(PARALLEL[1:])}, found "
-            f"{' '.join(words[:3]) or 'none'}: there would be nothing to run on the nodes"
+            f"{' '.join(command[:3]) or 'none'}: there would be nothing to run on the nodes"
         )
     flag = next((word for word in rest[1:] if word.partition("=")[0] in _SPLIT), None)
     if flag is not None:

@@ -25,8 +25,8 @@ def write_ray(job: ClusterJob) -> EngineFiles:
     entry = ["python", "-m", job.module, *job.arguments, "--engine=ray", f"--devices={workers}"]
     if job.module != "pipelines.cache":
         entry.append(f"--machine.restarts={config.restarts}")
-    words = ["ray", "job", "submit", f"--submission-id={config.name}", "--working-dir=.", "--", *entry]
-    files = {"submit.sh": f"#!/bin/sh\nexec {quote_words(words)}\n"}
+    command = ["ray", "job", "submit", f"--submission-id={config.name}", "--working-dir=.", "--", *entry]
+    files = {"submit.sh": f"#!/bin/sh\nexec {quote_words(command)}\n"}
     if not config.image:
         return EngineFiles(files, ("sh", "submit.sh"))
     files["rayjob.yaml"] = yaml.safe_dump(build_rayjob(job, quote_words(entry)), sort_keys=False, width=10**6)

@@ -15,7 +15,7 @@ def write_skypilot(job: ClusterJob) -> EngineFiles:
     }
     resources |= {"accelerators": f"{config.accelerator}:{config.gpus}"} if config.gpus else {}
     resources |= {"use_spot": True} if config.spot else {}
-    words = job.node_command("$SKYPILOT_NODE_RANK", '$(echo "$SKYPILOT_NODE_IPS" | head -n1)')
+    command = job.node_command("$SKYPILOT_NODE_RANK", '$(echo "$SKYPILOT_NODE_IPS" | head -n1)')
     task: dict[str, object] = {
         "name": config.name,
         "num_nodes": config.most,
@@ -23,6 +23,6 @@ def write_skypilot(job: ClusterJob) -> EngineFiles:
         "workdir": ".",
     }
     task |= {"file_mounts": {config.mount: {"source": config.volume, "mode": "MOUNT"}}} if config.volume else {}
-    task |= {"setup": "pip install -c constraints.txt .", "run": f"exec {quote_words(words)}\n"}
+    task |= {"setup": "pip install -c constraints.txt .", "run": f"exec {quote_words(command)}\n"}
     text = yaml.safe_dump(task, sort_keys=False, width=10**6)
     return EngineFiles({"task.yaml": text}, ("sky", "jobs", "launch", "--yes", "task.yaml"))

@@ -17,15 +17,15 @@ def write_slurm(job: ClusterJob) -> EngineFiles:
     options += [f"--gpus-per-node={config.gpus}"] if config.gpus else []
     options += [f"--partition={config.queue}"] if config.queue else []
     options += [f"--account={config.account}"] if config.account else []
-    kept = ["--no-kill"] if config.fewest < config.most else []  # Slurm would end the job of a lost node
-    words = job.node_command("$SLURM_NODEID", "$SLURM_LAUNCH_NODE_IPADDR")
+    no_kill = ["--no-kill"] if config.fewest < config.most else []  # Slurm would end the job of a lost node
+    command = job.node_command("$SLURM_NODEID", "$SLURM_LAUNCH_NODE_IPADDR")
     fewest = f"{config.fewest}:" if config.fewest < config.most else ""
-    words[words.index(f"--nodes={config.nodes}")] = ShellWord(f"--nodes={fewest}$SLURM_NNODES")
+    command[command.index(f"--nodes={config.nodes}")] = ShellWord(f"--nodes={fewest}$SLURM_NNODES")
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in (*options, *kept)),
+        *(f"#SBATCH {option}" for option in (*options, *no_kill)),
         "",
-        f"{' '.join(['srun', '--kill-on-bad-exit=0', *kept])} bash -c {shlex.quote(f'exec {quote_words(words)}')}",
+        f"{' '.join(['srun', '--kill-on-bad-exit=0', *no_kill])} bash -c {shlex.quote(f'exec {quote_words(command)}')}",
         "code=$?",
         'echo "ended with $code"',
         f'if [ "$code" -eq {RETRY} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {config.restarts} ]; then',

@@ -51,9 +51,9 @@ def trace_exactly(trace: Callable[[int], StepTrace], layers: int) -> Extrapolate
 def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times: float = 1.0) -> StepTrace:
     """Returns a trace plus the difference of two others times a factor."""
 
-    def add(own: Mapping[_Key, int], old: Mapping[_Key, int], new: Mapping[_Key, int]) -> dict[_Key, int]:
-        names = dict.fromkeys([*own, *old, *new])
-        return {name: round(own.get(name, 0) + times * (new.get(name, 0) - old.get(name, 0))) for name in names}
+    def add(base: Mapping[_Key, int], old: Mapping[_Key, int], new: Mapping[_Key, int]) -> dict[_Key, int]:
+        names = dict.fromkeys([*base, *old, *new])
+        return {name: round(base.get(name, 0) + times * (new.get(name, 0) - old.get(name, 0))) for name in names}
 
     return StepTrace(
         spread_negative_sizes(add(trace.memory, before.memory, after.memory)),
@@ -71,8 +71,8 @@ def spread_negative_sizes(memory: dict[str, int]) -> dict[str, int]:
     The two traced models may use the most memory at different moments, with other kinds of it.
     """
     missing = -sum(size for size in memory.values() if size < 0)
-    found = {name: max(0, size) for name, size in memory.items()}
-    for name in sorted(found, key=lambda name: found[name], reverse=True):
-        taken = min(missing, found[name])
-        found[name], missing = found[name] - taken, missing - taken
-    return found
+    sizes = {name: max(0, size) for name, size in memory.items()}
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        taken = min(missing, sizes[name])
+        sizes[name], missing = sizes[name] - taken, missing - taken
+    return sizes

@@ -106,14 +106,16 @@ class LayoutTracer:
         segments = self.workload.predicts_tokens
         layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True, segments=segments)
         train = self.workload.settings.train
-        found = self._trace_all(partial(self._trace_student, train=train, online=online), layouts)
-        if train.optimizer in SMALLER and all(choice.refusal for choice in found):
+        candidates = self._trace_all(partial(self._trace_student, train=train, online=online), layouts)
+        if train.optimizer in SMALLER and all(choice.refusal for choice in candidates):
             smaller = replace(train, optimizer=SMALLER[train.optimizer])
-            found += self._trace_all(partial(self._trace_student, train=smaller, online=online), layouts)
-        if self.hardware.can_overlap and train.optimizer == "adamw" and all(choice.refusal for choice in found):
+            candidates += self._trace_all(partial(self._trace_student, train=smaller, online=online), layouts)
+        if self.hardware.can_overlap and train.optimizer == "adamw" and all(choice.refusal for choice in candidates):
             shards = [layout for layout in layouts if layout.fsdp > 1 and layout.tp == layout.pp == 1]
-            found += self._trace_all(partial(self._trace_student, train=train, online=online, offloads=True), shards)
-        return found
+            candidates += self._trace_all(
+                partial(self._trace_student, train=train, online=online, offloads=True), shards
+            )
+        return candidates
 
     def trace_online_students(
         self, cached: Sequence[LayoutCandidate], teachers: Sequence[LayoutCandidate]
@@ -125,8 +127,8 @@ class LayoutTracer:
         """
         if self.workload.choose_signals(online=True) == self.workload.choose_signals(online=False):
             return list(cached)
-        held = min((teacher.trace.held for teacher in teachers if teacher.trace is not None), default=0)
-        room = self.hardware.memory - held
+        teacher_bytes = min((teacher.trace.held for teacher in teachers if teacher.trace is not None), default=0)
+        room = self.hardware.memory - teacher_bytes
         tried = {each.layout: each for each in cached if each.train and not each.refusal and each.peak <= room}
         return self._trace_all(lambda layout: self._exchange_signals(tried[layout]), list(tried))
 
@@ -159,10 +161,10 @@ class LayoutTracer:
             step = partial(self._step, train=tried, rows=rows, online=online)
             return self._plan(layout, step, rows, tried, offloads=offloads)
 
-        found = plan(first)
-        never_fits = found.trace is None or found.trace.held > self.hardware.memory
-        if not found.refusal or never_fits or len(modes) == 1:
-            return found
+        candidate = plan(first)
+        never_fits = candidate.trace is None or candidate.trace.held > self.hardware.memory
+        if not candidate.refusal or never_fits or len(modes) == 1:
+            return candidate
         smallest = plan(modes[-1])
         if smallest.refusal:
             return smallest
@@ -204,20 +206,22 @@ class LayoutTracer:
         try:
             check_rules(named, about=("teacher_layout", "student_layout"))
             with simulate_world(self.hardware.processes):
-                found = trace(layout)
+                extrapolated = trace(layout)
         except InputError as error:
             return LayoutCandidate(layout, train, rows, refusal=str(error))
         except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
             reason = f"a step without data failed: {type(error).__name__}: {in_one_line(error)}"
             return LayoutCandidate(layout, train, rows, refusal=reason, failed=True)
-        time, offloaded = estimate_step(found.whole, self.hardware), 0
+        time, offloaded = estimate_step(extrapolated.whole, self.hardware), 0
         if offloads:
-            offloaded = found.whole.held
-            seconds = estimate_offload(found.whole, self.hardware)
-            found = ExtrapolatedTrace(offload_states(found.whole), offload_states(found.shallow), found.layers)
+            offloaded = extrapolated.whole.held
+            seconds = estimate_offload(extrapolated.whole, self.hardware)
+            extrapolated = ExtrapolatedTrace(
+                offload_states(extrapolated.whole), offload_states(extrapolated.shallow), extrapolated.layers
+            )
             time = replace(time, waited=time.waited + seconds)
-        refusal = "" if found.whole.peak <= self.hardware.memory else "doesn't fit"
-        return LayoutCandidate(layout, train, rows, found, time, refusal, offloaded=offloaded)
+        refusal = "" if extrapolated.whole.peak <= self.hardware.memory else "doesn't fit"
+        return LayoutCandidate(layout, train, rows, extrapolated, time, refusal, offloaded=offloaded)
 
     def _count_least(self, layout: Layout, train: TrainConfig | None) -> int:
         """Returns the bytes of weights and states on a process, without a trace."""
@@ -259,10 +263,12 @@ class LayoutTracer:
         training = self.workload.describe_training(size, layers, traced, online=online, segments=layout.cp)
         training = replace(training, backend=self.hardware.backend)
         if layout.pp > 1:
-            found = trace_stages(training, layout, micro_batches, self.hardware.memory)
+            step_trace = trace_stages(training, layout, micro_batches, self.hardware.memory)
         else:
-            found = trace_step(training, layout, is_new=self._is_new("step", layout, size, train.optimizer, online))
-        return scale_states(found, STATES.get(train.optimizer, 1.0))
+            step_trace = trace_step(
+                training, layout, is_new=self._is_new("step", layout, size, train.optimizer, online)
+            )
+        return scale_states(step_trace, STATES.get(train.optimizer, 1.0))
 
 
 def scale_states(trace: StepTrace, factor: float) -> StepTrace:

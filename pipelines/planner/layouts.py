@@ -25,17 +25,19 @@ def list_layouts(hardware: Hardware, model: PretrainedConfig, *, trained: bool, 
     count = hardware.processes
     if count == 1:
         return [Layout()]
-    found = [Layout(dp=count)]
-    found += [Layout(dp=count, zero=zero) for zero in (1, 2) if trained]
-    found.append(Layout(fsdp=count))
-    found += [Layout(dp=count // shards, fsdp=shards) for shards in divide(count) if hardware.devices % shards == 0]
+    layouts = [Layout(dp=count)]
+    layouts += [Layout(dp=count, zero=zero) for zero in (1, 2) if trained]
+    layouts.append(Layout(fsdp=count))
+    layouts += [Layout(dp=count // shards, fsdp=shards) for shards in divide(count) if hardware.devices % shards == 0]
     for parts in (*divide(hardware.devices), hardware.devices):
         others = count // parts
-        found += [Layout(tp=parts)] if others == 1 else [Layout(fsdp=others, tp=parts), Layout(dp=others, tp=parts)]
+        layouts += [Layout(tp=parts)] if others == 1 else [Layout(fsdp=others, tp=parts), Layout(dp=others, tp=parts)]
         if segments:
-            found += [Layout(cp=parts)] if others == 1 else [Layout(fsdp=others, cp=parts), Layout(dp=others, cp=parts)]
-    found += [Layout(pp=stages, dp=count // stages) for stages in (*divide(count), count) if stages <= MOST_STAGES]
-    unique = dict.fromkeys(layout for layout in found if layout.processes == count)
+            layouts += (
+                [Layout(cp=parts)] if others == 1 else [Layout(fsdp=others, cp=parts), Layout(dp=others, cp=parts)]
+            )
+    layouts += [Layout(pp=stages, dp=count // stages) for stages in (*divide(count), count) if stages <= MOST_STAGES]
+    unique = dict.fromkeys(layout for layout in layouts if layout.processes == count)
     return [layout for layout in unique if can_have(layout, model)]
 
 

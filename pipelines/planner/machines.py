@@ -23,11 +23,11 @@ def describe_hardware(cluster: ClusterConfig, precision: str, threads: int) -> H
         precision: Precision of training.
         threads: Threads of a process, for a CPU.
     """
-    found = measure_this_processor(cluster, threads) if cluster.gpu == CPU else describe_gpus(cluster, precision)
+    hardware = measure_this_processor(cluster, threads) if cluster.gpu == CPU else describe_gpus(cluster, precision)
     return replace(
-        found,
-        flops=cluster.tflops * 1e12 or found.flops,
-        links=parse_rate(cluster.links, "cluster.links") if cluster.links else found.links,
+        hardware,
+        flops=cluster.tflops * 1e12 or hardware.flops,
+        links=parse_rate(cluster.links, "cluster.links") if cluster.links else hardware.links,
         bandwidth=parse_rate(cluster.bandwidth, "cluster.bandwidth"),
     )
 
@@ -58,18 +58,18 @@ def describe_this_machine(processes: int, precision: str) -> Hardware:
     A GPU that isn't in the table counts as an A100 with its own memory. The rates of a CPU are assumed, since measuring
     them would delay every start: only their ratios matter for the choice of a layout.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    nodes, memory = max(1, processes // here), int(process_memory(processes))
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    nodes, memory = max(1, processes // per_node), int(process_memory(processes))
     bandwidth = parse_rate(ClusterConfig().bandwidth, "cluster.bandwidth")
     if not torch.cuda.is_available():
         free = memory - read_resident_memory()
         return Hardware(
-            nodes, here, free, 50e9, 1e9, 1e9,
+            nodes, per_node, free, 50e9, 1e9, 1e9,
             latency=1e-3, memory_bandwidth=6e9, draws=1e8, dispatch=200e-6, can_overlap=False,
         )  # fmt: skip
     name = torch.cuda.get_device_name().lower()
     kind = GPU_KINDS[next((kind for kind in GPU_KINDS if kind in name.replace("-", " ").split()), "a100")]
-    return Hardware(nodes, here, memory - RESERVED, look_up_flops(kind, precision), kind.links, bandwidth)
+    return Hardware(nodes, per_node, memory - RESERVED, look_up_flops(kind, precision), kind.links, bandwidth)
 
 
 def look_up_flops(kind: GpuKind, precision: str) -> float:

@@ -55,7 +55,7 @@ class OperatorWork:
 
     def add(self, other: "OperatorWork", times: float = 1.0) -> "OperatorWork":
         """Returns the sum of this work and a multiple of another's."""
-        counts = (round(own + times * added) for own, added in zip(astuple(self), astuple(other), strict=True))
+        counts = (round(count + times * added) for count, added in zip(astuple(self), astuple(other), strict=True))
         return OperatorWork(*counts)
 
 

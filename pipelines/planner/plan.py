@@ -152,7 +152,7 @@ def fit_settings(
     settings: DistillConfig, precision: Precision, teacher: PretrainedConfig, student: PretrainedConfig
 ) -> DistillConfig:
     """Returns the settings with a precision, and with rows as long as both models allow."""
-    limits = [most for each in (teacher, student) if (most := find_max_tokens(each)) is not None]
+    limits = [max_tokens for each in (teacher, student) if (max_tokens := find_max_tokens(each)) is not None]
     length = min([settings.data.max_length or USUAL_LENGTH, *limits])
     machine = settings.machine
     return replace(
@@ -177,8 +177,8 @@ def build_no_fit_error(
             continue
         smallest = min(traced, key=lambda choice: choice.peak)
         parts.append(f"the {role} needs {smallest.peak / 1e9:,.3g} GB at least ({smallest.layout})")
-    found = "; ".join(parts) or "each fits alone, but not both together"
+    explanation = "; ".join(parts) or "each fits alone, but not both together"
     return InputError(
         f"layouts: expected a pair that fits into {hardware.processes} x {hardware.memory / 1e9:,.3g} GB, found none: "
-        f"{found}; take more GPUs, or a smaller train.batch_size or data.max_length"
+        f"{explanation}; take more GPUs, or a smaller train.batch_size or data.max_length"
     )

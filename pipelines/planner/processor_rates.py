@@ -67,20 +67,20 @@ class Work:
 
 def measure_processor(processes: int, threads: int) -> ProcessorRates:
     """Returns the rates of this many processes that work at the same time, each with `threads` threads (0: default)."""
-    with tempfile.TemporaryDirectory(prefix="stillroom-") as place:
+    with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
         torch.multiprocessing.start_processes(
-            _measure_process, (processes, threads, place), nprocs=processes, start_method="spawn"
+            _measure_process, (processes, threads, folder), nprocs=processes, start_method="spawn"
         )
-        found = [json.loads((Path(place) / f"{rank}.json").read_text()) for rank in range(processes)]
-    return ProcessorRates(**{name: statistics.median(each[name] for each in found) for name in found[0]})
+        rates = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(processes)]
+    return ProcessorRates(**{name: statistics.median(each[name] for each in rates) for name in rates[0]})
 
 
-def _measure_process(rank: int, processes: int, threads: int, place: str) -> None:
+def _measure_process(rank: int, processes: int, threads: int, folder: str) -> None:
     """Writes the rates of a process to a file."""
     torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // processes))
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=processes)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes)
     rates = measure_rates(processes)
-    (Path(place) / f"{rank}.json").write_text(json.dumps(asdict(rates)))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(asdict(rates)))
     dist.destroy_process_group()
 
 

@@ -83,8 +83,8 @@ def list_extreme_stages(parts: Sequence[range]) -> list[int]:
     """
     last = len(parts) - 1
     between = max(range(1, last), key=lambda index: len(parts[index]), default=0)
-    found = {0, last} | ({between} if len(parts[between]) > len(parts[0]) else set())
-    return sorted(found, key=lambda index: (-len(parts[index]), index))
+    extremes = {0, last} | ({between} if len(parts[between]) > len(parts[0]) else set())
+    return sorted(extremes, key=lambda index: (-len(parts[index]), index))
 
 
 def extrapolate_stage(work: Training | Query, parts: Sequence[range], micro_batches: int, index: int) -> StepTrace:
@@ -130,9 +130,9 @@ def trace_stage(
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()
-        held = count_held_bytes(stage, optimizer)
+        held_bytes = count_held_bytes(stage, optimizer)
     add_messages(counter, stage, batch, (1 + is_trained) * micro_batches)
-    return collect_trace(memory, counter, held)
+    return collect_trace(memory, counter, held_bytes)
 
 
 class LoneStage:
@@ -152,7 +152,7 @@ class LoneStage:
     def run(self, batch: Batch, micro_batches: int, before: Callable[[], None]) -> None:
         """Runs the passes of a batch that consists of equal micro-batches; `before` is called before each of them."""
         boundary, waiting = self.forward.boundary, deque[Tensor]()
-        kept = boundary.count - boundary.index if micro_batches >= boundary.count else micro_batches
+        in_flight = boundary.count - boundary.index if micro_batches >= boundary.count else micro_batches
         for _ in range(micro_batches):
             before()
             with torch.set_grad_enabled(self.loss is not None):
@@ -160,7 +160,7 @@ class LoneStage:
             if self.loss is None:
                 continue
             waiting.append(output)
-            if len(waiting) == kept:
+            if len(waiting) == in_flight:
                 run_backward(waiting.popleft())
         while waiting:
             run_backward(waiting.popleft())

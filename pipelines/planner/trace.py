@@ -220,15 +220,15 @@ def trace_step(training: Training, layout: Layout, *, is_new: bool = True) -> St
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         counter = WorkCounter(count_classes(model, layout))
         memory = StepTracker(counter, copies=training.backend == "gloo")
-        own = getattr(optimizer, "optim", optimizer)  # this process's part of a ZeroRedundancyOptimizer
-        memory.track_external(model, own, *list_tensors(batch))
+        local_optimizer = getattr(optimizer, "optim", optimizer)  # this process's part of a ZeroRedundancyOptimizer
+        memory.track_external(model, local_optimizer, *list_tensors(batch))
         with counter, memory:
             take_step()
         reshard(model)
-        held = count_held_bytes(model, own)
+        held_bytes = count_held_bytes(model, local_optimizer)
         if is_replicated:
             add_gradient_sums(counter, model, layout)
-    return collect_trace(memory, counter, held)
+    return collect_trace(memory, counter, held_bytes)
 
 
 def trace_query(query: Query, layout: Layout, *, is_new: bool = True) -> StepTrace:
@@ -252,8 +252,8 @@ def trace_query(query: Query, layout: Layout, *, is_new: bool = True) -> StepTra
         with counter, memory:
             ask()
         reshard(model)
-        held = count_held_bytes(model)
-    return collect_trace(memory, counter, held)
+        held_bytes = count_held_bytes(model)
+    return collect_trace(memory, counter, held_bytes)
 
 
 def build_sharded(
@@ -340,16 +340,16 @@ def add_gradient_sums(counter: WorkCounter, model: nn.Module, layout: Layout) ->
     counter.calls[everyone] += -(-size // (25 << 20))
 
 
-def collect_trace(memory: StepTracker, counter: WorkCounter, held: int) -> StepTrace:
+def collect_trace(memory: StepTracker, counter: WorkCounter, held_bytes: int) -> StepTrace:
     """Returns what was traced; logits are taken out of the activations and buffers that they are part of."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for categories in memory.get_tracker_snapshot("peak").values():
         for kind, count in categories.items():
             name = CATEGORIES.get(getattr(kind, "value", str(kind)))
             if name is not None:
-                found[name] += count
+                sizes[name] += count
     for name in ("activations", "buffers"):
-        share = min(found[name], memory.logits - found["logits"])
-        found[name] -= share
-        found["logits"] += share
-    return StepTrace(dict(found), held, counter.work, dict(counter.sent), dict(counter.calls))
+        share = min(sizes[name], memory.logits - sizes["logits"])
+        sizes[name] -= share
+        sizes["logits"] += share
+    return StepTrace(dict(sizes), held_bytes, counter.work, dict(counter.sent), dict(counter.calls))

@@ -97,9 +97,9 @@ class Workload:
 
     def choose_signals(self, *, online: bool) -> KeepConfig:
         """Returns the signals that the student reads, from a cache or from a teacher that computes them."""
-        found = choose_signals(self.settings, self.task, self.teacher_sizes, read_layer_sizes(self.student))
+        keep = choose_signals(self.settings, self.task, self.teacher_sizes, read_layer_sizes(self.student))
         outputs = ",".join(self.settings.loss.teacher_outputs)
-        return replace(found, signals=outputs) if online else found
+        return replace(keep, signals=outputs) if online else keep
 
     def describe_training(
         self, rows: int, layers: int, train: TrainConfig, *, online: bool, segments: int = 1

@@ -103,10 +103,10 @@ def read_latency(entry: ModelEntry, key: LatencyKey) -> LatencyEntry:
 
 def assign_colors(names: Iterable[str]) -> dict[str, int]:
     """Returns each model's color index; the teacher's is reserved, and a single student's is always the same."""
-    own = dict.fromkeys(["student", *(name for name in names if name != "teacher")])
-    if sum(name.startswith("student") for name in own) > 2:  # with several students, none is just called student
-        own.pop("student")
-    return {"teacher": 0} | {name: 1 + i % (len(SERIES) - 1) for i, name in enumerate(own)}
+    students = dict.fromkeys(["student", *(name for name in names if name != "teacher")])
+    if sum(name.startswith("student") for name in students) > 2:  # with several students, none is just called student
+        students.pop("student")
+    return {"teacher": 0} | {name: 1 + i % (len(SERIES) - 1) for i, name in enumerate(students)}
 
 
 def draw_stage_charts(rows: Sequence[LogRow], metric: str, training: TrainingEntry | None = None) -> list[Chart]:
@@ -155,8 +155,8 @@ def collect_marks(training: TrainingEntry | None) -> list[Marks]:
 
 def collect_points(rows: Sequence[LogRow], key: str) -> list[tuple[float, float]]:
     """Returns (step, value) of the rows with a finite value, in the order of the steps."""
-    found = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
-    return sorted(point for point in found if math.isfinite(point[1]))
+    points = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
+    return sorted(point for point in points if math.isfinite(point[1]))
 
 
 def draw_lines(axes: "Axes", lines: Lines, colors: Mapping[str, str], marker: str = "") -> None:

@@ -117,10 +117,10 @@ def _describe_single(report: Report, entry: ModelEntry) -> str:
     latency = f"{format_ms(entry['latency']['best_ms'])} ms per text on {format_runtime(entry)}"
     if share is None:
         return f"The {entry['name']} reaches {format_score(entry['score'], report['metric'])} {metric} in {latency}."
-    kept = f"The {entry['name']} keeps {format_percent(share)} of the teacher's {metric}"
+    opening = f"The {entry['name']} keeps {format_percent(share)} of the teacher's {metric}"
     if speedup is None:
-        return f"{kept} and takes {latency}."
-    return f"{kept} at {format_ratio(speedup)} its speed on {format_runtime(entry)}."
+        return f"{opening} and takes {latency}."
+    return f"{opening} at {format_ratio(speedup)} its speed on {format_runtime(entry)}."
 
 
 def _share_of_teacher(entry: ModelEntry, teacher: ModelEntry | None) -> float | None:

@@ -90,11 +90,13 @@ def draw_front(axes: "Axes", points: Sequence[Point], label: str, metric: str, f
         free: 1 if lines leave room above and to the right, as falling lines do, -1 if they leave room below.
     """
     for series in dict.fromkeys(p.series for p in points):
-        own = sorted((p for p in points if p.series == series), key=lambda p: p.value)
+        series_points = sorted((p for p in points if p.series == series), key=lambda p: p.value)
         color, marker = COLORS.get(series, MUTED), "*" if series == "teacher" else "o"
         size = 13 if series == "teacher" else 8
-        axes.plot([p.value for p in own], [p.score for p in own], color=color, linewidth=1, alpha=0.45)
-        for p in own:
+        axes.plot(
+            [p.value for p in series_points], [p.score for p in series_points], color=color, linewidth=1, alpha=0.45
+        )
+        for p in series_points:
             fill = "none" if p.dominated else "full"
             axes.plot([p.value], [p.score], color=color, marker=marker, markersize=size, fillstyle=fill, linestyle="")
         axes.plot([], [], color=color, marker=marker, markersize=size, linestyle="", label=series)

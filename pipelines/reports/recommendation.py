@@ -28,24 +28,24 @@ def recommend_students(report: Report) -> list[Recommendation]:
     teacher = judged.pop("teacher", None)
     if teacher is None or len(judged) < 2 or not teacher["validation"] > 0:
         return []
-    found: list[Recommendation] = []
+    recommendations: list[Recommendation] = []
     for loss in LOSSES:
-        kept = {name: entry["validation"] / teacher["validation"] for name, entry in judged.items()}
-        speeds = {name: read_speedup(entry) or 0.0 for name, entry in judged.items() if kept[name] >= 1 - loss}
+        shares = {name: entry["validation"] / teacher["validation"] for name, entry in judged.items()}
+        speeds = {name: read_speedup(entry) or 0.0 for name, entry in judged.items() if shares[name] >= 1 - loss}
         if speeds:
             best = max(speeds, key=lambda name: speeds[name])
-            if not found or found[-1].name != best:
-                found.append(Recommendation(loss, best, kept[best], speeds[best]))
-    return found
+            if not recommendations or recommendations[-1].name != best:
+                recommendations.append(Recommendation(loss, best, shares[best], speeds[best]))
+    return recommendations
 
 
 def build_recommendations(report: Report) -> ReportTable | None:
     """Returns the table of recommended students; None if there is nothing to choose from."""
-    found = recommend_students(report)
+    recommendations = recommend_students(report)
     header = ["acceptable loss", "student", f"kept of the teacher's validation {report['metric']}", "speedup"]
     rows = [
         [format_percent(each.loss), each.name, format_percent(each.kept, 2), format_ratio(each.speedup)]
-        for each in found
+        for each in recommendations
     ]
     return ReportTable(header, rows) if rows else None
 

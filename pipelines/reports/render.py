@@ -71,11 +71,11 @@ class Charts:
 
     def files(self) -> dict[str, str]:
         """Returns file name -> standalone SVG of each chart."""
-        found = dict(self.speed)
+        svgs = dict(self.speed)
         for stage, charts in self.stages.items():
-            found |= {f"{stage} {chart.caption}": chart.svg for chart in charts}
+            svgs |= {f"{stage} {chart.caption}": chart.svg for chart in charts}
         return {
-            re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": make_standalone(svg) for name, svg in found.items()
+            re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": make_standalone(svg) for name, svg in svgs.items()
         }
 
 
@@ -102,8 +102,8 @@ class PruningSection:
     def of(cls, report: Report) -> "PruningSection":
         """Returns the section of a report of a pruning run."""
         header, stages = build_pruning_table(report)
-        found = [(student, best_trial(student["trials"])) for student in pruned_students(report)]
-        trials = [TrialList(each["name"], best, each["trials"]) for each, best in found if best is not None]
+        best_trials = [(student, best_trial(student["trials"])) for student in pruned_students(report)]
+        trials = [TrialList(each["name"], best, each["trials"]) for each, best in best_trials if best is not None]
         return cls(header, stages, write_verdicts(report), write_pruning_notes(report), trials)
 
 
@@ -151,21 +151,21 @@ def render_cards(report: Report) -> dict[str, str]:
 
 def render_card(report: Report, name: str | None = None) -> str:
     """Returns a student's model card, a README.md with front matter; `name` may be omitted for a single student."""
-    own = report
+    student_report = report
     if name is not None:
         models = [entry for entry in report["models"] if entry["name"] in ("teacher", name)]
-        own = cast(Report, {**report, "models": models})
-    entries = student_entries(own)
+        student_report = cast(Report, {**report, "models": models})
+    entries = student_entries(student_report)
     int8 = [e["path"] for e in entries if (e["runtime"], e["precision"]) == ("onnxruntime", "int8")]
     return load_template("card.md.jinja").render(
         report=report,
-        headline=write_headline(own),
-        teacher=find_teacher(own, headline_entry(own)),
+        headline=write_headline(student_report),
+        teacher=find_teacher(student_report, headline_entry(student_report)),
         summary=build_summary(report),
         scores=build_scores(report),
         score_notes=write_score_notes(report),
         wording=WORDING[report["task"]],
-        measurement_notes=write_measurement_notes(own),
+        measurement_notes=write_measurement_notes(student_report),
         remarks=report["data"].get("remarks", []),
         max_length=report["config"].get("data", {}).get("max_length"),
         folders={entry["runtime"]: entry["path"].removesuffix("/model.onnx") for entry in reversed(entries)},

@@ -54,21 +54,23 @@ def required_share(report: Report) -> float:
 
 def write_verdicts(report: Report) -> list[Verdict]:
     """Returns a verdict for each target, and for the required score of each student."""
-    found = []
+    verdicts = []
     required = required_share(report)
     for student in pruned_students(report):
         name, target, speed = student["name"], student["target"], measured_speed(report, student)
         request = f"requested {describe_target(target)}, measured {format_speed(target, speed)}"
         missed = 1 - speed.share > TOLERANCE
-        found.append(
+        verdicts.append(
             Verdict(not missed, f"{name}: {request}: {describe_outcome(speed)}.{explain_speed(report, student)}")
         )
         share = deployed_share(report, student)
         if required and share is not None:
             score = f"the teacher's validation {report['metric']}"
             request = f"required {format_percent(required)} of {score}, kept {format_percent(share, 2)}"
-            found.append(Verdict(share >= required, f"{name}: {request}: {'met' if share >= required else 'missed'}."))
-    return found
+            verdicts.append(
+                Verdict(share >= required, f"{name}: {request}: {'met' if share >= required else 'missed'}.")
+            )
+    return verdicts
 
 
 def describe_target(target: TargetEntry) -> str:
@@ -142,8 +144,10 @@ def describe_measurement(measured: SpeedMeasurement) -> str:
 def explain_retries(measured: TargetSpeed) -> list[str]:
     """Returns sentences on how often the student was cut again for being too slow, and why not again."""
     count, reason = measured["retries"], measured["reason"]
-    made = [f"It was pruned further and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
-    return made + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
+    sentences = (
+        [f"It was pruned further and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
+    )
+    return sentences + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
 
 
 def explain_excess(report: Report, student: PrunedStudent) -> str:
@@ -159,9 +163,9 @@ def explain_excess(report: Report, student: PrunedStudent) -> str:
 
 def is_uncut(report: Report, student: PrunedStudent) -> bool:
     """Returns whether no unit was removed from a student, so that its speed is that of its precision and tokens."""
-    start, own = require_pruning(report)["start"]["sizes"], student["sizes"]
-    same_width = start["hidden"] is None or start["hidden"] == own["hidden"]
-    return same_width and (start["heads"], start["ffn"]) == (own["heads"], own["ffn"])
+    start, sizes = require_pruning(report)["start"]["sizes"], student["sizes"]
+    same_width = start["hidden"] is None or start["hidden"] == sizes["hidden"]
+    return same_width and (start["heads"], start["ffn"]) == (sizes["heads"], sizes["ffn"])
 
 
 def measured_speed(report: Report, student: PrunedStudent) -> MeasuredSpeed:

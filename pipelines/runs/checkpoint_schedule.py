@@ -82,8 +82,8 @@ class CheckpointWriter(Callback):
 
     def find_latest(self) -> str | None:
         """Returns the path of the last complete checkpoint; None if there is none."""
-        found = sorted(self.folder.glob("*.ckpt"))
-        return str(found[-1]) if found else None
+        checkpoints = sorted(self.folder.glob("*.ckpt"))
+        return str(checkpoints[-1]) if checkpoints else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes stop requests wait for a checkpoint from here on."""

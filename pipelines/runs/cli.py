@@ -144,13 +144,13 @@ class Parser(ArgumentParser):
 
 def list_settings(config_class: type, prefix: str = "") -> dict[str, object]:
     """Returns dotted name -> type of every field that isn't a nested dataclass."""
-    found: dict[str, object] = {}
+    types: dict[str, object] = {}
     for field in dataclasses.fields(config_class):
         if dataclasses.is_dataclass(field.type):
-            found |= list_settings(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            types |= list_settings(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         else:
-            found[prefix + field.name] = field.type
-    return found
+            types[prefix + field.name] = field.type
+    return types
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
@@ -235,5 +235,5 @@ def _find_error_number(error: BaseException) -> int | None:
     """Returns the system's error number; safetensors and arrow give it only in the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    found = re.search(r"(?:os error|errno) (\d+)", str(error))
-    return int(found.group(1)) if found else None
+    match = re.search(r"(?:os error|errno) (\d+)", str(error))
+    return int(match.group(1)) if match else None

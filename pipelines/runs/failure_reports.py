@@ -61,10 +61,10 @@ def explain_failures(world: World) -> Iterator[None]:
             raise
         stops.raise_if_requested()
         cause = _find_cause(world, CAUSE_SECONDS if relation == LOST else 0)
-        places = "; ".join(f"process {rank}: {place}" for rank, place in enumerate(world.read_positions()))
+        positions = "; ".join(f"process {rank}: {position}" for rank, position in enumerate(world.read_positions()))
         raise InputError(
             f"process {world.rank} of {world.size} {relation} the others in {_name_collective(error)} (last reported: "
-            f"{places}): run the same command again to resume from the last checkpoint{cause}"
+            f"{positions}): run the same command again to resume from the last checkpoint{cause}"
         ) from error
 
 

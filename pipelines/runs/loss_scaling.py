@@ -59,8 +59,8 @@ class ShardedScaler(torch.amp.GradScaler):
         overflows: dict[torch.device, Tensor] = {}
         for device in {each.device for each in locals_} or {inv_scale.device}:
             overflows[device] = found_inf.to(device, copy=True)
-            own = [each for each in locals_ if each.device == device]
-            torch._amp_foreach_non_finite_check_and_unscale_(own, overflows[device], inv_scale.to(device))
+            device_gradients = [each for each in locals_ if each.device == device]
+            torch._amp_foreach_non_finite_check_and_unscale_(device_gradients, overflows[device], inv_scale.to(device))
         if any(isinstance(each, DTensor) for each in parameters):
             total = torch.stack([each.to(inv_scale.device) for each in overflows.values()]).amax(0)
             dist.all_reduce(total, dist.ReduceOp.MAX)

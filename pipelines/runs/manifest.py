@@ -153,12 +153,12 @@ def set_aside(folder: Path) -> Path:
 
 def list_files(folder: Path) -> Sequence[str]:
     """Returns the names of the files and links in a stage's folder, except its scratch folder and manifest."""
-    found = []
+    names = []
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
-        found += [str((Path(parent) / name).relative_to(folder)) for name in (*files, *links)]
-    own = (MANIFEST, f"{MANIFEST}.partial")
-    return sorted(name for name in found if name not in own and not name.startswith(f"{SCRATCH}/"))
+        names += [str((Path(parent) / name).relative_to(folder)) for name in (*files, *links)]
+    manifest_names = (MANIFEST, f"{MANIFEST}.partial")
+    return sorted(name for name in names if name not in manifest_names and not name.startswith(f"{SCRATCH}/"))
 
 
 def describe_outputs(folder: Path, hash_one: Callable[[Path], str] = hash_file) -> dict[str, OutputFile]:

@@ -84,11 +84,11 @@ def build_placed_model(
 
 def measure_times(run: Run, folder: Path, auto_class: AutoClass, timed: tuple[int, int]) -> PartTimes:
     """Returns the time of a model's parts as the first process measures it; every process calls it."""
-    found: list[float] | None = None
+    times: list[float] | None = None
     if run.world.is_rank_zero:
         device = torch.device(detect_device_type())
-        found = list(measure_part_times(AutoConfig.from_pretrained(folder), auto_class, *timed, device))
-    return PartTimes(*run.world.broadcast(found))
+        times = list(measure_part_times(AutoConfig.from_pretrained(folder), auto_class, *timed, device))
+    return PartTimes(*run.world.broadcast(times))
 
 
 def describe_times(times: PartTimes) -> str:
@@ -200,8 +200,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     if is_rank_zero():
         writer.merge()
         folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(parts.glob("*.safetensors"))
-        found[0].replace(folder / WEIGHTS)
+        merged = sorted(parts.glob("*.safetensors"))
+        merged[0].replace(folder / WEIGHTS)
         model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if isinstance(model, PooledModel):

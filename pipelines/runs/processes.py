@@ -39,12 +39,12 @@ class KeyValueStore(Protocol):
 class FileExchange(Protocol):
     """What brings files of the output from machine to machine where they share no folder."""
 
-    def share(self, store: KeyValueStore, also: Path | None) -> None:
+    def share(self, store: KeyValueStore, unfinished: Path | None) -> None:
         """Brings files that other machines wrote here and the other way round; the first process of each calls it.
 
         Args:
             store: The store of the run.
-            also: Folder of unfinished work whose files are brought here as well.
+            unfinished: Folder of unfinished work whose files are brought here as well.
         """
 
     def publish(self, store: KeyValueStore) -> None:
@@ -135,17 +135,17 @@ class World:
         """Returns when every process has called it."""
         self.gather(None)
 
-    def share_files(self, also: Path | None = None) -> None:
+    def share_files(self, unfinished: Path | None = None) -> None:
         """Returns when every process has called it and sees what the others have written to the output.
 
         Args:
-            also: Folder of unfinished work that the processes read. Where machines share no folder, they don't get
-                each other's checkpoints and other unfinished work unless it is named here.
+            unfinished: Folder of unfinished work that the processes read. Where machines share no folder, they don't
+                get each other's checkpoints and other unfinished work unless it is named here.
         """
         self.barrier()
         if self.files is not None:
             if self.is_first_here:
-                self.files.share(self.shared_store, also)
+                self.files.share(self.shared_store, unfinished)
             self.barrier()
 
     def publish_files(self) -> None:
@@ -164,14 +164,14 @@ class World:
 
     def read_positions(self) -> list[str]:
         """Returns the last recorded position of each process and its age."""
-        found = []
+        positions = []
         for rank in range(self.size):
             if self.shared_store.check([f"place/{rank}"]):
                 position, when = json.loads(self.shared_store.get(f"place/{rank}").decode())
-                found.append(f"{position}, {time.time() - when:.0f} s ago")
+                positions.append(f"{position}, {time.time() - when:.0f} s ago")
             else:
-                found.append("not started")
-        return found
+                positions.append("not started")
+        return positions
 
     def request_stop(self, number: int) -> None:
         """Informs the other processes that a stop of this process was requested."""
@@ -202,10 +202,10 @@ class World:
         Raises:
             InputError: The facts differ; the message names the process and the difference.
         """
-        found = self.gather(facts)
-        for rank, theirs in enumerate(found):
-            for name in {**found[0], **theirs}:
-                expected, other = found[0].get(name), theirs.get(name)
+        gathered = self.gather(facts)
+        for rank, theirs in enumerate(gathered):
+            for name in {**gathered[0], **theirs}:
+                expected, other = gathered[0].get(name), theirs.get(name)
                 if expected != other:
                     raise InputError(
                         f"process {rank} of {self.size}: expected {name} to be {_shorten(expected)} as on process 0, "
@@ -249,11 +249,11 @@ def wait_for_key(store: KeyValueStore, key: str) -> str:
 
 def flatten_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Returns nested settings as a flat dict with dotted names, such as `train.epochs`."""
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.items():
         full = f"{prefix}{name}"
-        found |= flatten_settings(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-    return found
+        flat |= flatten_settings(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return flat
 
 
 def _shorten(value: object) -> str:
@@ -283,11 +283,11 @@ def count_processes() -> int:
 
 def find_machine() -> tuple[int, int]:
     """Returns the number of this machine and the number of machines that the run was started on."""
-    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), count_processes()
+    per_machine, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), count_processes()
     if not is_distributed():
         return 0, 1
-    number = os.environ.get("GROUP_RANK", int(os.environ["RANK"]) // here)
-    return int(number), int(os.environ.get("GROUP_WORLD_SIZE", size // here))
+    number = os.environ.get("GROUP_RANK", int(os.environ["RANK"]) // per_machine)
+    return int(number), int(os.environ.get("GROUP_WORLD_SIZE", size // per_machine))
 
 
 def join_world(seconds: float, teachers: int = 0, files: FileExchange | None = None) -> World:
@@ -312,15 +312,15 @@ def join_world(seconds: float, teachers: int = 0, files: FileExchange | None = N
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    own = World(rank, size, dist.PrefixStore("stillroom", store), files=files)
+    world = World(rank, size, dist.PrefixStore("stillroom", store), files=files)
     if teachers:
-        own, store = split_world(own, store, teachers)
+        world, store = split_world(world, store, teachers)
     if not dist.is_initialized():
         dist.init_process_group(
-            backend, store=dist.PrefixStore("torch", store), rank=own.rank, world_size=own.size,
+            backend, store=dist.PrefixStore("torch", store), rank=world.rank, world_size=world.size,
             timeout=timedelta(seconds=seconds),
         )  # fmt: skip
-    return own
+    return world
 
 
 def agree_on_name(store: KeyValueStore, rank: int, size: int, seconds: float) -> str:
@@ -332,9 +332,9 @@ def agree_on_name(store: KeyValueStore, rank: int, size: int, seconds: float) ->
     Raises:
         InputError: Not all processes have started within `seconds`.
     """
-    own, end = uuid4().hex, time.monotonic() + seconds
-    store.set(f"come/{rank}", own)
-    for name in _propose_name(store, size) if rank == 0 else _confirm_name(store, rank, own):
+    token, end = uuid4().hex, time.monotonic() + seconds
+    store.set(f"come/{rank}", token)
+    for name in _propose_name(store, size) if rank == 0 else _confirm_name(store, rank, token):
         if name:
             return name
         if time.monotonic() > end:
@@ -359,12 +359,12 @@ def _propose_name(store: KeyValueStore, size: int) -> Iterator[str]:
         yield ""
 
 
-def _confirm_name(store: KeyValueStore, rank: int, own: str) -> Iterator[str]:
+def _confirm_name(store: KeyValueStore, rank: int, token: str) -> Iterator[str]:
     """Other processes' side: confirms a name that was proposed to this process, but none proposed earlier."""
     confirmed = ""
     while True:
         name, named = json.loads(store.get("named")) if store.check(["named"]) else ("", [])
-        if own in named and name != confirmed:
+        if token in named and name != confirmed:
             confirmed = name
             store.set(f"{name}/{rank}", "")
         yield confirmed if confirmed and store.check([f"{confirmed}/all"]) else ""
@@ -386,8 +386,8 @@ def split_world(everyone: World, store: "TorchStore", teachers: int) -> tuple[Wo
     else:
         rank, size, name, local = everyone.rank, students, "own", local_students
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(local))
-    own = dist.PrefixStore(name, store)
-    return World(rank, size, dist.PrefixStore("stillroom", own), bridge, everyone), own
+    world_store = dist.PrefixStore(name, store)
+    return World(rank, size, dist.PrefixStore("stillroom", world_store), bridge, everyone), world_store
 
 
 def count_local_students(size: int, students: int) -> int:

@@ -63,15 +63,15 @@ def check_publishable(folder: Path) -> None:
 
 def find_user_files(folder: Path, record: Mapping[str, Sequence[str]], hashes: Mapping[str, str]) -> list[str]:
     """Returns the names of files and links in a published folder that no run wrote or that were changed since."""
-    found = []
+    names = []
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
         for path in (Path(parent) / name for name in (*files, *links)):
             name = str(path.relative_to(folder))
             published = {*record.get(f"{folder.name}/{name}", ()), hashes.get(name)}
             if not stat.S_ISREG(path.lstat().st_mode) or hash_file(path) not in published:
-                found.append(name)
-    return sorted(found)
+                names.append(name)
+    return sorted(names)
 
 
 def keep_user_files(names: Sequence[str], folder: Path, fresh: Path, say: Callable[[str], None]) -> None:

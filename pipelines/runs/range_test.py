@@ -38,8 +38,8 @@ def find_rate(module: DistillationModule, data: RowsDataModule, file: Path, seed
     """
     if not file.exists():
         store_test(run_range_test(module, data, seed, precision), file)
-    found = load_test(file)
-    return replace(module.train_config, learning_rate=found.rate, schedule="linear", rate_scaling="none")
+    range_test = load_test(file)
+    return replace(module.train_config, learning_rate=range_test.rate, schedule="linear", rate_scaling="none")
 
 
 def run_range_test(module: DistillationModule, data: RowsDataModule, seed: int, precision: str) -> RangeTest:

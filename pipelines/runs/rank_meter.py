@@ -57,22 +57,22 @@ class RankMeter(Callback):
         """Exchanges the times, logs how long replicas were idle, and corrects the speeds."""
         if not self.is_due(batch_idx):
             return
-        own = torch.tensor([self.seconds, float(self.tokens)], device=trainer.strategy.root_device)
-        seconds, tokens = trainer.strategy.all_gather(own).reshape(-1, 2).T.tolist()
+        measurement = torch.tensor([self.seconds, float(self.tokens)], device=trainer.strategy.root_device)
+        seconds, tokens = trainer.strategy.all_gather(measurement).reshape(-1, 2).T.tolist()
         self.measured.append(seconds)
         slowest = max(seconds)
         pl_module.log("train/idle_share", 1 - sum(seconds) / (len(seconds) * slowest))
         if self.speeds is not None:
-            found = [count / spent for count, spent in zip(tokens, seconds, strict=True)]
-            self.correct(found)
+            rates = [count / spent for count, spent in zip(tokens, seconds, strict=True)]
+            self.correct(rates)
 
-    def correct(self, found: list[float]) -> None:
+    def correct(self, rates: list[float]) -> None:
         """Moves the speeds towards the measured ones, for batches that aren't prepared yet."""
         assert self.speeds is not None
         assert self.data.batches is not None
         before = self.speeds.newest
-        scale = sum(before) / sum(found)
-        mean = [(1 - WEIGHT) * old + WEIGHT * scale * new for old, new in zip(before, found, strict=True)]
+        scale = sum(before) / sum(rates)
+        mean = [(1 - WEIGHT) * old + WEIGHT * scale * new for old, new in zip(before, rates, strict=True)]
         ahead = 2 * self.data.threads + UNPREPARED
         self.speeds.change(self.data.batches.position + ahead, mean)
 

@@ -111,8 +111,8 @@ def launch_on_ray(module: str, argv: Sequence[str], workers: Workers, output: Pa
 
 def name_storage(output: Path) -> Path:
     """Returns the folder for Ray's record of the job, beside the output: on a disk that all nodes share, as that is."""
-    place = output.absolute()
-    return place.with_name(f".{place.name}-ray")
+    path = output.absolute()
+    return path.with_name(f".{path.name}-ray")
 
 
 @contextmanager
@@ -121,15 +121,15 @@ def print_file(file: Path) -> Iterator[None]:
     is_over = threading.Event()
 
     def follow() -> None:
-        place = 0
+        position = 0
         while True:
             ends = is_over.is_set()  # before the last look
             if file.exists():
                 with file.open(encoding="utf-8") as lines:
-                    lines.seek(place)
+                    lines.seek(position)
                     while (line := lines.readline()).endswith("\n") or (ends and line):
                         print(line, end="", flush=True)
-                        place = lines.tell()
+                        position = lines.tell()
             if ends:
                 return
             time.sleep(FOLLOW_SECONDS)

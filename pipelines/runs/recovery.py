@@ -38,8 +38,8 @@ class Recovery:
 
     def prepare(self, module: "DistillationModule") -> None:
         """Makes the module skip the batches of the spikes and lower its rate once for each."""
-        module.skipped_batches = frozenset(spike.batch for spike in self.spikes)
-        module.recovery_factor = FALL ** len(self.spikes)
+        module.spikes.skipped_batches = frozenset(spike.batch for spike in self.spikes)
+        module.spikes.rate_factor = FALL ** len(self.spikes)
 
     def record(self, error: LossSpikeError, console: Console, label: str) -> None:
         """Adds a spike, after which the training is to be started again.

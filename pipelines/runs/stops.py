@@ -130,8 +130,8 @@ def watch_process() -> None:
 def watch_signals() -> Iterator[None]:
     """Watches the process during the block; a `StopRequested` that leaves the block exits with its exit code."""
     global _watch
-    own = _watch is None and threading.current_thread() is threading.main_thread()
-    if own:
+    is_owner = _watch is None and threading.current_thread() is threading.main_thread()
+    if is_owner:
         _watch = SignalWatch()
     try:
         yield
@@ -142,7 +142,7 @@ def watch_signals() -> Iterator[None]:
     finally:
         if _watch is not None:
             _watch.park()
-        if own and _watch is not None:
+        if is_owner and _watch is not None:
             _watch.close()
             _watch = None
 
@@ -191,12 +191,12 @@ def list_children(root: int) -> list[int]:
 def list_descendants(root: int) -> list[int]:
     """Returns all direct and indirect child processes of `root`."""
     parents = _read_parents()
-    found: list[int] = []
+    descendants: list[int] = []
     level = [root]
     while level:
         level = [process for process, parent in parents.items() if parent in level]
-        found += level
-    return found
+        descendants += level
+    return descendants
 
 
 def _park_main_thread(number: int, frame: object) -> None:

@@ -95,10 +95,10 @@ def fit_module(
     meter = build_meter(machine.rank_speeds, data, layout, logs)
     convert_precision(precision, module)
     fit_into_memory(module, data, machine, folder / LOGS, label, console, world, layout.data_parallel, precision)
-    found: Metrics = {}
+    range_metrics: Metrics = {}
     if train.schedule == "find":
         module.train_config = find_rate(module, data, logs.range_test, seed, precision)
-        found = {"found/learning_rate": module.train_config.peak_rate}
+        range_metrics = {"found/learning_rate": module.train_config.peak_rate}
         console.say(f"  {label}: the range test found a learning rate of {module.train_config.peak_rate:.2g}")
     while True:
         trainer = build_trainer(
@@ -126,7 +126,7 @@ def fit_module(
     stopper.restore(module)
     if not MODES[precision].is_stock:
         restore_stock_layers(module.student)
-    return stopper.metrics | found
+    return stopper.metrics | range_metrics
 
 
 def free_earlier_trainings(module: DistillationModule) -> None:
@@ -388,7 +388,7 @@ class FitProgress(Callback):
         """Adds the rows of the batch and shows its loss."""
         if self._advance is None:
             return
-        is_skipped = cast(DistillationModule, pl_module).is_skipping
+        is_skipped = cast(DistillationModule, pl_module).spikes.is_skipping
         loss = "of a skipped batch" if is_skipped else f"{cast(Mapping[str, Tensor], outputs)['loss'].item():.3f}"
         rows = batch.get("batch_rows", len(batch["labels"]))
         self._advance(cast(int, rows), f"loss {loss} {self.note}")

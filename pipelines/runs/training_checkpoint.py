@@ -128,12 +128,12 @@ def collect_weights(module: nn.Module) -> dict[str, Tensor]:
 def collect_untied(module: nn.Module) -> dict[str, Tensor]:
     """Returns parameters and persistent buffers by name; a tied tensor occurs once, under the first of its names."""
     seen: set[int] = set()
-    found = {}
+    tensors = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if isinstance(value, Tensor) and id(value) not in seen:
             seen.add(id(value))
-            found[name] = value.detach()
-    return found
+            tensors[name] = value.detach()
+    return tensors
 
 
 def _name_parameters(module: nn.Module) -> dict[Tensor, str]:

@@ -94,14 +94,14 @@ def read_stored_sizes(checkpoint: Checkpoint) -> Sizes | None:
 
     For a size that is left out, transformers has a default, which is known once the config's class is loaded.
     """
-    own = SimpleNamespace(**checkpoint.description)
+    config = SimpleNamespace(**checkpoint.description)
     if checkpoint.model_type not in FAMILIES or "auto_map" in checkpoint.description:
         return None
     try:
-        family = find_family(own)  # type: ignore[arg-type]
+        family = find_family(config)  # type: ignore[arg-type]
         if family.free and not {"num_key_value_heads", "head_dim"} <= checkpoint.description.keys():
             return None
-        sizes = family.sizes(own)  # type: ignore[arg-type]
+        sizes = family.sizes(config)  # type: ignore[arg-type]
     except (AttributeError, TypeError, ZeroDivisionError):
         return None
     whole = all(isinstance(size, int) for size in (sizes.hidden, sizes.heads, sizes.ffn))

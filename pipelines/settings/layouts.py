@@ -113,8 +113,8 @@ def process_memory(processes: int) -> float:
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    return read_memory() / here
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    return read_memory() / local_processes
 
 
 def count_parameters(config: "PretrainedConfig", auto: "AutoClass | None" = None) -> int:

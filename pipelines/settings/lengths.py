@@ -33,9 +33,14 @@ def fitted_length(length: int, task: "Task", models: "Models", *, room: int = 0)
 
     fitted, note = length or USUAL_LENGTH, ""
     for role, (config, tokenizer) in models.items():
-        most = find_max_tokens(config)
-        if not length and most is not None and SHORTEST <= most - room < task.max_row_length(tokenizer, fitted):
-            fitted, note = most - room, f"; texts are cut at {most - room} tokens: the {role} has {most} positions"
+        max_tokens = find_max_tokens(config)
+        if (
+            not length
+            and max_tokens is not None
+            and SHORTEST <= max_tokens - room < task.max_row_length(tokenizer, fitted)
+        ):
+            fitted = max_tokens - room
+            note = f"; texts are cut at {fitted} tokens: the {role} has {max_tokens} positions"
         check_length(task, config, tokenizer, fitted, role)
         if length and task.max_row_length(tokenizer, length) < length:
             limit = tokenizer.model_max_length
@@ -57,7 +62,7 @@ def check_lengths(settings: DistillConfig, configs: "Mapping[str, PretrainedConf
         total = settings.on_policy.prompt_tokens + settings.on_policy.new_tokens
         lengths["on_policy.prompt_tokens and on_policy.new_tokens together"] = total
     for role, config in configs.items():
-        most = find_max_tokens(config)
+        max_tokens = find_max_tokens(config)
         for setting, length in lengths.items():
-            if most is not None and length > most:
-                raise length_error(setting, most, length, role)
+            if max_tokens is not None and length > max_tokens:
+                raise length_error(setting, max_tokens, length, role)

@@ -55,10 +55,10 @@ def check_data(path: str, subset: str | None = None) -> None:
     Raises:
         InputError: The path doesn't exist.
     """
-    place = Path(path)
+    local_path = Path(path)
     if path_exists(path, "data"):
         return
     from distill.data.sources.tables import TABLE_READERS, read_splits
 
-    if place.is_absolute() or path.startswith(".") or place.suffix in TABLE_READERS:
+    if local_path.is_absolute() or path.startswith(".") or local_path.suffix in TABLE_READERS:
         read_splits(path, subset)

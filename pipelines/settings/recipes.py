@@ -30,6 +30,6 @@ def recipe_file(name: str) -> str:
 
 def find_recipes() -> dict[str, Path]:
     """Returns name -> file of every recipe; files in subfolders are named by their stem alone."""
-    places = (CHECKOUT, Path(sysconfig.get_path("data")) / INSTALLED, Path(site.getuserbase()) / INSTALLED)
-    folder = next((place for place in places if (place / "demo.yaml").is_file()), None)
+    candidates = (CHECKOUT, Path(sysconfig.get_path("data")) / INSTALLED, Path(site.getuserbase()) / INSTALLED)
+    folder = next((candidate for candidate in candidates if (candidate / "demo.yaml").is_file()), None)
     return {} if folder is None else {file.stem: file for file in sorted(folder.rglob("*.yaml"))}

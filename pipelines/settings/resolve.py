@@ -115,14 +115,14 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     differs = False
     if student is not None:
         task.check(student.config, student.name)
-        own = load_checked_tokenizer(student, task)
-        differs = is_cross_tokenizer(settings, tokenizer, own)
+        student_tokenizer = load_checked_tokenizer(student, task)
+        differs = is_cross_tokenizer(settings, tokenizer, student_tokenizer)
         if differs:
             check_rules(replace(facts, own_tokenizer=True))
         else:
-            check_same_tokenizer(tokenizer, own, student.name)
-            own.model_max_length = tokenizer.model_max_length  # student and teacher use the same tokens
-        models["student"] = (student.config, own)
+            check_same_tokenizer(tokenizer, student_tokenizer, student.name)
+            student_tokenizer.model_max_length = tokenizer.model_max_length  # student and teacher use the same tokens
+        models["student"] = (student.config, student_tokenizer)
     length, note = fitted_length(settings.data.max_length, task, models)
     settings = replace(settings, data=replace(settings.data, max_length=length))
     if differs:
@@ -165,20 +165,22 @@ def complete_plan(facts: Facts, task_reason: str) -> RunPlan:
 
     settings, teacher, student = facts.settings, facts.teacher, facts.student
     assert teacher is not None
-    own = student.config if student is not None else student_config(teacher.config, settings.student.spec)
+    config = student.config if student is not None else student_config(teacher.config, settings.student.spec)
     for spec in name_attention_free_students(settings.student).values():
         student_config(teacher.config, spec)  # refuses sizes that aren't possible
-    also = open_teachers(settings, teacher)
-    teacher_sizes, student_sizes = read_layer_sizes(teacher.config), read_layer_sizes(own)
+    other_teachers = open_teachers(settings, teacher)
+    teacher_sizes, student_sizes = read_layer_sizes(teacher.config), read_layer_sizes(config)
     check_general(settings, teacher, teacher_sizes, student_sizes)
     match_layers(settings.loss, student_sizes, teacher_sizes)
-    models = {"teacher": teacher.config, "student": own, "finetuning": teacher.config}
+    models = {"teacher": teacher.config, "student": config, "finetuning": teacher.config}
     layouts = Layouts(
         **{each.model: resolve_layout(each, models[each.model]) for each in layout_settings(settings, facts.processes)}
     )
     sizes = teacher_sizes, student_sizes
     readers = open_proposer(settings, teacher), open_name_tagger(settings)
-    plan = RunPlan(settings, task_reason, teacher, also, student, own, *sizes, layouts, facts.processes, *readers)
+    plan = RunPlan(
+        settings, task_reason, teacher, other_teachers, student, config, *sizes, layouts, facts.processes, *readers
+    )
     plan.check_precision(facts.precision)
     check_pipeline_stages(plan)
     check_memory_floor(plan)
@@ -197,12 +199,12 @@ def open_teachers(settings: DistillConfig, first: Checkpoint) -> tuple[Checkpoin
     from distill.tasks.text_classification import TextClassification, check_classifier
     from distill.teacher.fingerprint import check_same_tokenizer
 
-    found = tuple(open_checkpoint(name, "teacher") for name in settings.teacher.additional)
-    for each in found:
+    teachers = tuple(open_checkpoint(name, "teacher") for name in settings.teacher.additional)
+    for each in teachers:
         check_classifier(each.config, each.name)
         TextClassification(()).check_weights(each.folder, "teacher", new_head=True)
         check_same_tokenizer(first.load_tokenizer(), each.load_tokenizer(), each.name, "teacher")
-    return found
+    return teachers
 
 
 def open_proposer(settings: DistillConfig, teacher: Checkpoint) -> Checkpoint | None:
@@ -244,7 +246,9 @@ def open_name_tagger(settings: DistillConfig) -> Checkpoint | None:
     return tagger
 
 
-def check_general(settings: DistillConfig, teacher: Checkpoint, teacher_sizes: LayerSizes, own: LayerSizes) -> None:
+def check_general(
+    settings: DistillConfig, teacher: Checkpoint, teacher_sizes: LayerSizes, student_sizes: LayerSizes
+) -> None:
     """Checks that the teacher has the layers and the head that distillation on plain text refers to.
 
     Raises:
@@ -262,9 +266,9 @@ def check_general(settings: DistillConfig, teacher: Checkpoint, teacher_sizes: L
             f"masked-language-modelling head, found {', '.join(teacher.architectures) or 'none'}; use hidden, "
             "attention or relations"
         )
-    pairs = match_layers(general.loss, own, teacher_sizes)
+    pairs = match_layers(general.loss, student_sizes, teacher_sizes)
     if general.progressive_share:
-        check_layer_coverage(pairs, own.layers)
+        check_layer_coverage(pairs, student_sizes.layers)
 
 
 def check_pipeline_stages(plan: RunPlan) -> None:
@@ -300,16 +304,16 @@ def check_memory_floor(plan: RunPlan) -> None:
         return
     from compress.measure.memory import read_resident_memory
 
-    budget, held = parse_bytes(setting, "machine.memory"), read_resident_memory()
+    budget, resident = parse_bytes(setting, "machine.memory"), read_resident_memory()
     models = {"student": (plan.student_config, plan.layouts.student)}
     if is_finetuned(plan):
         models["teacher"] = (plan.teacher.config, plan.layouts.finetuning)
     for who, (config, layout) in models.items():
-        least = held + _LEAST_BYTES * count_parameters(config) // layout.shards
+        least = resident + _LEAST_BYTES * count_parameters(config) // layout.shards
         if budget < least:
             raise InputError(
                 f"machine.memory {setting}: expected at least {least / 1e6:,.0f} MB to train the {who}, without its "
-                f"activations ({held / 1e6:,.0f} MB for libraries, the rest for weights, gradients and optimizer "
+                f"activations ({resident / 1e6:,.0f} MB for libraries, the rest for weights, gradients and optimizer "
                 "states); use a smaller model or more memory"
             )
 

@@ -81,8 +81,8 @@ def describe_reduced_range(config: DistillConfig) -> bool | dict[str, bool]:
     """Returns whether weights have 7 bits; scheme -> bool if the schemes differ."""
     if not config.quantize.scheme:
         return reduces_range_of_dynamic_int8(config)
-    found = {scheme: quantization_by(config, scheme).reduce_range is True for scheme in list_schemes(config)}
-    return next(iter(found.values())) if len(set(found.values())) == 1 else found
+    reduced = {scheme: quantization_by(config, scheme).reduce_range is True for scheme in list_schemes(config)}
+    return next(iter(reduced.values())) if len(set(reduced.values())) == 1 else reduced
 
 
 def needs_reduced_range(processor: Processor, folder: Path, *, dynamic: bool) -> bool:

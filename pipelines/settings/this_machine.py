@@ -24,10 +24,10 @@ def find_processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    found = {line.split(":")[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
-    flags = set(found.get("flags", "").split())
+    fields = {line.split(":")[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
+    flags = set(fields.get("flags", "").split())
     sets = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if name in flags]
-    return f"{found.get('model name', platform.machine())} ({', '.join(sets)})"
+    return f"{fields.get('model name', platform.machine())} ({', '.join(sets)})"
 
 
 def find_commit() -> str | None:

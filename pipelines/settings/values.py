@@ -68,12 +68,12 @@ def check_count(name: str, count: int) -> None:
     """
     if count < 0:
         raise InputError(f"{name}: expected at least 0, found {count}")
-    here = count_cores()
-    most = max(_ALWAYS, PER_CORE * here)
-    if count > most:
+    cores = count_cores()
+    limit = max(_ALWAYS, PER_CORE * cores)
+    if count > limit:
         raise InputError(
-            f"{name}: expected at most {most} on this machine's {here} cores, found {count}: they would only wait for "
-            "one another"
+            f"{name}: expected at most {limit} on this machine's {cores} cores, found {count}: they would only wait "
+            "for one another"
         )
 
 

@@ -70,11 +70,11 @@ def read_text(file: str, where: str) -> str:
     Raises:
         InputError: The file doesn't exist, is a folder, can't be read, is too large for settings, or isn't UTF-8 text.
     """
-    place = Path(file)
-    if not file or place.is_dir():
+    path = Path(file)
+    if not file or path.is_dir():
         raise InputError(f"{where}: expected a YAML file, found {'a folder' if file else 'no name'}")
     try:
-        with place.open("rb") as opened:
+        with path.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise InputError(f"{where}: can't be read: {getattr(error, 'strerror', None) or error}") from error
@@ -140,17 +140,17 @@ class Reader:
 
     def settings(self, group: MappingNode, prefix: str) -> dict[str, Node]:
         """Returns dotted name -> value node of every setting in a group and its subgroups."""
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         lines: dict[str, int] = {}
         for name, key, value in self.entries(group, prefix):
             for full, node in self.entry(name, key, value).items():
-                if full in found:
+                if full in nodes:
                     raise InputError(
                         f"{self.where}: {full} is given twice, in line {lines[full]} and line {_find_line(key)}: it is "
                         "unclear which one is meant"
                     )
-                found[full], lines[full] = node, _find_line(key)
-        return self.merged(group, prefix) | found
+                nodes[full], lines[full] = node, _find_line(key)
+        return self.merged(group, prefix) | nodes
 
     def entries(self, group: MappingNode, prefix: str) -> Iterator[tuple[str, ScalarNode, Node]]:
         """Yields (dotted name, key, value) of a group's own keys."""
@@ -175,7 +175,7 @@ class Reader:
 
         The group's own settings override merged ones; of several merged groups the first takes precedence.
         """
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         for key, value in group.value:
             if key.tag != MERGE:
                 continue
@@ -184,8 +184,8 @@ class Reader:
                     raise InputError(
                         f"{self.where}, line {_find_line(key)}: expected a group to merge, found {other.id}"
                     )
-                found = self.settings(other, prefix) | found
-        return found
+                nodes = self.settings(other, prefix) | nodes
+        return nodes
 
     def entry(self, name: str, key: ScalarNode, value: Node) -> dict[str, Node]:
         """Returns the settings under one key: those of a group, or the setting itself."""

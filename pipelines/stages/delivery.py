@@ -36,20 +36,20 @@ WIDE = "the interval is too wide to tell whether it is too slow"  # why a studen
 
 
 def deliver_students(
-    run: Run, plan: RunPlan, made: Mapping[str, Artefact], students: Sequence[TrainedStudent], precision: str
+    run: Run, plan: RunPlan, stages: Mapping[str, Artefact], students: Sequence[TrainedStudent], precision: str
 ) -> tuple[list[TrainedStudent], Stages]:
     """Returns the students as delivered, and the stages that exported, measured and, if need be, cut them again."""
     if any(each.stage.digest is None for each in students):  # in a dry run
         for name in (*delivery_stages(plan.settings), "evaluate", "report"):
             run.plan_stage(name)
         return list(students), {}
-    delivery = Delivery(run, plan, precision, dict(made), list(students))
+    delivery = Delivery(run, plan, precision, dict(stages), list(students))
     delivery.export_all()
     for target in list_measured_targets(plan.settings):
         if delivery.find_students(target):  # a frontier lacks those that no shape reaches
             delivery.reach_speed(target)
     delivery.evaluate()
-    return delivery.students, delivery.made
+    return delivery.students, delivery.stages
 
 
 class Delivery:
@@ -59,13 +59,13 @@ class Delivery:
         run: The run.
         plan: Its plan.
         precision: Precision of training.
-        made: All stages by name; a student that is cut again replaces its stages.
+        stages: All stages by name; a student that is cut again replaces its stages.
         students: The trained students.
     """
 
-    def __init__(self, run: Run, plan: RunPlan, precision: str, made: Stages, students: list[TrainedStudent]):
+    def __init__(self, run: Run, plan: RunPlan, precision: str, stages: Stages, students: list[TrainedStudent]):
         self.run, self.plan, self.precision = run, plan, precision
-        self.made, self.students = made, students
+        self.stages, self.students = stages, students
         self.speeds: dict[str, RequestedSpeed] = {}  # by the student's name
 
     @property
@@ -76,16 +76,16 @@ class Delivery:
     @cached_property
     def splits(self) -> Splits:
         """The data's splits."""
-        return read_data(self.made["data"])
+        return read_data(self.stages["data"])
 
     @cached_property
     def task(self) -> Task:
         """The task, with its labels."""
-        return read_task(self.made["data"])
+        return read_task(self.stages["data"])
 
     def export_all(self) -> None:
         """Exports the teacher and all students."""
-        self.export(TEACHER_EXPORT, self.made["teacher"], forms_of_teacher(self.config))
+        self.export(TEACHER_EXPORT, self.stages["teacher"], forms_of_teacher(self.config))
         for each in self.students:
             self.export_student(each)
 
@@ -96,7 +96,7 @@ class Delivery:
     def export(self, name: str, model: Artefact, targets: Sequence[ExportTarget]) -> None:
         """Exports a model to its targets."""
         parity = self.config.measure.parity
-        self.made[name] = export_stage(
+        self.stages[name] = export_stage(
             self.run,
             name,
             model,
@@ -130,13 +130,13 @@ class Delivery:
     def measure(self, target: SpeedTarget) -> Artefact | None:
         """Returns the stage that measures the speed of a target's student; None if it has no proven file."""
         exports = {
-            "teacher": self.made[TEACHER_EXPORT],
-            "student": self.made[f"export{self.find_scored(target).suffix}"],
+            "teacher": self.stages[TEACHER_EXPORT],
+            "student": self.stages[f"export{self.find_scored(target).suffix}"],
         }
         seconds = remaining_seconds(self.run) / (2 * len(list_measured_targets(self.config)))
-        stage = speed_stage(self.run, self.config, target, self.made["data"], exports, seconds)
+        stage = speed_stage(self.run, self.config, target, self.stages["data"], exports, seconds)
         if stage is not None:
-            self.made[stage.name] = stage
+            self.stages[stage.name] = stage
         return stage
 
     def find_scored(self, target: SpeedTarget) -> TrainedStudent:
@@ -154,21 +154,23 @@ class Delivery:
         The pruned model is cut from the same start as before, not from the trained one, so that the student is the one
         that a higher target would have given.
         """
-        most = self.config.budget.retries
+        limit = self.config.budget.retries
         if self.config.prune.nested:
             return "students of a nested family aren't cut again: their weights are those of the others"
-        if retries == most:
-            return f"budget.retries allows {most}"
+        if retries == limit:
+            return f"budget.retries allows {limit}"
         self.run.console.say(
             f"  speed-{target.name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
         )
-        pipeline = build_pruning_context(self.run, self.plan, self.made, self.precision)
-        stages = prune_to(pipeline, target, previous=self.made[f"shape-{target.name}"])
+        pipeline = build_pruning_context(self.run, self.plan, self.stages, self.precision)
+        stages = prune_to(pipeline, target, previous=self.stages[f"shape-{target.name}"])
         if not stages[f"shape-{target.name}"].metrics["faster"]:
             return "no faster shape has the same layers and width"
         student = collect_student(stages, target, len(list_targets(self.config.budget)))
-        self.made |= stages
-        fresh, self.made = quantize_students(self.run, self.config, self.made, [student], self.made, self.precision)
+        self.stages |= stages
+        fresh, self.stages = quantize_students(
+            self.run, self.config, self.stages, [student], self.stages, self.precision
+        )
         by_name = {each.name: each for each in fresh}
         self.students = [by_name.get(each.name, each) for each in self.students]
         for each in fresh:
@@ -177,13 +179,13 @@ class Delivery:
 
     def evaluate(self) -> None:
         """Scores and times all models."""
-        config, made = self.config, self.made
-        teacher = made["teacher"].name
-        models = [EvaluatedModel("teacher", teacher, made[TEACHER_EXPORT], scored_target(config))]
+        config, stages = self.config, self.stages
+        teacher = stages["teacher"].name
+        models = [EvaluatedModel("teacher", teacher, stages[TEACHER_EXPORT], scored_target(config))]
         for each in self.students:
-            export, scored = made[f"export{each.suffix}"], scored_target(config, each.scheme)
+            export, scored = stages[f"export{each.suffix}"], scored_target(config, each.scheme)
             models.append(EvaluatedModel(each.name, each.stage.name, export, scored, self.speeds.get(each.name)))
         seconds = remaining_seconds(self.run)
-        made["evaluate"] = evaluate_stage(
-            self.run, models, self.splits, made["data"], config.measure, config.data.max_length, self.task, seconds
+        stages["evaluate"] = evaluate_stage(
+            self.run, models, self.splits, stages["data"], config.measure, config.data.max_length, self.task, seconds
         )

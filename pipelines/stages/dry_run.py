@@ -87,9 +87,11 @@ def show_plan(run: Run, plan: RunPlan) -> None:
 
 def print_predictions(run: Run, plan: RunPlan) -> None:
     """Prints the memory and time of the stages, measured on a sample of the data."""
-    found, refusal = predict_stages(plan, run.console)
-    found.append(Prediction("all", max(each.peak for each in found), sum(each.seconds for each in found)))
-    rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in found]
+    predictions, refusal = predict_stages(plan, run.console)
+    predictions.append(
+        Prediction("all", max(each.peak for each in predictions), sum(each.seconds for each in predictions))
+    )
+    rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in predictions]
     run.console.table("Predicted from a sample of the data", ("stage", "peak memory", "time"), rows)
     if refusal:
         run.console.say(f"the stages after these can't be predicted, for the sample's student was refused: {refusal}")

@@ -58,11 +58,11 @@ def predict_stages(plan: RunPlan, console: Console) -> tuple[list[Prediction], s
     The sample has a batch of the longest texts, which the peak depends on. The time of work on texts is scaled to all
     of them by their characters, and to all epochs; that of timing and of trials to all rounds and steps.
     """
-    with TemporaryDirectory(prefix="stillroom-") as place:
+    with TemporaryDirectory(prefix="stillroom-") as folder:
         short = shorten_plan(plan)
-        run = SampledRun(Path(place) / "run", plan.settings, short.settings)
+        run = SampledRun(Path(folder) / "run", plan.settings, short.settings)
         if plan.settings.general.data:
-            sample = sample_text(plan.settings.general, Path(place) / "text")
+            sample = sample_text(plan.settings.general, Path(folder) / "text")
             run.text_scale = sample.scale
             short = replace(short, settings=replace(short.settings, general=sample.apply(short.settings.general)))
         try:
@@ -173,8 +173,8 @@ class SampledRun(Run):
         """Returns how many times as many rows the run trains on as the sample, of which another share was selected."""
         select, scale = self.settings.select, self.scales["train"]
         sampled, choice = metrics["train"] + metrics["unlabelled"], metrics["select_of"] * scale
-        kept = select.rows or select.share * choice
-        return float(((sampled - metrics["select_kept"]) * scale + min(kept, choice)) / sampled)
+        selected_rows = select.rows or select.share * choice
+        return float(((sampled - metrics["select_kept"]) * scale + min(selected_rows, choice)) / sampled)
 
     def _scale_epochs(self, stage: str) -> float:
         """Returns how many times as many epochs a stage of the run trains."""
@@ -184,8 +184,8 @@ class SampledRun(Run):
 
     def _scale_blocks(self, sampled: int) -> float:
         """Returns how many times as many blocks of plain text there are as sampled ones."""
-        most = self.settings.general.blocks
-        return min(self.text_scale, most / sampled) if most else self.text_scale
+        max_blocks = self.settings.general.blocks
+        return min(self.text_scale, max_blocks / sampled) if max_blocks else self.text_scale
 
     def _sample_data(self, work: Callable[[Path], JsonObject], settings: JsonObject) -> Callable[[Path], JsonObject]:
         def write_sample(folder: Path) -> JsonObject:
@@ -308,9 +308,9 @@ def sample_splits(splits: Splits, sizes: SampleSizes, seed: int) -> Splits:
     train = sample_part(splits.train, sizes.batch, sizes.train, seed)
     share = len(train) / max(1, len(splits.train))
     others = {
-        part: sample_part(found, sizes.batch, max(sizes.others, round(share * len(found))), seed)
+        part: sample_part(examples, sizes.batch, max(sizes.others, round(share * len(examples))), seed)
         for part in ("validation", "test", "unlabelled")
-        if (found := getattr(splits, part)) is not None
+        if (examples := getattr(splits, part)) is not None
     }
     return replace(splits, train=train, **others)
 

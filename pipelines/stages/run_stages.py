@@ -39,47 +39,47 @@ def run_stages(run: "Run", plan: RunPlan) -> tuple[dict[str, "Artefact"], list["
     from pipelines.stages.train.select import adapt_loss, select_stage
 
     settings = plan.settings
-    made: dict[str, Artefact] = {}
+    stages: dict[str, Artefact] = {}
     if not run.is_sample and (settings.augment.requested or settings.select.requested):
         run.world.compute_once(lambda: check_data_settings(plan, run.seed))
-    made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
-    check_pair_formats(settings, made["data"])
-    precision = select_precision(run, plan, made["data"])
+    stages["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
+    check_pair_formats(settings, stages["data"])
+    precision = select_precision(run, plan, stages["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
-        made["clean"] = made["data"] = clean_stage(run, plan, made["data"], precision)
+        stages["clean"] = stages["data"] = clean_stage(run, plan, stages["data"], precision)
     if settings.general.data:
-        made["general"] = general_stage(run, plan, precision)
+        stages["general"] = general_stage(run, plan, precision)
     if settings.until == "general":
-        return made, []
-    made["teacher"] = teacher_stage(run, plan, plan.teacher, made["data"], precision)
+        return stages, []
+    stages["teacher"] = teacher_stage(run, plan, plan.teacher, stages["data"], precision)
     if settings.until == "teacher":
-        return made, []
+        return stages, []
     if settings.augment.requested:
-        made["augment"] = made["data"] = augment_stage(run, plan, made["data"], made["teacher"])
+        stages["augment"] = stages["data"] = augment_stage(run, plan, stages["data"], stages["teacher"])
     reads_cache = selects_from_cache(settings)
     if settings.select.requested and not reads_cache:
-        made["select"] = made["data"] = select_stage(run, plan, made["data"], made["teacher"], None)
+        stages["select"] = stages["data"] = select_stage(run, plan, stages["data"], stages["teacher"], None)
     if settings.sequences.share:
-        made["answers"] = answers_stage(run, settings, made["data"], made["teacher"])
-        made["data"] = made["answers"]
+        stages["answers"] = answers_stage(run, settings, stages["data"], stages["teacher"])
+        stages["data"] = stages["answers"]
     if settings.loss.needs_teacher and settings.teacher.signals == "cached":
-        source = made["teacher"]
+        source = stages["teacher"]
         if settings.teacher.additional:
-            made["ensemble"] = source = ensemble_stage(run, plan, made["data"], made["teacher"], precision)
-        made["cache"] = cache_stage(run, plan, made["data"], source)
+            stages["ensemble"] = source = ensemble_stage(run, plan, stages["data"], stages["teacher"], precision)
+        stages["cache"] = cache_stage(run, plan, stages["data"], source)
     if reads_cache:
-        made["select"] = made["data"] = select_stage(run, plan, made["data"], made["teacher"], made["cache"])
+        stages["select"] = stages["data"] = select_stage(run, plan, stages["data"], stages["teacher"], stages["cache"])
     if settings.until == "cache":
-        return made, []
-    if "select" in made:
-        plan = adapt_loss(run, plan, made["select"])
-    students, stages = train_students(run, plan, made, precision)
-    made |= stages
+        return stages, []
+    if "select" in stages:
+        plan = adapt_loss(run, plan, stages["select"])
+    students, added = train_students(run, plan, stages, precision)
+    stages |= added
     if settings.until != "distill":
-        students, stages = deliver_students(run, plan, made, students, precision)
-        made |= stages
-    return made, students
+        students, added = deliver_students(run, plan, stages, students, precision)
+        stages |= added
+    return stages, students
 
 
 def check_data_settings(plan: RunPlan, seed: int) -> bool:
@@ -137,42 +137,42 @@ def run_to_report(run: "Run", plan: RunPlan) -> None:
         check_publishable(run.output / STUDENT)
         check_publishable(run.output / NESTED_FOLDER)
         write_json(run.output / "config.json", asdict(settings))
-    made, students = run_stages(run, plan)
+    stages, students = run_stages(run, plan)
     if settings.until != "report":
-        rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
+        rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in stages.items()]
         run.console.table("Stages", ("stage", "seconds", "folder"), rows)
         return
-    report = report_stage(run, reported_settings(settings), read_task(made["data"]), made["evaluate"])
-    exports = {each.name: made[f"export{each.suffix}"] for each in students}
+    report = report_stage(run, reported_settings(settings), read_task(stages["data"]), stages["evaluate"])
+    exports = {each.name: stages[f"export{each.suffix}"] for each in students}
     if run.world.is_rank_zero:
-        places = publish_results(run, report, exports, find_preprocessing(made))
+        places = publish_results(run, report, exports, find_preprocessing(stages))
         if settings.prune.nested:
-            places |= publish_nested(run, made)
+            places |= publish_nested(run, stages)
         print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
     run.world.share_files()
-    check_scores(settings, made["evaluate"])
+    check_scores(settings, stages["evaluate"])
     check_refused(list(exports.values()))
 
 
-def publish_nested(run: "Run", made: Mapping[str, "Artefact"]) -> dict[str, Path]:
+def publish_nested(run: "Run", stages: Mapping[str, "Artefact"]) -> dict[str, Path]:
     """Publishes the folder from which every student of a nested family can be loaded."""
     from distill.slicing.nested import SLICES
     from pipelines.runs.publication import link_tree, republish_folder
     from pipelines.stages.deliver.report import add_preprocessing
     from pipelines.stages.prepare.teacher import MODEL
 
-    source = next(stage.folder / MODEL for stage in made.values() if (stage.folder / MODEL / SLICES).is_file())
+    source = next(stage.folder / MODEL for stage in stages.values() if (stage.folder / MODEL / SLICES).is_file())
     with republish_folder(run.output / NESTED_FOLDER, run.console.say) as fresh:
         link_tree(source, fresh)
-        add_preprocessing(fresh, find_preprocessing(made))
+        add_preprocessing(fresh, find_preprocessing(stages))
     return {NESTED_FOLDER: run.output / NESTED_FOLDER}
 
 
-def find_preprocessing(made: Mapping[str, "Artefact"]) -> Path | None:
+def find_preprocessing(stages: Mapping[str, "Artefact"]) -> Path | None:
     """Returns the file that says how a deployed student's texts are cleaned; None without such cleaning."""
     from distill.data.clean.deployment import PREPROCESSING
 
-    file = made["clean"].folder / PREPROCESSING if "clean" in made else None
+    file = stages["clean"].folder / PREPROCESSING if "clean" in stages else None
     return file if file is not None and file.exists() else None
 
 
@@ -189,15 +189,15 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
     least = config.budget.min_score
     if not (config.budget.requested and least):
         return
-    kept = deployed_shares(json.loads((evaluation.folder / "evaluation.json").read_text()))
-    if not kept:
+    shares = deployed_shares(json.loads((evaluation.folder / "evaluation.json").read_text()))
+    if not shares:
         raise InputError(
             f"budget.min_score {least:g}: expected the teacher's file on {config.budget.runtime} to compare with, "
             "found none that was proven: nothing says what was kept"
         )
-    missed = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share < least]
+    missed = [f"{name} keeps {share:.1%}" for name, share in shares.items() if share < least]
     if missed:
-        reached = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share >= least]
+        reached = [f"{name} keeps {share:.1%}" for name, share in shares.items() if share >= least]
         raise InputError(
             f"budget.min_score {least:g}: of the teacher's score on the validation split {', '.join(missed)}. "
             "Everything was written all the same; it would take a lower speed, more epochs or more text "

@@ -114,9 +114,9 @@ def prune_students(
             f"budget.speedup {config.budget.speedup}: expected a speed that a pruned model reaches, found none; "
             f"{stages[f'shape-{targets[0].name}'].metrics[UNREACHED]}"
         )
-    beside = train_attention_free_students(run, plan, earlier, precision)
-    students += [TrainedStudent(f"student-{name}", f"-{name}", stage) for name, stage in beside.items()]
-    return students, stages | {f"distill-{name}": stage for name, stage in beside.items()}
+    attention_free = train_attention_free_students(run, plan, earlier, precision)
+    students += [TrainedStudent(f"student-{name}", f"-{name}", stage) for name, stage in attention_free.items()]
+    return students, stages | {f"distill-{name}": stage for name, stage in attention_free.items()}
 
 
 def train_attention_free_students(run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str) -> Stages:
@@ -126,16 +126,16 @@ def train_attention_free_students(run: Run, plan: RunPlan, earlier: Mapping[str,
         student = replace(config.student, spec=spec)
         train, loss = config.attention_free_train, config.loss.without_layer_terms
         settings = replace(config, student=student, train=train, loss=loss)
-        own = replace(plan, settings=settings, student=None)
+        student_plan = replace(plan, settings=settings, student=None)
         data, teacher, cache = earlier["data"], earlier["teacher"], earlier["cache"]
-        stages[name] = student_stage(run, own, data, teacher, cache, precision, name=name)
+        stages[name] = student_stage(run, student_plan, data, teacher, cache, precision, name=name)
     return stages
 
 
-def build_pruning_context(run: Run, plan: RunPlan, made: Mapping[str, Artefact], precision: str) -> PruningContext:
+def build_pruning_context(run: Run, plan: RunPlan, stages: Mapping[str, Artefact], precision: str) -> PruningContext:
     """Returns the inputs of all pruned students, from the stages by name."""
     names = {"tokens": "start"}  # both are the same stage, until a round of the iterative schedule replaces the start
-    inputs = ShapeInputs(**{each.name: made[names.get(each.name, each.name)] for each in fields(ShapeInputs)})
+    inputs = ShapeInputs(**{each.name: stages[names.get(each.name, each.name)] for each in fields(ShapeInputs)})
     return PruningContext(run, plan, inputs, precision)
 
 
@@ -216,13 +216,13 @@ def prune_nested(pipeline: PruningContext, targets: Sequence[SpeedTarget]) -> St
             cut = stages[f"cut-{target.name}"] = cut_stage(run, inputs, shape, target.name)
             inputs = replace(inputs, start=cut, scores=cut)
     first, *others = shapes
-    begun = pipeline.inputs
-    start = begun.begin(config, first, shapes[first])
+    initial = pipeline.inputs
+    start = initial.begin(config, first, shapes[first])
     training = NestedTraining(
-        run, pipeline.plan, begun.data, begun.teacher, begun.cache, pipeline.precision, start, None, shapes
+        run, pipeline.plan, initial.data, initial.teacher, initial.cache, pipeline.precision, start, None, shapes
     )
     nested = stages[f"distill-{first}"] = nested_stage(training)
-    return stages | {f"distill-{name}": slice_stage(run, config, begun.data, nested, name) for name in others}
+    return stages | {f"distill-{name}": slice_stage(run, config, initial.data, nested, name) for name in others}
 
 
 def prune_iteratively(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:

@@ -78,10 +78,10 @@ class Reader:
         The answer is the label with the largest logit, all labels with a positive logit if a text may have several, a
         number, or the label of each token that isn't special.
         """
-        found = []
+        results = []
         for rows, logits in self.run(texts, max_length):
-            found += zip(self.choose_answers(rows, logits), logits, strict=True)
-        return found
+            results += zip(self.choose_answers(rows, logits), logits, strict=True)
+        return results
 
     def encode(self, texts, max_length=512):
         """Returns a sentence encoder's vectors of length 1 [texts, width]."""
@@ -106,8 +106,8 @@ class Reader:
         if logits[0].ndim == 2:
             classes = zip(rows, logits.argmax(-1), strict=True)
             return [
-                [labels[own[i]] for i, special in enumerate(row.special_tokens_mask) if not special]
-                for row, own in classes
+                [labels[predicted[i]] for i, special in enumerate(row.special_tokens_mask) if not special]
+                for row, predicted in classes
             ]
         if problem == "regression" or len(labels) == 1:
             return logits[:, 0].tolist()
@@ -163,41 +163,41 @@ class Reader:
         kinds, width = self.config["pooling"], self.weights["words"].shape[1]
         order = np.argsort(-counts, kind="stable")
         starts, lengths = (np.cumsum(counts) - counts)[order], counts[order]
-        found = {kind: np.zeros((len(counts), width), np.float32) for kind in kinds}
+        pooled = {kind: np.zeros((len(counts), width), np.float32) for kind in kinds}
         totals = np.zeros((len(counts), 1), np.float32)
         remaining = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left")
-        for place, rows in enumerate(remaining.tolist()):
-            tokens = ids[starts[:rows] + place]
+        for position, rows in enumerate(remaining.tolist()):
+            tokens = ids[starts[:rows] + position]
             if kinds != ["weighted"]:
                 vectors = self.look_up("words", tokens)
             if "mean" in kinds:
-                found["mean"][:rows] += vectors
+                pooled["mean"][:rows] += vectors
             if "max" in kinds:
-                most = found["max"][:rows]
-                np.maximum(most, vectors, out=most) if place else np.copyto(most, vectors)
+                highest = pooled["max"][:rows]
+                np.maximum(highest, vectors, out=highest) if position else np.copyto(highest, vectors)
             if "weighted" in kinds:
-                found["weighted"][:rows] += take_rows(*self.weighted_words, tokens)
+                pooled["weighted"][:rows] += take_rows(*self.weighted_words, tokens)
                 totals[:rows] += self.shares[tokens]
         if "mean" in kinds:
-            found["mean"] /= lengths[:, None]
+            pooled["mean"] /= lengths[:, None]
         if "weighted" in kinds:
-            found["weighted"] /= np.maximum(totals, np.float32(1e-6))
+            pooled["weighted"] /= np.maximum(totals, np.float32(1e-6))
         result = np.empty((len(counts), len(kinds) * width), np.float32)
-        result[order] = np.concatenate([found[kind] for kind in kinds], 1)
+        result[order] = np.concatenate([pooled[kind] for kind in kinds], 1)
         return result
 
     def look_up(self, name, ids):
         """Returns rows of a table; of one in 8 bits, these alone become floats."""
         return take_rows(self.weights[name], self.weights.get(f"{name}.scales"), ids)
 
-    def apply_linear(self, name, given):
+    def apply_linear(self, name, x):
         """Returns a linear layer's outputs; its weight is [inputs, outputs], and its inputs may be rounded to bytes."""
         if f"{name}.grid" in self.weights:
             scale, zero = self.weights[f"{name}.grid"]
-            given = given / scale
-            np.clip(np.round(given, out=given), -zero, LARGEST - zero, out=given)
-            given *= scale
-        return given @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+            x = x / scale
+            np.clip(np.round(x, out=x), -zero, LARGEST - zero, out=x)
+            x *= scale
+        return x @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def pool(self, ids, vectors, counted, types):
         """Returns the features of each row, [rows, features]."""
@@ -221,19 +221,19 @@ class Reader:
 
     def pool_rows(self, vectors, counted, shares):
         """Returns the results of all kinds of pooling, [rows, features x kinds]."""
-        found = []
+        pooled = []
         for kind in self.config["pooling"]:
             if kind == "max":
-                found.append(np.where(counted == 0, np.float32(-1e4), vectors).max(1))
+                pooled.append(np.where(counted == 0, np.float32(-1e4), vectors).max(1))
             elif kind == "order":
                 scales = self.weights["scales"]
                 first = (vectors * counted)[:, : len(scales)]
-                found.append((first * scales[: first.shape[1]]).sum(1))
+                pooled.append((first * scales[: first.shape[1]]).sum(1))
             else:
                 share = counted if kind == "mean" else shares
                 total = np.maximum(share.sum(1), np.float32(1e-6))
-                found.append(np.matmul(share.transpose(0, 2, 1), vectors)[:, 0] / total)
-        return np.concatenate(found, 1)
+                pooled.append(np.matmul(share.transpose(0, 2, 1), vectors)[:, 0] / total)
+        return np.concatenate(pooled, 1)
 
 
 def take_rows(table, factors, ids):
@@ -263,15 +263,15 @@ class WordIds(dict):
         return self.tokenizer.encode(word, add_special_tokens=False).ids
 
     def __missing__(self, word):
-        found = pack_ids(self.split(word))
+        packed = pack_ids(self.split(word))
         if len(self) < WORDS:
-            self[word] = found
-        return found
+            self[word] = packed
+        return packed
 
     def encode(self, texts, max_length):
         """Returns the ids of all texts in turn [tokens], with special tokens, and the number of each text's [texts]."""
-        most, find = ID.itemsize * max_length - len(self.after), self.__getitem__
-        rows = [b"".join([self.before, *map(find, text.split(" "))])[:most] + self.after for text in texts]
+        limit, find = ID.itemsize * max_length - len(self.after), self.__getitem__
+        rows = [b"".join([self.before, *map(find, text.split(" "))])[:limit] + self.after for text in texts]
         return np.frombuffer(b"".join(rows), ID), np.array([len(row) for row in rows]) // ID.itemsize
 
 
@@ -300,8 +300,8 @@ def convolve(reader, vectors, counted):
 def recur(reader, vectors, counted):
     """Returns vectors after gated recurrent layers in both directions, [rows, length, features]."""
     length, hidden = vectors.shape[1], vectors
-    places, last = np.arange(length)[None], counted.sum((1, 2)).astype(np.int64)[:, None] - 1
-    reverse = np.where(places <= last, last - places, places)[..., None]
+    positions, last = np.arange(length)[None], counted.sum((1, 2)).astype(np.int64)[:, None] - 1
+    reverse = np.where(positions <= last, last - positions, positions)[..., None]
     for layer in range(reader.config["encoder_layers"]):
         forward = run_gates(reader, f"forward.{layer}", hidden)
         backward = run_gates(reader, f"backward.{layer}", np.take_along_axis(hidden, reverse, 1))
@@ -309,16 +309,16 @@ def recur(reader, vectors, counted):
     return hidden
 
 
-def run_gates(reader, name, given):
+def run_gates(reader, name, vectors):
     """Returns the states of a gated recurrent layer, [rows, length, width] (torch.nn.GRU's equations)."""
-    inputs = reader.apply_linear(f"{name}.input", given)
-    state = np.zeros((len(given), inputs.shape[-1] // 3), np.float32)
+    inputs = reader.apply_linear(f"{name}.input", vectors)
+    state = np.zeros((len(vectors), inputs.shape[-1] // 3), np.float32)
     states = []
-    for step in range(given.shape[1]):
-        kept = np.split(reader.apply_linear(f"{name}.state", state), 3, -1)
+    for step in range(vectors.shape[1]):
+        recurrent = np.split(reader.apply_linear(f"{name}.state", state), 3, -1)
         new = np.split(inputs[:, step], 3, -1)
-        reset, update = (1 / (1 + np.exp(-(one + other))) for one, other in zip(new[:2], kept[:2], strict=True))
-        state = (1 - update) * np.tanh(new[2] + reset * kept[2]) + update * state
+        reset, update = (1 / (1 + np.exp(-(one + other))) for one, other in zip(new[:2], recurrent[:2], strict=True))
+        state = (1 - update) * np.tanh(new[2] + reset * recurrent[2]) + update * state
         states.append(state)
     return np.stack(states, 1)
 
@@ -328,7 +328,7 @@ ENCODERS = {"static": keep_vectors, "cnn": convolve, "gru": recur}
 if __name__ == "__main__":
     lines, reader = [line.rstrip("\n") for line in sys.stdin], Reader(Path(__file__).parent)
     encodes = "classifier.weight" not in reader.weights
-    answers = reader.encode(lines) if encodes else [answer for answer, _ in reader.classify(lines)]
-    for line, answer in zip(lines, answers, strict=True):
-        words = map(str, answer) if isinstance(answer, (list, np.ndarray)) else [str(answer)]
-        print(f"{' '.join(words)}\t{line}")
+    results = reader.encode(lines) if encodes else [prediction for prediction, _ in reader.classify(lines)]
+    for line, result in zip(lines, results, strict=True):
+        values = map(str, result) if isinstance(result, (list, np.ndarray)) else [str(result)]
+        print(f"{' '.join(values)}\t{line}")

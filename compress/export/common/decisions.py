@@ -47,6 +47,6 @@ def predictions_agree(kind: DecisionKind, found: np.ndarray, expected: np.ndarra
     if kind == "span":
         ends = np.cumsum(lengths)[:-1]
         pairs = zip(np.split(found, ends), np.split(expected, ends), strict=True)
-        return np.concatenate([own.argmax(0) == other.argmax(0) for own, other in pairs])
+        return np.concatenate([logits.argmax(0) == reference.argmax(0) for logits, reference in pairs])
     result = found.argmax(-1) == expected.argmax(-1)
     return result

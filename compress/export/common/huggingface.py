@@ -38,9 +38,9 @@ class TorchModel:
     @classmethod
     def of(cls, model: PreTrainedModel) -> "TorchModel":
         """Returns a runner for a model in memory, which is put in eval mode."""
-        made = cls.__new__(cls)
-        made.model, made.names = model.eval(), input_names(model.config)
-        return made
+        runner = cls.__new__(cls)
+        runner.model, runner.names = model.eval(), input_names(model.config)
+        return runner
 
     @torch.inference_mode()
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:

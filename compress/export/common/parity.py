@@ -44,24 +44,24 @@ def layer_differences(products: Mapping[str, Product], reference: nn.Module) -> 
         products: By layer name, or several names joined by + whose outputs are concatenated.
         reference: The model with quantized layers.
     """
-    found = {}
+    differences = {}
     for name, seen in products.items():
         layers = [reference.get_submodule(each) for each in name.split("+")]
         x = torch.from_numpy(seen.read)
-        kept = ~torch.stack([cast(QuantizedLinear, layer).find_near_ties(x, TIE) for layer in layers]).any(0)
-        if not kept.any():
-            found[name] = float("nan")
+        decisive = ~torch.stack([cast(QuantizedLinear, layer).find_near_ties(x, TIE) for layer in layers]).any(0)
+        if not decisive.any():
+            differences[name] = float("nan")
             continue
-        expected = torch.cat([compute_product(layer, x[kept], seen.biased) for layer in layers], dim=-1)
-        difference = (torch.from_numpy(seen.gave)[kept] - expected).abs().max()
-        found[name] = float(difference / expected.abs().max().clamp(min=1))
-    return found
+        expected = torch.cat([compute_product(layer, x[decisive], seen.biased) for layer in layers], dim=-1)
+        difference = (torch.from_numpy(seen.gave)[decisive] - expected).abs().max()
+        differences[name] = float(difference / expected.abs().max().clamp(min=1))
+    return differences
 
 
 def worst_layer(products: Mapping[str, Product], reference: nn.Module) -> tuple[str, float]:
     """Returns (name, difference) of the layer with the largest difference; NaN counts as largest."""
-    found = layer_differences(products, reference)
-    return max(found.items(), key=lambda each: (np.isnan(each[1]), each[1]))
+    differences = layer_differences(products, reference)
+    return max(differences.items(), key=lambda each: (np.isnan(each[1]), each[1]))
 
 
 def compute_product(layer: nn.Module, x: torch.Tensor, biased: bool) -> torch.Tensor:

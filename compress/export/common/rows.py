@@ -41,10 +41,10 @@ def list_rounded_layers(model: Any, rounding: Mapping[str, Any]) -> dict[str, La
 
     `rounding` is the result of `compress.quantize.convert_quantized`.
     """
-    found = {}
+    layers = {}
     for name, rounded in rounding.items():
         weight, scheme = model.get_submodule(name).weight.detach(), rounded.scheme
-        found[name] = Layer(
+        layers[name] = Layer(
             weight.numpy(),
             rounded.quantize(weight).numpy(),
             rounded.scales.numpy(),
@@ -52,7 +52,7 @@ def list_rounded_layers(model: Any, rounding: Mapping[str, Any]) -> dict[str, La
             "table" if scheme is None else scheme.inputs,
             rounded.grid,
         )
-    return found
+    return layers
 
 
 class RowIndex:
@@ -60,10 +60,10 @@ class RowIndex:
 
     def __init__(self, layers: Mapping[str, Layer]):
         self.layers = layers
-        self.places: dict[bytes, list[tuple[str, int]]] = {}
+        self.occurrences: dict[bytes, list[tuple[str, int]]] = {}
         for name, layer in layers.items():
             for number, row in enumerate(layer.weight):
-                self.places.setdefault(row.tobytes(), []).append((name, number))
+                self.occurrences.setdefault(row.tobytes(), []).append((name, number))
 
     def find(self, weight: np.ndarray) -> tuple[Layer, list[str]] | None:
         """Returns the layer with the rows of `weight` [outputs, inputs], or several as one, and their names.
@@ -73,11 +73,11 @@ class RowIndex:
         Raises:
             ExportError: Concatenated layers are quantized in different ways.
         """
-        options = [self.places.get(row.tobytes(), []) for row in np.ascontiguousarray(weight)]
+        options = [self.occurrences.get(row.tobytes(), []) for row in np.ascontiguousarray(weight)]
         if not all(options):
             return None
         votes = Counter(name for each in options for name in {name for name, _ in each})
-        chosen = [max(each, key=lambda place: votes[place[0]]) for each in options]
+        chosen = [max(each, key=lambda occurrence: votes[occurrence[0]]) for each in options]
         names = list(dict.fromkeys(name for name, _ in chosen))
         hows = {self.layers[name].how for name in names}
         if len(hows) > 1:

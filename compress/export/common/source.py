@@ -39,8 +39,8 @@ class Source:
     def longest(self) -> int:
         """Longest text in tokens that the model's positions and the tokenizer's limit allow."""
         config = self.model.config
-        most = find_max_tokens(config) or int(getattr(config, "max_position_embeddings", 512))
-        return min(most, self.tokenizer.model_max_length)
+        limit = find_max_tokens(config) or int(getattr(config, "max_position_embeddings", 512))
+        return min(limit, self.tokenizer.model_max_length)
 
     @property
     def has_reduced_range(self) -> bool:
@@ -56,10 +56,10 @@ class Source:
     @cached_property
     def reference(self) -> PreTrainedModel:
         """The model with the quantized arithmetic it was trained with."""
-        made: PreTrainedModel = copy.deepcopy(self.model).eval()
+        model: PreTrainedModel = copy.deepcopy(self.model).eval()
         if self.rounding is not None:
-            requantize(made, self.rounding)
-        return made
+            requantize(model, self.rounding)
+        return model
 
     @cached_property
     def runner(self) -> TorchModel:

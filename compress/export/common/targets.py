@@ -190,9 +190,9 @@ def find_target(name: str) -> ExportTarget:
     """
     for precision in _PRECISIONS:
         for each in FORMATS.values():
-            found = ExportTarget(each.name, precision)
-            if str(found) == name and (each.rounded if found.rounded else each.floats):
-                return found
+            target = ExportTarget(each.name, precision)
+            if str(target) == name and (each.rounded if target.rounded else each.floats):
+                return target
     raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8, -int4 or -fp8, found {name!r}")
 
 
@@ -216,13 +216,13 @@ def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
         CompressError: A format supports none of the schemes.
     """
     schemes = resolve_schemes(name)
-    found: dict[str, list[str]] = {scheme: [] for scheme in schemes}
+    assigned: dict[str, list[str]] = {scheme: [] for scheme in schemes}
     for each in formats:
-        held = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)
-        if held is None:
+        accepted = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)
+        if accepted is None:
             raise CompressError(f"export {each}: can't hold {name}: {FORMATS[each].refuses[schemes[0]]}")
-        found[held].append(each)
-    return {scheme: taken for scheme, taken in found.items() if taken}
+        assigned[accepted].append(each)
+    return {scheme: taken for scheme, taken in assigned.items() if taken}
 
 
 def check_float(formats: Iterable[str], what: str) -> None:
@@ -254,10 +254,10 @@ def check_installed(formats: Iterable[str]) -> None:
 
 def with_sources(targets: Iterable[ExportTarget]) -> list[ExportTarget]:
     """Returns the targets and those they are made from, sources first."""
-    found: list[ExportTarget] = []
+    ordered: list[ExportTarget] = []
     for target in targets:
         chain = [target]
         while (source := chain[-1].made_from) is not None:
             chain.append(source)
-        found += [each for each in reversed(chain) if each not in found]
-    return found
+        ordered += [each for each in reversed(chain) if each not in ordered]
+    return ordered

@@ -156,10 +156,10 @@ def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[st
     import torch
 
     assert source.rounding is not None
-    found: dict[str, torch.Tensor] = {}
+    recorded: dict[str, torch.Tensor] = {}
     hooks = [
         source.reference.get_submodule(name).register_forward_pre_hook(
-            lambda module, given, name=name: found.__setitem__(name, given[0].clone())
+            lambda module, args, name=name: recorded.__setitem__(name, args[0].clone())
         )
         for name, rounded in source.rounding.items()
         if rounded.scheme is not None
@@ -167,7 +167,7 @@ def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[st
     source.runner({name: inputs[name] for name in source.inputs})
     for hook in hooks:
         hook.remove()
-    return {name: x.detach().clone() for name, x in found.items()}
+    return {name: x.detach().clone() for name, x in recorded.items()}
 
 
 class ExecuTorchProgram:
@@ -203,5 +203,5 @@ class ExecutorchModel:
         """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         import torch
 
-        given = [torch.from_numpy(inputs[name]).split(MOST) for name in self.names]
-        return np.concatenate([self.program(list(rows))[0] for rows in zip(*given, strict=True)])
+        columns = [torch.from_numpy(inputs[name]).split(MOST) for name in self.names]
+        return np.concatenate([self.program(list(rows))[0] for rows in zip(*columns, strict=True)])

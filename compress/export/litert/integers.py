@@ -50,8 +50,8 @@ def write_integers(program: bytes, layers: Mapping[str, Layer], constants: Mappi
     rewriter = Rewriter(file, layers)
     for graph in file.model.subgraphs:
         ends = {*graph.inputs, *graph.outputs}
-        for place, tensor in enumerate(graph.tensors):
-            tensor.name = tensor.name if place in ends else b""
+        for index, tensor in enumerate(graph.tensors):
+            tensor.name = tensor.name if index in ends else b""
         file.join_biases(graph)
         rewriter.rewrite(graph)
     left = sorted(set(rewriter.linear.layers) - rewriter.seen)
@@ -71,44 +71,46 @@ class Rewriter:
         self.file = file
         self.linear = RowIndex({name: layer for name, layer in layers.items() if layer.inputs != "table"})
         self.tables = RowIndex({name: layer for name, layer in layers.items() if layer.inputs == "table"})
-        self.found: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, is a table)
+        self.matches: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, is a table)
         self.buffers: dict[tuple[int, str], int] = {}  # (float buffer, its replacement's content) -> buffer
         self.seen: set[str] = set()
 
     def rewrite(self, graph: Any) -> None:
         """Replaces the float operators of quantized layers in a graph, in place."""
         written = {KIND.FULLY_CONNECTED: self.product, KIND.EMBEDDING_LOOKUP: self.look_up, KIND.ADD: self.positions}
-        made: list[Any] = []
+        operators: list[Any] = []
         for operator in graph.operators:
             write = written.get(self.file.kind(operator))
-            made += [operator] if write is None else write(graph, operator)
-        graph.operators = made
+            operators += [operator] if write is None else write(graph, operator)
+        graph.operators = operators
 
-    def layer(self, graph: Any, place: int, rows: RowIndex) -> tuple[Layer, list[str]] | None:
+    def layer(self, graph: Any, index: int, rows: RowIndex) -> tuple[Layer, list[str]] | None:
         """Returns the layer whose rows a constant has; None if there is none, or the tensor isn't constant."""
-        key = graph.tensors[place].buffer, rows is self.tables
-        if key not in self.found:
-            value = self.file.constant(graph, place)
-            self.found[key] = None if value is None or value.ndim < 2 else rows.find(value.reshape(-1, value.shape[-1]))
-        return self.found[key]
+        key = graph.tensors[index].buffer, rows is self.tables
+        if key not in self.matches:
+            value = self.file.constant(graph, index)
+            self.matches[key] = (
+                None if value is None or value.ndim < 2 else rows.find(value.reshape(-1, value.shape[-1]))
+            )
+        return self.matches[key]
 
     def product(self, graph: Any, operator: Any) -> list[Any]:
         """Returns the operators that replace a fully connected one."""
-        place = operator.inputs[1]
-        found = self.layer(graph, place, self.linear)
-        if found is None:
+        index = operator.inputs[1]
+        match = self.layer(graph, index, self.linear)
+        if match is None:
             return [operator]
-        layer, names = found
+        layer, names = match
         self.seen |= set(names)
         before: list[Any] = []
         if layer.inputs == "token":
             # Required by LiteRT's own kernels, whose zero point would be 0 otherwise; XNNPACK always does this.
             operator.builtinOptions.asymmetricQuantizeInputs = True
             operator.opcodeIndex = self.file.code(KIND.FULLY_CONNECTED, 12 if layer.bits == 8 else 13)
-            weight = self.by_row(graph, place, layer) if layer.bits == 8 else self.by_group(graph, place, layer)
+            weight = self.by_row(graph, index, layer) if layer.bits == 8 else self.by_group(graph, index, layer)
         else:
-            made, weight = self.unfolded(graph, place, layer)
-            before.append(made)
+            dequantize, weight = self.unfolded(graph, index, layer)
+            before.append(dequantize)
         graph.tensors[weight].name = "+".join(names).encode()
         operator.inputs[1] = weight
         return [*before, operator, *self.activation(graph, operator)]
@@ -118,16 +120,16 @@ class Rewriter:
 
         Scales stored as the table's own quantization parameters would be duplicated in the file for every graph.
         """
-        ids, place = operator.inputs
-        found = self.layer(graph, place, self.tables)
-        if found is None:
+        ids, index = operator.inputs
+        match = self.layer(graph, index, self.tables)
+        if match is None:
             return [operator]
-        layer, names = found
+        layer, names = match
         file, (after,) = self.file, operator.outputs
-        held = self.shared(graph, place, "integers", pack_integers(layer))
-        integers = file.tensor(graph, layer.weight.shape, TYPE.INT8, held, quantization_parameters(np.ones(1)))
+        buffer = self.shared(graph, index, "integers", pack_integers(layer))
+        integers = file.tensor(graph, layer.weight.shape, TYPE.INT8, buffer, quantization_parameters(np.ones(1)))
         graph.tensors[integers].name = "+".join(names).encode()
-        scales = file.tensor(graph, layer.scales.shape, TYPE.FLOAT32, self.shared(graph, place, "scales", layer.scales))
+        scales = file.tensor(graph, layer.scales.shape, TYPE.FLOAT32, self.shared(graph, index, "scales", layer.scales))
         rows, size = graph.tensors[after].shape
         read = [file.tensor(graph, [rows, width], TYPE.FLOAT32) for width in (size, 1)]
         return [
@@ -139,42 +141,42 @@ class Rewriter:
     def positions(self, graph: Any, operator: Any) -> list[Any]:
         """Dequantizes position tables that the converter turned into constants added to other lookups."""
         before: list[Any] = []
-        for number, place in enumerate(operator.inputs):
-            found = self.layer(graph, place, self.tables)
-            if found is not None:
-                made, operator.inputs[number] = self.unfolded(graph, place, found[0])
-                before.append(made)
+        for number, index in enumerate(operator.inputs):
+            match = self.layer(graph, index, self.tables)
+            if match is not None:
+                dequantize, operator.inputs[number] = self.unfolded(graph, index, match[0])
+                before.append(dequantize)
         return [*before, operator]
 
-    def by_row(self, graph: Any, place: int, layer: Layer) -> int:
+    def by_row(self, graph: Any, index: int, layer: Layer) -> int:
         """Returns an int8 tensor with per-row scales that replaces a float tensor."""
-        integers = self.shared(graph, place, "integers", pack_integers(layer))
+        integers = self.shared(graph, index, "integers", pack_integers(layer))
         return self.file.tensor(graph, layer.weight.shape, TYPE.INT8, integers, quantization_parameters(layer.scales))
 
-    def by_group(self, graph: Any, place: int, layer: Layer) -> int:
+    def by_group(self, graph: Any, index: int, layer: Layer) -> int:
         """Returns a 4-bit tensor with float16 scales per group of inputs.
 
         Converting bfloat16 scales to float16 changes none of them.
         """
         scales = np.maximum(layer.scales.astype(np.float16), SMALLEST)
-        held = self.shared(graph, place, "scales", scales)
+        buffer = self.shared(graph, index, "scales", scales)
         detail = schema.BlockwiseQuantizationT()
-        detail.scales = self.file.tensor(graph, scales.shape, TYPE.FLOAT16, held)
+        detail.scales = self.file.tensor(graph, scales.shape, TYPE.FLOAT16, buffer)
         detail.zeroPoints, detail.blockSize = -1, layer.weight.shape[1] // scales.shape[1]
         quantization = schema.QuantizationParametersT()
         quantization.details, quantization.detailsType = detail, schema.QuantizationDetails.BlockwiseQuantization
-        integers = self.shared(graph, place, "integers", pack_integers(layer))
+        integers = self.shared(graph, index, "integers", pack_integers(layer))
         return self.file.tensor(graph, layer.weight.shape, TYPE.INT4, integers, quantization)
 
-    def unfolded(self, graph: Any, place: int, layer: Layer) -> tuple[Any, int]:
+    def unfolded(self, graph: Any, index: int, layer: Layer) -> tuple[Any, int]:
         """Returns an operator that dequantizes a constant, which runtimes run once, and its float tensor."""
-        integers = self.by_row(graph, place, layer)
+        integers = self.by_row(graph, index, layer)
         floats = self.file.tensor(graph, layer.weight.shape, TYPE.FLOAT32)
         return self.file.operator(KIND.DEQUANTIZE, 5, [integers], floats, schema.DequantizeOptionsT()), floats
 
-    def shared(self, graph: Any, place: int, part: str, values: np.ndarray) -> int:
+    def shared(self, graph: Any, index: int, part: str, values: np.ndarray) -> int:
         """Returns the index of the buffer that replaces a constant's in all graphs."""
-        key = graph.tensors[place].buffer, part
+        key = graph.tensors[index].buffer, part
         if key not in self.buffers:
             self.buffers[key] = self.file.buffer(values)
         return self.buffers[key]
@@ -193,9 +195,10 @@ class Rewriter:
 
 def quantization_parameters(scales: np.ndarray) -> Any:
     """Returns quantization parameters with one scale per tensor or per row."""
-    made = schema.QuantizationParametersT()
-    made.scale, made.zeroPoint, made.quantizedDimension = scales.reshape(-1).tolist(), [0] * scales.size, 0
-    return made
+    parameters = schema.QuantizationParametersT()
+    parameters.scale, parameters.zeroPoint = scales.reshape(-1).tolist(), [0] * scales.size
+    parameters.quantizedDimension = 0
+    return parameters
 
 
 def pack_integers(layer: Layer) -> np.ndarray:
@@ -215,21 +218,24 @@ def expose_litert_products(
     Their names are returned by layer.
     """
     file = File(program)
-    own = next(each for each in file.model.signatureDefs if each.signatureKey.decode() == signature)
-    graph = file.model.subgraphs[own.subgraphIndex]
-    file.model.subgraphs, file.model.signatureDefs, own.subgraphIndex = [graph], [own], 0
+    definition = next(each for each in file.model.signatureDefs if each.signatureKey.decode() == signature)
+    graph = file.model.subgraphs[definition.subgraphIndex]
+    file.model.subgraphs, file.model.signatureDefs, definition.subgraphIndex = [graph], [definition], 0
     products = {}
     for operator in graph.operators:
         name = graph.tensors[operator.inputs[1]].name.decode() if file.kind(operator) == KIND.FULLY_CONNECTED else ""
         if name and set(name.split("+")) <= layers.keys():
             products[name] = ends = ProductOutputs(f"{name}:in", f"{name}:out", is_biased(operator))
-            own.outputs += [build_output(ends.read, operator.inputs[0]), build_output(ends.gave, operator.outputs[0])]
-    graph.outputs = list(dict.fromkeys(each.tensorIndex for each in own.outputs))
+            definition.outputs += [
+                build_output(ends.read, operator.inputs[0]),
+                build_output(ends.gave, operator.outputs[0]),
+            ]
+    graph.outputs = list(dict.fromkeys(each.tensorIndex for each in definition.outputs))
     return file.packed(), products
 
 
-def build_output(name: str, place: int) -> Any:
+def build_output(name: str, index: int) -> Any:
     """Returns the name and tensor index of an output as a signature stores them."""
-    made = schema.TensorMapT()
-    made.name, made.tensorIndex = name.encode(), int(place)
-    return made
+    output = schema.TensorMapT()
+    output.name, output.tensorIndex = name.encode(), int(index)
+    return output

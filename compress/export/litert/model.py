@@ -33,11 +33,11 @@ def check_litert() -> None:
 
 def list_signature_lengths(longest: int) -> list[int]:
     """Returns the signatures' lengths, doubling from SHORTEST: texts longer than that are at most half padding."""
-    most = min(longest, LONGEST)
-    found = [SHORTEST]
-    while found[-1] < most:
-        found.append(found[-1] * 2)
-    return [min(length, most) for length in found]
+    limit = min(longest, LONGEST)
+    lengths = [SHORTEST]
+    while lengths[-1] < limit:
+        lengths.append(lengths[-1] * 2)
+    return [min(length, limit) for length in lengths]
 
 
 def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
@@ -66,10 +66,10 @@ def list_vectors(model: "nn.Module") -> "dict[str, Tensor]":
     from torch import nn
 
     return {
-        f"{name}.{own}".replace(".", "_"): value.detach()
+        f"{name}.{parameter}".replace(".", "_"): value.detach()
         for name, module in model.named_modules()
-        for own, value in module.named_parameters(recurse=False)
-        if not (isinstance(module, nn.Linear | nn.Embedding) and own == "weight")
+        for parameter, value in module.named_parameters(recurse=False)
+        if not (isinstance(module, nn.Linear | nn.Embedding) and parameter == "weight")
     }
 
 
@@ -125,8 +125,8 @@ class LiteRTProgram:
         check_litert()
         from ai_edge_litert.interpreter import Interpreter
 
-        given = {"model_content": program} if isinstance(program, bytes) else {"model_path": str(program)}
-        self.interpreter = Interpreter(**given, num_threads=threads)
+        source = {"model_content": program} if isinstance(program, bytes) else {"model_path": str(program)}
+        self.interpreter = Interpreter(**source, num_threads=threads)
         self.interpreter.allocate_tensors()  # here instead of in the first call
         signatures = self.interpreter.get_signature_list()
         self.names = list(next(iter(signatures.values()))["inputs"])
@@ -186,10 +186,10 @@ def run_litert_products(file: Path, source: "Source", inputs: Mapping[str, np.nd
     length = next(length for length in LiteRTProgram(file, threads=1).lengths if length >= longest)
     content, products = expose_litert_products(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)
     program = LiteRTProgram(content, threads=1)
-    found = [program(text) for text in batch]
+    outputs = [program(text) for text in batch]
 
     def values(name: str) -> np.ndarray:
         """Returns an output of all texts, [rows, numbers]."""
-        return np.concatenate([each[name].reshape(-1, each[name].shape[-1]) for each in found])
+        return np.concatenate([each[name].reshape(-1, each[name].shape[-1]) for each in outputs])
 
     return {name: Product(values(ends.read), values(ends.gave), biased=ends.biased) for name, ends in products.items()}

@@ -36,9 +36,9 @@ class File:
         """Returns the code of an operator."""
         return int(self.model.operatorCodes[operator.opcodeIndex].builtinCode)
 
-    def constant(self, graph: Any, place: int) -> np.ndarray | None:
+    def constant(self, graph: Any, index: int) -> np.ndarray | None:
         """Returns the values of a float constant; None if the tensor isn't constant or not float32."""
-        tensor = graph.tensors[place]
+        tensor = graph.tensors[index]
         data = self.model.buffers[tensor.buffer].data
         if data is None or not len(data) or tensor.type != TYPE.FLOAT32:
             return None
@@ -50,34 +50,34 @@ class File:
         for index, each in enumerate(codes):
             if (each.builtinCode, each.version) == (kind, version):
                 return index
-        made = schema.OperatorCodeT()
-        made.builtinCode = made.deprecatedBuiltinCode = kind
-        made.version = version
-        codes.append(made)
+        operator_code = schema.OperatorCodeT()
+        operator_code.builtinCode = operator_code.deprecatedBuiltinCode = kind
+        operator_code.version = version
+        codes.append(operator_code)
         return len(codes) - 1
 
     def operator(self, kind: int, version: int, inputs: list[int], output: int, options: Any = None) -> Any:
         """Returns a new operator with these input and output tensors."""
-        made = schema.OperatorT()
-        made.opcodeIndex, made.inputs, made.outputs = self.code(kind, version), inputs, [output]
+        operator = schema.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = self.code(kind, version), inputs, [output]
         if options is not None:
-            made.builtinOptions = options
-            made.builtinOptionsType = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
-        return made
+            operator.builtinOptions = options
+            operator.builtinOptionsType = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
+        return operator
 
     def buffer(self, values: np.ndarray) -> int:
         """Adds a buffer and returns its index."""
-        made = schema.BufferT()
-        made.data = np.frombuffer(values.tobytes(), np.uint8)
-        self.model.buffers.append(made)
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+        self.model.buffers.append(buffer)
         return len(self.model.buffers) - 1
 
     def tensor(self, graph: Any, shape: Any, kind: int, buffer: int = 0, quantization: Any = None) -> int:
         """Adds a tensor and returns its index; without a buffer it isn't constant."""
-        made = schema.TensorT()
-        made.name, made.shape, made.type, made.buffer = b"", [int(size) for size in shape], kind, buffer
-        made.quantization, made.hasRank = quantization, True
-        graph.tensors.append(made)
+        tensor = schema.TensorT()
+        tensor.name, tensor.shape, tensor.type, tensor.buffer = b"", [int(size) for size in shape], kind, buffer
+        tensor.quantization, tensor.hasRank = quantization, True
+        graph.tensors.append(tensor)
         return len(graph.tensors) - 1
 
     def keep(self, constants: Mapping[str, np.ndarray]) -> None:
@@ -94,23 +94,23 @@ class File:
         """Merges biases that are added to products into those products."""
         readers: dict[int, list[Any]] = {}
         for operator in graph.operators:
-            operator.inputs = [int(place) for place in operator.inputs]
-            for place in operator.inputs:
-                readers.setdefault(place, []).append(operator)
-        gone = set()
+            operator.inputs = [int(index) for index in operator.inputs]
+            for index in operator.inputs:
+                readers.setdefault(index, []).append(operator)
+        removed = set()
         for product in graph.operators:
             after = readers.get(product.outputs[0], [])
             if self.kind(product) == KIND.FULLY_CONNECTED and self.join_bias(graph, product, after):
-                gone.add(id(after[0]))
-        graph.operators = [operator for operator in graph.operators if id(operator) not in gone]
+                removed.add(id(after[0]))
+        graph.operators = [operator for operator in graph.operators if id(operator) not in removed]
 
     def join_bias(self, graph: Any, product: Any, readers: list[Any]) -> bool:
         """Merges the bias if the only reader of a product adds one, and returns whether it did."""
         if len(readers) != 1 or self.kind(readers[0]) != KIND.ADD or is_biased(product):
             return False
         (add,), (out,) = readers, product.outputs
-        (bias,) = (place for place in add.inputs if place != out)
-        shape, after = (list(graph.tensors[place].shape) for place in (out, add.outputs[0]))
+        (bias,) = (index for index in add.inputs if index != out)
+        shape, after = (list(graph.tensors[index].shape) for index in (out, add.outputs[0]))
         value = self.constant(graph, bias)
         if value is None or list(value.shape) != shape[-1:] or shape != after:
             return False
@@ -124,12 +124,12 @@ class File:
         """Empties buffers that are no longer used."""
         read = {each.buffer for each in self.model.metadata or ()}
         for graph in self.model.subgraphs:
-            used = {*graph.outputs, *(place for operator in graph.operators for place in operator.inputs)}
-            for place, tensor in enumerate(graph.tensors):
+            used = {*graph.outputs, *(tensor_index for operator in graph.operators for tensor_index in operator.inputs)}
+            for tensor_index, tensor in enumerate(graph.tensors):
                 detail = tensor.quantization.details if tensor.quantization is not None else None
-                used |= {detail.scales} if detail is not None and place in used else set()
-            for place, tensor in enumerate(graph.tensors):
-                tensor.buffer = tensor.buffer if place in used else 0
+                used |= {detail.scales} if detail is not None and tensor_index in used else set()
+            for tensor_index, tensor in enumerate(graph.tensors):
+                tensor.buffer = tensor.buffer if tensor_index in used else 0
                 read.add(tensor.buffer)
         for index, buffer in enumerate(self.model.buffers):
             buffer.data = buffer.data if index in read else None

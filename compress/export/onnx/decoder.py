@@ -55,14 +55,14 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
         mask = torch.ones(BATCH, SEEN + LENGTH, dtype=torch.int64)
         batch, length, past, total = (torch.export.Dim(name) for name in ("batch", "length", "past", "total"))
         read, whole, seen = {0: batch, 1: length}, {0: batch, 1: total}, {0: batch, 2: past}
-        kept = [f"{number}.{kind}" for number in range(len(sizes) // 2) for kind in ("key", "value")]
+        cache_names = [f"{number}.{kind}" for number in range(len(sizes) // 2) for kind in ("key", "value")]
         folder.mkdir(parents=True, exist_ok=True)
         write_graph(
             Step(model),
             (tokens, mask, tokens - 1, *cache),
             {"tensors": (read, whole, read, *(seen for _ in cache))},
-            [*_INPUTS, *(f"{PAST}.{each}" for each in kept)],
-            ["logits", *(f"{PRESENT}.{each}" for each in kept)],
+            [*_INPUTS, *(f"{PAST}.{each}" for each in cache_names)],
+            ["logits", *(f"{PRESENT}.{each}" for each in cache_names)],
             folder / ONNX_FILE,
         )
     tokenizer.save_pretrained(folder)
@@ -81,8 +81,8 @@ class Step(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Returns the logits and the new keys and values of the tokens, from the graph's inputs in order."""
         count = len(_INPUTS)
-        given, cache = dict(zip(_INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
-        logits = self.model(**given, past_key_values=cache, use_cache=True).logits
+        inputs, cache = dict(zip(_INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
+        logits = self.model(**inputs, past_key_values=cache, use_cache=True).logits
         return logits, *list_cache_values(cache)
 
 
@@ -130,10 +130,10 @@ def cache_sizes(model: PreTrainedModel) -> list[tuple[int, int]]:
     one, other = logits[:, :2]
     if not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
         raise build_refusal(model, "it reads tokens that come later, as an encoder does")
-    made = list_cache_values(cache)
-    if not made or any(value is None or value.dim() != 4 or value.shape[2] != LENGTH for value in made):
+    cache_values = list_cache_values(cache)
+    if not cache_values or any(value is None or value.dim() != 4 or value.shape[2] != LENGTH for value in cache_values):
         raise build_refusal(model, "it doesn't keep keys and values of every token in every layer")
-    return [(value.shape[1], value.shape[3]) for value in made]
+    return [(value.shape[1], value.shape[3]) for value in cache_values]
 
 
 def check_decoder(model: PreTrainedModel) -> None:
@@ -172,8 +172,8 @@ def rope_types(settings: Any) -> list[str]:
     """Returns the rotary types in a config's `rope_parameters`, given for all layers or per layer type."""
     if not isinstance(settings, dict):
         return []
-    own = [settings["rope_type"]] if "rope_type" in settings else []
-    return own + [kind for part in settings.values() for kind in rope_types(part)]
+    types = [settings["rope_type"]] if "rope_type" in settings else []
+    return types + [kind for part in settings.values() for kind in rope_types(part)]
 
 
 def build_refusal(model: PreTrainedModel, why: str) -> ExportError:
@@ -223,30 +223,35 @@ def verify_decoder(
     decoder, reference = OnnxDecoder(folder, threads), TorchModel.of(model)
     written = decoder.generate(prompts, new_tokens)
     expected = [generate_reference(model, prompt, new_tokens) for prompt in prompts]
-    for number, (found, own) in enumerate(zip(written, expected, strict=True)):
-        if found != own:
-            place = next((i for i, pair in enumerate(zip(found, own, strict=False)) if len(set(pair)) > 1), "the end")
+    for number, (tokens, expected_tokens) in enumerate(zip(written, expected, strict=True)):
+        if tokens != expected_tokens:
+            position = next(
+                (i for i, pair in enumerate(zip(tokens, expected_tokens, strict=False)) if len(set(pair)) > 1),
+                "the end",
+            )
             raise ExportError(
                 f"onnx: {folder} generates other tokens than the model: after prompt {number} they differ from token "
-                f"{place} on, found {found[-3:]} at its end, expected {own[-3:]}"
+                f"{position} on, found {tokens[-3:]} at its end, expected {expected_tokens[-3:]}"
             )
-    most = max_difference(decoder, reference, blocks)
+    difference = max_difference(decoder, reference, blocks)
     tolerance = FORMATS["onnx"].tolerance
-    if not most <= tolerance:  # also catches NaN
+    if not difference <= tolerance:  # also catches NaN
         raise ExportError(
-            f"onnx: {folder} has other logits than the model: largest difference {most:.2e}, expected at most "
+            f"onnx: {folder} has other logits than the model: largest difference {difference:.2e}, expected at most "
             f"{tolerance:.0e}: generated text would change"
         )
-    return DecoderParity(sum(map(len, expected)), most, perplexity(decoder, blocks), perplexity(reference, blocks))
+    return DecoderParity(
+        sum(map(len, expected)), difference, perplexity(decoder, blocks), perplexity(reference, blocks)
+    )
 
 
 def max_difference(decoder: OnnxDecoder, reference: TorchModel, blocks: Sequence[np.ndarray]) -> float:
     """Returns the largest difference of logits, computed block by block."""
-    found = [0.0]
+    differences = [0.0]
     for block in blocks:
         inputs = {"input_ids": block[None], "attention_mask": np.ones_like(block[None])}
-        found.append(float(np.abs(decoder(inputs) - reference(inputs)).max()))
-    return float(np.max(found))
+        differences.append(float(np.abs(decoder(inputs) - reference(inputs)).max()))
+    return float(np.max(differences))
 
 
 @torch.inference_mode()
@@ -255,9 +260,9 @@ def generate_reference(model: PreTrainedModel, prompt: Sequence[int], new_tokens
 
     The checkpoint's generation settings, such as a repetition penalty, are ignored, because a graph doesn't have them.
     """
-    own: Any = model.generation_config
+    settings: Any = model.generation_config
     ids = torch.tensor([list(prompt)])
-    model.generation_config = GenerationConfig(eos_token_id=own.eos_token_id)
+    model.generation_config = GenerationConfig(eos_token_id=settings.eos_token_id)
     try:
         out = model.generate(  # type: ignore[operator]
             ids,
@@ -267,6 +272,6 @@ def generate_reference(model: PreTrainedModel, prompt: Sequence[int], new_tokens
             pad_token_id=model.config.pad_token_id or 0,
         )
     finally:
-        model.generation_config = own
+        model.generation_config = settings
     result: list[int] = out[0, len(prompt) :].tolist()
     return result

@@ -81,10 +81,10 @@ def split_skip_norms(graph: Any) -> None:
         if node.op_type != "SkipLayerNormalization":
             nodes.append(node)
             continue
-        given = list(node.input) + [""] * (5 - len(node.input))
-        x, residual, weight, bias, own_bias = given
+        inputs = list(node.input) + [""] * (5 - len(node.input))
+        x, residual, weight, bias, sum_bias = inputs
         added = (node.output[3] if len(node.output) > 3 and node.output[3] else "") or f"{node.output[0]}_sum"
-        nodes.append(helper.make_node("Sum", [name for name in (x, residual, own_bias) if name], [added]))
+        nodes.append(helper.make_node("Sum", [name for name in (x, residual, sum_bias) if name], [added]))
         names = [added, weight, *([bias] if bias else [])]
         epsilon = read_attribute(node, "epsilon").f
         nodes.append(helper.make_node("LayerNormalization", names, [node.output[0]], epsilon=epsilon, axis=-1))
@@ -159,10 +159,10 @@ def matches_source(source: Path, model: Any) -> bool:
         new = onnxruntime.InferenceSession(model.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
         old = onnxruntime.InferenceSession(str(source), quiet, providers=["CPUExecutionProvider"])
         for lengths in ((7, 5, 2), (1,), (12, 12)):
-            given = random_inputs([value.name for value in old.get_inputs()], lengths)
-            expected = old.run(None, given)[0]
-            found = new.run(None, {value.name: given[value.name] for value in new.get_inputs()})[0]
-            if not np.abs(found - expected).max() <= ROUNDING:  # also catches NaN
+            inputs = random_inputs([value.name for value in old.get_inputs()], lengths)
+            expected = old.run(None, inputs)[0]
+            outputs = new.run(None, {value.name: inputs[value.name] for value in new.get_inputs()})[0]
+            if not np.abs(outputs - expected).max() <= ROUNDING:  # also catches NaN
                 return False
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors share no class
         logging.getLogger(__name__).debug("joined graph refused: %s", error)

@@ -62,8 +62,8 @@ class OnnxDecoder:
         Returns:
             Logits of the new tokens, [batch, length, vocabulary], and the cache including them.
         """
-        places = np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": places} | past
+        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions} | past
         logits, *present = self.session.run(self.outputs, inputs)
         return logits, dict(zip(past, present, strict=True))
 

@@ -33,8 +33,8 @@ def products_saturate() -> bool:
     graph = helper.make_graph([node], "products", [x], [y], [numpy_helper.from_array(largest, "weight")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": np.full((1, len(largest)), 255, np.uint8)})
-    return bool((found != 255 * 127 * len(largest)).any())
+    (output,) = session.run(None, {"x": np.full((1, len(largest)), 255, np.uint8)})
+    return bool((output != 255 * 127 * len(largest)).any())
 
 
 def quantize_int8(source: Path, target: Path, *, reduce_range: bool = False) -> None:

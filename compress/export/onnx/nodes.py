@@ -13,7 +13,7 @@ class Writer:
 
     nodes: list[Any] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    made: dict[tuple[Any, ...], str] = field(default_factory=dict)  # computes inputs shared by products once
+    shared: dict[tuple[Any, ...], str] = field(default_factory=dict)  # computes inputs shared by products once
 
     def constant(self, name: str, value: np.ndarray) -> str:
         """Adds a constant and returns its name."""
@@ -46,6 +46,6 @@ class Writer:
     def once(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Adds a node, or reuses an equal node added before, and returns its output."""
         key = (operator, *inputs, *sorted(attributes.items()))
-        if key not in self.made:
-            self.made[key] = self.node(operator, inputs, output, **attributes)
-        return self.made[key]
+        if key not in self.shared:
+            self.shared[key] = self.node(operator, inputs, output, **attributes)
+        return self.shared[key]

@@ -85,11 +85,11 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
             look_up(writer, node, name, table)
             seen.add(name)
             continue
-        found = linear.find(weight) if weight is not None and node.op_type != "Gather" else None
-        if found is None:
+        match = linear.find(weight) if weight is not None and node.op_type != "Gather" else None
+        if match is None:
             writer.nodes.append(node)
             continue
-        layer, names = found
+        layer, names = match
         ends = write(writer, node, layer, "+".join(names))
         products |= {"+".join(names): ends} if ends is not None else {}
         seen |= set(names)
@@ -145,8 +145,8 @@ def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[s
     elif layer.inputs == "group":
         by_group(writer, x, layer, name, product)
     else:
-        given = by_tensor(writer, x, layer) if layer.grid is not None else x
-        writer.node("MatMul", [given, write_dequantized_weight(writer, layer, name)], product)
+        rounded = by_tensor(writer, x, layer) if layer.grid is not None else x
+        writer.node("MatMul", [rounded, write_dequantized_weight(writer, layer, name)], product)
     add_bias(writer, node, product)
     return x, product
 
@@ -170,18 +170,18 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
     from onnx import helper
 
     x = node.input[0]
-    given, scale, zero = write_quantized_input(writer, x, layer)
+    quantized, scale, zero = write_quantized_input(writer, x, layer)
     weight = add_integers(writer, layer.integers.T, layer.bits, name)
     scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
     if node.op_type != "Attention":
         product = before_bias(node)
-        writer.node("MatMulIntegerToFloat", [given, weight, scale, scales, zero, none], product, MICROSOFT)
+        writer.node("MatMulIntegerToFloat", [quantized, weight, scale, scales, zero, none], product, MICROSOFT)
         add_bias(writer, node, product)
         return x, product
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if "scale" in attributes or set(node.input[4:]) - {""}:
         raise ExportError(f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none")
-    inputs = [given, weight, node.input[2], scale, scales, node.input[3], zero, none]
+    inputs = [quantized, weight, node.input[2], scale, scales, node.input[3], zero, none]
     writer.node("QAttention", inputs, node.output[0], MICROSOFT, **attributes)
     return None
 
@@ -190,13 +190,13 @@ def write_quantized_input(writer: Writer, x: str, layer: Layer) -> tuple[str, st
     """Writes the quantization of the input, and returns the names of the bytes, their scale and zero point."""
     assert layer.grid is not None
     scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
-    return writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.made)}"), scale, zero
+    return writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.shared)}"), scale, zero
 
 
 def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
     """Adds the quantization of `x` with one scale for the whole tensor, and returns the result's name."""
-    given = write_quantized_input(writer, x, layer)
-    return writer.once("DequantizeLinear", given, f"{given[0]}_float")
+    quantized = write_quantized_input(writer, x, layer)
+    return writer.once("DequantizeLinear", quantized, f"{quantized[0]}_float")
 
 
 def write_dequantized_weight(writer: Writer, layer: Layer, name: str) -> str:
@@ -223,16 +223,16 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
     """
     from onnx import TensorProto
 
-    given, scale, zero = token_bytes(writer, x)
+    quantized, scale, zero = token_bytes(writer, x)
     groups, whole = layer.scales.shape[1], layer.integers.T
     size, parts = len(whole) // groups, []
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
-        own = given if groups == 1 else write_slice(writer, given, rows)
+        group_input = quantized if groups == 1 else write_slice(writer, quantized, rows)
         weight = add_integers(writer, whole[rows], layer.bits, f"{name}.{group}")
         if layer.bits == 4:  # cast once, when the file is loaded
             weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
-        product = writer.node("MatMulInteger", [own, weight], f"{out}_int32_{group}")
+        product = writer.node("MatMulInteger", [group_input, weight], f"{out}_int32_{group}")
         sums = writer.constant(f"{name}.sums.{group}", whole[rows].sum(axis=0, dtype=np.int32))
         added = writer.node("Mul", [zero, sums], f"{out}_zero_{group}")
         product = writer.node("Sub", [product, added], f"{out}_whole_{group}")
@@ -248,9 +248,9 @@ def by_group(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
     outputs, inputs = layer.integers.shape
     group, zero = find_input_group(inputs), 1 << (layer.bits - 1)
     levels = (layer.integers.astype(np.int16) + zero).astype(np.uint8).reshape(outputs, inputs // group, group)
-    given = levels if layer.bits == 8 else levels[..., ::2] | levels[..., 1::2] << 4
+    packed = levels if layer.bits == 8 else levels[..., ::2] | levels[..., 1::2] << 4
     scales = np.repeat(layer.scales, inputs // group // layer.scales.shape[1], axis=1)
-    constants = [writer.constant(f"{name}.groups", given), writer.constant(f"{name}.scales", scales)]
+    constants = [writer.constant(f"{name}.groups", packed), writer.constant(f"{name}.scales", scales)]
     sizes = {"K": inputs, "N": outputs, "bits": layer.bits, "block_size": group, "accuracy_level": ROUNDED_INPUTS}
     writer.node("MatMulNBits", [x, *constants], out, MICROSOFT, **sizes)
 
@@ -272,9 +272,9 @@ def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
     inverse = writer.once("Div", [writer.number(1.0), scale], f"{x}_inverse")
     steps = writer.once("Round", [writer.once("Mul", [x, inverse], f"{x}_steps")], f"{x}_rounded")
     moved = writer.once("Add", [steps, zero], f"{x}_moved")
-    kept = writer.once("Clip", [moved, nothing, levels], f"{x}_kept")
-    given = writer.once("Cast", [kept], f"{x}_uint8", to=int(TensorProto.UINT8))
-    return given, scale, writer.once("Cast", [zero], f"{x}_zero_int32", to=int(TensorProto.INT32))
+    clipped = writer.once("Clip", [moved, nothing, levels], f"{x}_kept")
+    quantized = writer.once("Cast", [clipped], f"{x}_uint8", to=int(TensorProto.UINT8))
+    return quantized, scale, writer.once("Cast", [zero], f"{x}_zero_int32", to=int(TensorProto.INT32))
 
 
 def last_axis(writer: Writer) -> str:
@@ -284,5 +284,5 @@ def last_axis(writer: Writer) -> str:
 
 def write_slice(writer: Writer, x: str, rows: slice) -> str:
     """Adds a slice of the rows of `x` and returns its name."""
-    ends = [writer.constant(f"place_{place}", np.asarray([place], np.int64)) for place in (rows.start, rows.stop)]
+    ends = [writer.constant(f"place_{bound}", np.asarray([bound], np.int64)) for bound in (rows.start, rows.stop)]
     return writer.once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")

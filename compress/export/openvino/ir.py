@@ -90,14 +90,14 @@ class OpenVinoModel:
         padded = find_length(length, self.padding.longest) if rows == 1 and MASK in self.names else None
         if padded is None:
             return self._run(self.request, inputs)
-        given = {name: self._pad(name, inputs[name], padded) for name in self.names}
-        found = self._run(self._open_fixed(padded), given)
-        return found[:, :length] if found.ndim == 3 else found
+        padded_inputs = {name: self._pad(name, inputs[name], padded) for name in self.names}
+        logits = self._run(self._open_fixed(padded), padded_inputs)
+        return logits[:, :length] if logits.ndim == 3 else logits
 
     def values(self, inputs: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
         """Returns every output by each of its names."""
-        found = self.request.infer({name: inputs[name] for name in self.names})
-        return {name: value.copy() for output, value in found.items() for name in output.names}
+        results = self.request.infer({name: inputs[name] for name in self.names})
+        return {name: value.copy() for output, value in results.items() for name in output.names}
 
     @cached_property
     def padding(self) -> "Padding":
@@ -122,8 +122,8 @@ class OpenVinoModel:
         return padded
 
     def _run(self, request: Any, inputs: "Mapping[str, np.ndarray]") -> "np.ndarray":
-        given = {name: inputs[name] for name in self.names}
-        result: np.ndarray = next(iter(request.infer(given, share_inputs=True, share_outputs=True).values())).copy()
+        feeds = {name: inputs[name] for name in self.names}
+        result: np.ndarray = next(iter(request.infer(feeds, share_inputs=True, share_outputs=True).values())).copy()
         return result
 
 

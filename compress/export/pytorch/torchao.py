@@ -53,14 +53,14 @@ def remove_tied_weights(file: Path, shared: Sequence[str]) -> None:
     with safe_open(file, framework="pt") as opened:
         metadata = dict(opened.metadata())
     names = json.loads(metadata["tensor_names"])
-    gone = {name for name in shared if name in names}
-    if not gone:
+    removed = {name for name in shared if name in names}
+    if not removed:
         return
-    prefixes = tuple("{}._{}_".format(*name.rsplit(".", 1)) for name in gone)
-    kept = {name: value for name, value in load_file(file).items() if not name.startswith(prefixes)}
-    metadata = {name: value for name, value in metadata.items() if name not in gone}
-    metadata["tensor_names"] = json.dumps([name for name in names if name not in gone])
-    save_file(kept, file, metadata=metadata)
+    prefixes = tuple("{}._{}_".format(*name.rsplit(".", 1)) for name in removed)
+    tensors = {name: value for name, value in load_file(file).items() if not name.startswith(prefixes)}
+    metadata = {name: value for name, value in metadata.items() if name not in removed}
+    metadata["tensor_names"] = json.dumps([name for name in names if name not in removed])
+    save_file(tensors, file, metadata=metadata)
 
 
 def build_torchao_model(source: Source) -> PreTrainedModel:
@@ -68,14 +68,14 @@ def build_torchao_model(source: Source) -> PreTrainedModel:
     import copy
 
     assert source.rounding is not None
-    model, made, rounding = copy.deepcopy(source.model), dict[int, nn.Parameter](), source.rounding
+    model, parameters, rounding = copy.deepcopy(source.model), dict[int, nn.Parameter](), source.rounding
     for name in sorted(rounding, key=lambda name: rounding[name].scheme is not None):  # tables first
         layer: Any = model.get_submodule(name)
         weight = layer.weight
-        if id(weight) not in made:  # a tied head stays tied to the token table
+        if id(weight) not in parameters:  # a tied head stays tied to the token table
             tensor = build_torchao_tensor(weight.detach(), rounding[name])
-            made[id(weight)] = nn.Parameter(tensor, requires_grad=False)
-        layer.weight = made[id(weight)]
+            parameters[id(weight)] = nn.Parameter(tensor, requires_grad=False)
+        layer.weight = parameters[id(weight)]
     return model
 
 

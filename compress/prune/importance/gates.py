@@ -75,11 +75,11 @@ class Gates:
         batch = () if samples is None else (samples,)
         return {name: torch.ones(*batch, size) for name, size in self.sizes.items()}
 
-    def make_mask(self, kept: Kept) -> dict[str, Tensor]:
-        """Returns gates [units], 1 for kept units and 0 for others, for the names in `kept` (axes, or `layers`)."""
+    def make_mask(self, kept_units: Kept) -> dict[str, Tensor]:
+        """Returns gates [units], 1 for kept units and 0 for others, for names in `kept_units` (axes, or `layers`)."""
         return {
             name: torch.zeros(self.get_size(name), device=units.device).index_fill(0, units, 1.0)
-            for name, units in kept.items()
+            for name, units in kept_units.items()
         }
 
     def get_size(self, name: str) -> int:

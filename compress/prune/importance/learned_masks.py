@@ -134,13 +134,13 @@ class MovementScores(nn.Module):
             self.register_buffer(self._keys[name], torch.zeros(size))
         self._gates: dict[str, Tensor] = {}
 
-    def make_gates(self, kept: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Returns gates [units] that require gradients: 1 for units in `kept` and of axes not in it, 0 for others."""
+    def make_gates(self, kept_units: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Returns gates [units] with gradients: 1 for units in `kept_units` and of axes not in it, 0 for others."""
         self._gates = {}
         for name, score in self.scores().items():
             gate = torch.ones_like(score)
-            if kept is not None and name in kept:
-                gate = torch.zeros_like(score).index_fill(0, kept[name].to(score.device), 1.0)
+            if kept_units is not None and name in kept_units:
+                gate = torch.zeros_like(score).index_fill(0, kept_units[name].to(score.device), 1.0)
             self._gates[name] = gate.requires_grad_()
         return self._gates
 

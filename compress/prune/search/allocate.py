@@ -157,10 +157,10 @@ class _Programme:
         rows = []
         for first in range(len(self.layers)):
             for second in range(first + 1, len(self.layers)):
-                kept = {self.keep_variable(first): 1.0, self.keep_variable(second): 1.0}
+                both_kept = {self.keep_variable(first): 1.0, self.keep_variable(second): 1.0}
                 for variables in (self.head_variables, self.ffn_variables):
                     for a, b in zip(variables(first), variables(second), strict=True):
-                        rows += [self.make_row(kept | {a: x, b: -x}, -np.inf, 2) for x in (1.0, -1.0)]
+                        rows += [self.make_row(both_kept | {a: x, b: -x}, -np.inf, 2) for x in (1.0, -1.0)]
         return rows
 
     def fix_layers(self, among: Sequence[int]) -> list[CostRow]:
@@ -169,12 +169,12 @@ class _Programme:
 
     def read_solution(self, solution: np.ndarray) -> Allocation:
         chosen = solution > 0.5
-        kept = [number for number in range(len(self.layers)) if chosen[self.keep_variable(number)]]
-        heads = tuple(self.read_size(chosen, self.head_variables(n), self.layers[n].heads) for n in kept)
-        ffn = tuple(self.read_size(chosen, self.ffn_variables(n), self.layers[n].ffn) for n in kept)
+        kept_layers = [number for number in range(len(self.layers)) if chosen[self.keep_variable(number)]]
+        heads = tuple(self.read_size(chosen, self.head_variables(n), self.layers[n].heads) for n in kept_layers)
+        ffn = tuple(self.read_size(chosen, self.ffn_variables(n), self.layers[n].ffn) for n in kept_layers)
         cost = predict_slowest(self.costs, ModelSizes(self.hidden, heads, ffn))
         loss = float(self.make_objective() @ chosen) + sum(each.layer_loss for each in self.layers)
-        return Allocation(tuple(kept), heads, ffn, loss, cost)
+        return Allocation(tuple(kept_layers), heads, ffn, loss, cost)
 
     @staticmethod
     def read_size(chosen: np.ndarray, variables: range, sizes: Sequence[int]) -> int:

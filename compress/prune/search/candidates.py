@@ -108,16 +108,16 @@ def list_candidates(space: SearchSpace, milliseconds: float) -> list[Candidate]:
     Source: within FFN_RATIO the loss hardly depends on it, Kaplan et al. 2020 (arXiv 2001.08361), figure 5.
     """
     depth = len(space.layers)
-    found: dict[tuple[object, ...], Candidate] = {}
+    candidates: dict[tuple[object, ...], Candidate] = {}
     for hidden in space.list_widths():
         for count in range(1, depth + 1):
             for among in (None, space_layers_evenly(count, depth)):
                 allocation = space.allocate(hidden, count, milliseconds, among)
                 if allocation is not None:
                     candidate = _make_candidate(space, hidden, allocation)
-                    found.setdefault((hidden, allocation.layers, *candidate.unit_counts), candidate)
-    slowest = max((each.allocation.milliseconds for each in found.values()), default=0.0)
-    large = [each for each in found.values() if each.allocation.milliseconds >= MIN_BUDGET_USE * slowest]
+                    candidates.setdefault((hidden, allocation.layers, *candidate.unit_counts), candidate)
+    slowest = max((each.allocation.milliseconds for each in candidates.values()), default=0.0)
+    large = [each for each in candidates.values() if each.allocation.milliseconds >= MIN_BUDGET_USE * slowest]
     usual = [each for each in large if _has_usual_ratio(each.sizes)]
     return sorted(usual or large, key=lambda each: (each.sizes.depth, -each.sizes.hidden))
 
@@ -142,9 +142,9 @@ def make_smallest_candidate(space: SearchSpace) -> Candidate:
     """Returns the candidate of one layer with the smallest options: no other is faster."""
     hidden = min(space.list_widths())
     options = list_layer_options(space, hidden)
-    layer, own = max(enumerate(options), key=lambda pair: pair[1].layer_loss)
-    cost = space.predict(ModelSizes(hidden, own.heads[:1], own.ffn[:1]))
-    return _make_candidate(space, hidden, Allocation((layer,), own.heads[:1], own.ffn[:1], float("inf"), cost))
+    layer, option = max(enumerate(options), key=lambda pair: pair[1].layer_loss)
+    cost = space.predict(ModelSizes(hidden, option.heads[:1], option.ffn[:1]))
+    return _make_candidate(space, hidden, Allocation((layer,), option.heads[:1], option.ffn[:1], float("inf"), cost))
 
 
 def list_layer_options(space: SearchSpace, hidden: int) -> list[LayerOptions]:
@@ -167,13 +167,13 @@ def list_layer_options(space: SearchSpace, hidden: int) -> list[LayerOptions]:
     return options
 
 
-def _estimate_losses(space: SearchSpace, axis: Axis | None, kept: Sequence[int]) -> tuple[float, ...]:
+def _estimate_losses(space: SearchSpace, axis: Axis | None, counts: Sequence[int]) -> tuple[float, ...]:
     """Returns half the sum of the smallest scores, for each number of kept units."""
     if axis is None:
-        return (0.0,) * len(kept)
+        return (0.0,) * len(counts)
     scores = space.scores.values[axis.name]
     sums = torch.cat([torch.zeros(1, dtype=scores.dtype), scores.sort().values.cumsum(0)])  # of the lowest scores
-    return tuple(0.5 * float(sums[len(scores) - count]) for count in kept)
+    return tuple(0.5 * float(sums[len(scores) - count]) for count in counts)
 
 
 def _scale_to_width(units: int, hidden: int, full: int) -> int:
@@ -198,8 +198,8 @@ def _make_shape(
     for layer, heads, ffn in zip(layers, sizes.heads, sizes.ffn, strict=True):
         wanted |= {("heads", layer): heads, ("ffn", layer): ffn}
     counts = {axis: wanted.get((axis.kind, axis.layer), axis.units) for axis in axes}
-    kept = {axis.name: pick(axis, count) for axis, count in counts.items() if count != axis.units}
-    return Shape(tuple(layers), kept)
+    kept_units = {axis.name: pick(axis, count) for axis, count in counts.items() if count != axis.units}
+    return Shape(tuple(layers), kept_units)
 
 
 def find_highest(scores: Tensor, count: int) -> Tensor:

@@ -56,15 +56,15 @@ def get_tokens(spec: TokenizerSpec) -> dict[int, str]:
 def find_special_ids(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec) -> set[int]:
     """Returns the ids of special, added, padding and unknown tokens, and of tokens that the post-processor inserts."""
     model, tokens = spec["model"], get_model_tokens(spec)
-    found = {added["id"] for added in spec["added_tokens"]} | set(tokenizer.all_special_ids)
-    found |= {ids[index] for ids, index in find_processor_ids(spec["post_processor"])}
+    special_ids = {added["id"] for added in spec["added_tokens"]} | set(tokenizer.all_special_ids)
+    special_ids |= {ids[index] for ids, index in find_processor_ids(spec["post_processor"])}
     if spec["padding"]:
-        found.add(spec["padding"]["pad_id"])
+        special_ids.add(spec["padding"]["pad_id"])
     if model["type"] == "Unigram":
-        found |= {model["unk_id"]} - {None}
+        special_ids |= {model["unk_id"]} - {None}
     elif model["unk_token"] in tokens:
-        found.add(tokens[model["unk_token"]])
-    return found
+        special_ids.add(tokens[model["unk_token"]])
+    return special_ids
 
 
 def find_processor_ids(processor: TokenizerSpec | None) -> Iterator[tuple[list[Any], int]]:
@@ -97,10 +97,12 @@ def find_spelling_ids(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec) -
     """
     added = {token["content"] for token in spec["added_tokens"]}
     tokens = {token: i for token, i in get_model_tokens(spec).items() if token not in added}
-    found = SPELLING_RULES[spec["model"]["type"]](tokenizer, spec["model"], tokens)
+    spelling_ids = SPELLING_RULES[spec["model"]["type"]](tokenizer, spec["model"], tokens)
     if spec["model"].get("byte_fallback"):
-        found |= {i for token, i in tokens.items() if len(token) == 6 and token.startswith("<0x") and token[-1] == ">"}
-    return found
+        spelling_ids |= {
+            i for token, i in tokens.items() if len(token) == 6 and token.startswith("<0x") and token[-1] == ">"
+        }
+    return spelling_ids
 
 
 def _find_wordpiece_ids(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec, tokens: dict[str, int]) -> set[int]:
@@ -148,7 +150,7 @@ def can_occur(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec, token: st
 def _find_bpe_ids(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec, tokens: dict[str, int]) -> set[int]:
     suffix = model["end_of_word_suffix"] or ""
     symbols = {token: _split_symbols(token, suffix) for token in tokens}
-    return {tokens[token] for token, own in symbols.items() if len(own) == 1 or any(s not in tokens for s in own)}
+    return {tokens[token] for token, parts in symbols.items() if len(parts) == 1 or any(s not in tokens for s in parts)}
 
 
 def _find_unigram_ids(tokenizer: PreTrainedTokenizerBase, model: TokenizerSpec, tokens: dict[str, int]) -> set[int]:

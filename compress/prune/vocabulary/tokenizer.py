@@ -41,9 +41,9 @@ def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedT
             vocabulary, or lack a special token or a token that spelling needs.
     """
     spec = read_spec(tokenizer)
-    kept = _check_ids(ids, get_tokens(spec))
-    _check_complete(tokenizer, spec, set(kept.tolist()))
-    remap = remap_ids(max(get_tokens(spec)) + 1, kept)
+    kept_ids = _check_ids(ids, get_tokens(spec))
+    _check_complete(tokenizer, spec, set(kept_ids.tolist()))
+    remap = remap_ids(max(get_tokens(spec)) + 1, kept_ids)
     expected = {token: int(remap[i]) for i, token in get_tokens(spec).items() if remap[i] != REMOVED}
     _renumber_spec(spec, remap)
     pruned = copy.deepcopy(tokenizer)
@@ -58,22 +58,27 @@ def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedT
 
 
 def _check_ids(ids: Ids, tokens: dict[int, str]) -> Int64[np.ndarray, "kept"]:
-    kept = np.asarray(ids)
-    if kept.ndim != 1 or not len(kept) or kept.dtype.kind not in "iu" or (np.diff(kept.astype(np.int64)) <= 0).any():
+    kept_ids = np.asarray(ids)
+    if (
+        kept_ids.ndim != 1
+        or not len(kept_ids)
+        or kept_ids.dtype.kind not in "iu"
+        or (np.diff(kept_ids.astype(np.int64)) <= 0).any()
+    ):
         raise CompressError(
-            f"ids: expected ascending integers, found {kept.dtype} of shape {kept.shape}: tokens would get "
+            f"ids: expected ascending integers, found {kept_ids.dtype} of shape {kept_ids.shape}: tokens would get "
             "the rows of others"
         )
-    unknown = [i for i in kept.tolist() if i not in tokens]
+    unknown = [i for i in kept_ids.tolist() if i not in tokens]
     if unknown:
         raise CompressError(
             f"ids: expected ids of the tokenizer's {len(tokens)} tokens, found {unknown[0]}: there is no such token"
         )
-    return kept.astype(np.int64)
+    return kept_ids.astype(np.int64)
 
 
-def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec, kept: set[int]) -> None:
-    """Checks that `kept` contains all special tokens, tokens that spelling needs and parts of BPE merges."""
+def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec, kept_ids: set[int]) -> None:
+    """Checks that `kept_ids` contains all special tokens, tokens that spelling needs and parts of BPE merges."""
     tokens, find_merges = get_tokens(spec), make_merge_finder(spec)
     checks = (
         (
@@ -83,13 +88,13 @@ def _check_complete(tokenizer: PreTrainedTokenizerBase, spec: TokenizerSpec, kep
         ),
         (find_spelling_ids(tokenizer, spec), "tokens that spelling needs", "texts could become [UNK]"),
         (
-            {part for i in kept for part in find_merges(i)},
+            {part for i in kept_ids for part in find_merges(i)},
             "results of merges",
             "tokens merged from them would never occur",
         ),
     )
     for needed, what, consequence in checks:
-        missing = sorted(needed - kept)
+        missing = sorted(needed - kept_ids)
         if missing:
             raise CompressError(
                 f"ids: expected all {what}, found {len(missing)} missing, such as {tokens.get(missing[0])!r} "
@@ -142,13 +147,13 @@ def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "vocab"]:
     Raises:
         CompressError: An id is outside 0 to size - 1.
     """
-    kept = np.asarray(ids, np.int64)
-    if len(kept) and not 0 <= kept.min() <= kept.max() < size:
+    kept_ids = np.asarray(ids, np.int64)
+    if len(kept_ids) and not 0 <= kept_ids.min() <= kept_ids.max() < size:
         raise CompressError(
-            f"ids: expected 0 to {size - 1}, found {kept.min()} to {kept.max()}: there is no such token"
+            f"ids: expected 0 to {size - 1}, found {kept_ids.min()} to {kept_ids.max()}: there is no such token"
         )
     remap = np.full(size, REMOVED, np.int64)
-    remap[kept] = np.arange(len(kept))
+    remap[kept_ids] = np.arange(len(kept_ids))
     return remap
 
 

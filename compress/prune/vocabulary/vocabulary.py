@@ -106,25 +106,25 @@ def choose_tokens(
             f"max_tokens: expected at least {len(needed)}, the special tokens and those that spelling needs, found "
             f"{limit}: texts could become [UNK]"
         )
-    kept = set(needed)
-    covered, goal = int(counts[sorted(kept)].sum()), coverage * int(counts.sum())
+    kept_ids = set(needed)
+    covered, goal = int(counts[sorted(kept_ids)].sum()), coverage * int(counts.sum())
     for i in np.argsort(-counts, kind="stable").tolist():
         if covered >= goal or not counts[i]:
             break
-        covered += int(counts[_add_tokens(kept, {i} | find_merges(i), limit)].sum())
+        covered += int(counts[_add_tokens(kept_ids, {i} | find_merges(i), limit)].sum())
     last = _find_last_unseen(counts, needed, unseen)
-    for i in sorted(i for i in tokens.keys() - kept if i <= last):
-        if len(kept) < limit and can_occur(tokenizer, spec, tokens[i]):
-            _add_tokens(kept, {i} | find_merges(i), limit)
-    return np.array(sorted(kept), np.int64)
+    for i in sorted(i for i in tokens.keys() - kept_ids if i <= last):
+        if len(kept_ids) < limit and can_occur(tokenizer, spec, tokens[i]):
+            _add_tokens(kept_ids, {i} | find_merges(i), limit)
+    return np.array(sorted(kept_ids), np.int64)
 
 
-def _add_tokens(kept: set[int], ids: set[int], limit: int) -> list[int]:
-    """Adds the tokens to `kept` if `limit` leaves room for all of them; returns the tokens that are new."""
-    new = ids - kept
-    if len(kept) + len(new) > limit:
+def _add_tokens(kept_ids: set[int], ids: set[int], limit: int) -> list[int]:
+    """Adds the tokens to `kept_ids` if `limit` leaves room for all of them; returns the tokens that are new."""
+    new = ids - kept_ids
+    if len(kept_ids) + len(new) > limit:
         return []
-    kept |= new
+    kept_ids |= new
     return sorted(new)
 
 
@@ -172,17 +172,18 @@ def prune_vocabulary(
         the tokens that spelling needs stay regardless of their frequency, so that no text becomes [UNK].
     """
     pruned = prune_tokenizer(tokenizer, ids)
-    kept = torch.from_numpy(np.asarray(ids, np.int64))
+    kept_ids = torch.from_numpy(np.asarray(ids, np.int64))
     rows = len(get_token_embedding(model).weight)
-    if kept[-1] >= rows:
+    if kept_ids[-1] >= rows:
         raise CompressError(
-            f"ids: expected ids below the model's {rows} rows, found {kept[-1]}: the tokenizer belongs to another model"
+            f"ids: expected ids below the model's {rows} rows, found {kept_ids[-1]}: the tokenizer belongs to another "
+            "model"
         )
-    remap = remap_ids(rows, kept.numpy())
+    remap = remap_ids(rows, kept_ids.numpy())
     _check_positions(model, remap)
-    small = _build_empty_model(model, remap, len(kept))
+    small = _build_empty_model(model, remap, len(kept_ids))
     shapes = {name: weight.shape for name, weight in small.state_dict().items()}
-    small.load_state_dict(_slice_weights(model.state_dict(keep_vars=True), shapes, rows, kept), assign=True)
+    small.load_state_dict(_slice_weights(model.state_dict(keep_vars=True), shapes, rows, kept_ids), assign=True)
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in small.named_parameters():
         parameter.requires_grad_(trained[name])
@@ -273,7 +274,7 @@ def _renumber_config(
 
 
 def _slice_weights(
-    weights: dict[str, Tensor], shapes: dict[str, torch.Size], rows: int, kept: Int64[Tensor, "kept"]
+    weights: dict[str, Tensor], shapes: dict[str, torch.Size], rows: int, kept_ids: Int64[Tensor, "kept"]
 ) -> dict[str, Tensor]:
     """Returns copies of the weights with only the kept coordinates of vocabulary dimensions; tied weights stay tied."""
     copies: dict[int, Tensor] = {}
@@ -285,11 +286,11 @@ def _slice_weights(
         small = weight.detach()
         for dim, (old, new) in enumerate(zip(weight.shape, shapes[name], strict=True)):
             if old != new:
-                if (old, new) != (rows, len(kept)):
+                if (old, new) != (rows, len(kept_ids)):
                     raise CompressError(
                         f"{name}: expected {rows} tokens in dimension {dim}, found {old}: it would be sliced wrongly"
                     )
-                small = small.index_select(dim, kept.to(small.device))
+                small = small.index_select(dim, kept_ids.to(small.device))
         small = small.clone()
         copies[id(weight)] = nn.Parameter(small) if isinstance(weight, nn.Parameter) else small
     return {name: copies[id(weight)] for name, weight in weights.items()}

@@ -46,10 +46,10 @@ def save_model_folder(model: PreTrainedModel, folder: Path) -> None:
 def choose_auto_class(config: Mapping[str, Any]) -> str:
     """Returns the name of the auto class for a checkpoint's head, from the content of its config.json."""
     for name in config.get("architectures") or []:
-        found = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
-        if found:
+        match = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
+        if match:
             return {"LMHeadModel": "AutoModelForCausalLM", "Model": "AutoModel"}.get(
-                found.group(), f"AutoModel{found.group()}"
+                match.group(), f"AutoModel{match.group()}"
             )
     return "AutoModelForSequenceClassification"
 
@@ -129,9 +129,9 @@ def _find_code(auto_map: Mapping[str, str]) -> ModuleType:
 
 def _check_code(folder: Path, code: ModuleType = modeling_pruned) -> None:
     """Checks that the folder's modelling code is identical to this package's."""
-    own = Path(str(code.__file__))
-    path = folder / own.name
-    expected = hash_file(own)
+    source = Path(str(code.__file__))
+    path = folder / source.name
+    expected = hash_file(source)
     found = hash_file(path) if path.is_file() else "no such file"
     if found != expected:
         raise InputError(
@@ -143,7 +143,7 @@ def _check_code(folder: Path, code: ModuleType = modeling_pruned) -> None:
 def _find_custom_class(auto_map: Mapping[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
     """Returns the package's class that `auto_map` specifies for the auto class."""
     code, _, name = auto_map.get(auto_class, "").rpartition(".")
-    found: type[PreTrainedModel] | None = getattr(SHIPPED.get(code), name, None)
-    if found is None:
+    model_class: type[PreTrainedModel] | None = getattr(SHIPPED.get(code), name, None)
+    if model_class is None:
         raise InputError(f"{folder}: expected a model for {auto_class}, found {auto_map}")
-    return found
+    return model_class

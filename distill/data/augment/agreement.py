@@ -18,7 +18,7 @@ def overlap_distributions(first: Tensor, second: Tensor) -> Tensor:
     return torch.minimum(torch.softmax(first.float(), -1), torch.softmax(second.float(), -1)).sum(-1)
 
 
-def measure_tag_agreement(words: Words, original: Tensor, synthetic: Tensor, places: list[int]) -> float:
+def measure_tag_agreement(words: Words, original: Tensor, synthetic: Tensor, indices: list[int]) -> float:
     """Returns the mean overlap over the words of a tagged row.
 
     A word that isn't from the original, such as one of another name, counts by the probability of its tag, and one
@@ -29,14 +29,14 @@ def measure_tag_agreement(words: Words, original: Tensor, synthetic: Tensor, pla
         original: The teacher's logits for the original's words [words of the original, tags]; a missing word, beyond
             the maximum length, is a row of NaN.
         synthetic: Its logits for words of the synthetic row [words, tags].
-        places: The numbers of these words in `words`.
+        indices: The numbers of these words in `words`.
     """
-    found = []
-    for place, own in zip(places, synthetic, strict=True):
-        word = words[place]
+    overlaps = []
+    for index, logits in zip(indices, synthetic, strict=True):
+        word = words[index]
         if word.origin != INSERTED:
-            found.append(float(overlap_distributions(original[word.origin][None], own[None])))
+            overlaps.append(float(overlap_distributions(original[word.origin][None], logits[None])))
         elif word.tag is not None:
-            found.append(float(torch.softmax(own.float(), -1)[word.tag]))
-    known = [each for each in found if each == each]
+            overlaps.append(float(torch.softmax(logits.float(), -1)[word.tag]))
+    known = [each for each in overlaps if each == each]
     return sum(known) / len(known) if known else 1.0

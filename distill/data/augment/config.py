@@ -92,11 +92,11 @@ def parse_kinds(text: str) -> dict[str, float]:
     Raises:
         InputError: A kind is unknown (names the nearest) or given twice, or a share isn't above 0 and at most 1.
     """
-    found = parse_named_values(text, "data.augment", "kinds", AUGMENT_KINDS, GROUPS)
+    values = parse_named_values(text, "data.augment", "kinds", AUGMENT_KINDS, GROUPS)
     return {
-        kind: read_rate(found[kind], kind) if found[kind] else rate
+        kind: read_rate(values[kind], kind) if values[kind] else rate
         for kind, rate in AUGMENT_KINDS.items()
-        if found.get(kind, "off") != "off"
+        if values.get(kind, "off") != "off"
     }
 
 

@@ -77,46 +77,46 @@ def build_kinds(rates: Mapping[str, float], sources: Sequence[SourceText], resou
     return {kind: _build_kind(kind, rate, sources, resources) for kind, rate in rates.items()}
 
 
-def _build_kind(kind: str, rate: float, sources: Sequence[SourceText], given: Resources) -> Kind:
+def _build_kind(kind: str, rate: float, sources: Sequence[SourceText], resources: Resources) -> Kind:
     rows = [source.words for source in sources]
     if kind == "masked":
         return lambda source, rng: replace_by_proposals(
-            source.words, rate, rng, given.proposals[source.column][source.row]
+            source.words, rate, rng, resources.proposals[source.column][source.row]
         )
     if kind == "ngrams":
         models = count_ngrams((source.words, source.label) for source in sources)
         return lambda source, rng: models[source.label].draw(rng)
     if kind == "templates":
-        return _build_templates(sources, given)
+        return _build_templates(sources, resources)
     change: WordChange
     if kind == "insert":
         change = partial(noise.insert_phrases, rows=rows)
     elif kind == "numbers":
         change = partial(rules.swap_numbers, numbers=rules.find_numbers(rows))
     elif kind == "names":
-        types = given.types or {}
+        types = resources.types or {}
         change = partial(rules.swap_names, names=rules.find_names(rows, types), types=types)
     elif kind == "fillers":
-        slots = given.templates.slots if given.templates else {}
+        slots = resources.templates.slots if resources.templates else {}
         fillers = {
             name: [tuple(word.text for word in split_words(each)) for each in texts] for name, texts in slots.items()
         }
         change = partial(rules.swap_fillers, slots=fillers)
     elif kind == "synonyms":
-        change = partial(rules.replace_synonyms, lexicon=given.lexicon or {})
+        change = partial(rules.replace_synonyms, lexicon=resources.lexicon or {})
     else:
         change = _CHANGES[kind]
     return lambda source, rng: change(source.words, rate, rng)
 
 
-def _build_templates(sources: Sequence[SourceText], given: Resources) -> Kind:
-    file = given.templates
+def _build_templates(sources: Sequence[SourceText], resources: Resources) -> Kind:
+    file = resources.templates
     if file is None:
-        found = FoundTemplates.find((source.words, source.label) for source in sources)
-        return lambda source, rng: found.fill(source.label, rng)
+        patterns = FoundTemplates.find((source.words, source.label) for source in sources)
+        return lambda source, rng: patterns.fill(source.label, rng)
 
     def fill(source: SourceText, rng: Random) -> Words | None:
-        name = given.names[source.label] if isinstance(source.label, int) and given.names else ""
+        name = resources.names[source.label] if isinstance(source.label, int) and resources.names else ""
         texts = file.templates.get(name) or file.templates.get("", [])
         return fill_template(rng.choice(texts), file.slots, rng) if texts else None
 

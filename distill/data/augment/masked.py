@@ -26,7 +26,7 @@ class _Masked(NamedTuple):
     row: int
     word: int
     ids: list[int]
-    place: int
+    position: int
 
 
 def propose_words(
@@ -70,9 +70,9 @@ def propose_words(
     similar = find_similar_words(model, tokenizer, rows, {rows[row][word].text.lower() for row, word in split})
     for row, word in split:
         proposals[row][word] = similar[rows[row][word].text.lower()]
-    for words, found in zip(rows, proposals, strict=True):
-        for place, own in enumerate(words):
-            found[place] = [each for each in found[place] if each != own.text.lower()][:PROPOSALS]
+    for words, candidates in zip(rows, proposals, strict=True):
+        for index, original in enumerate(words):
+            candidates[index] = [each for each in candidates[index] if each != original.text.lower()][:PROPOSALS]
     return proposals
 
 
@@ -87,15 +87,15 @@ def _mask_words(
     for number, words in enumerate(rows):
         encoded = tokenizer(join_words(words), truncation=True, max_length=max_length, return_offsets_mapping=True)
         ids = encoded["input_ids"]
-        places: dict[int, list[int]] = {}
+        word_tokens: dict[int, list[int]] = {}
         ends = _find_ends(words)
         word = 0
-        for place, (start, end) in enumerate(encoded["offset_mapping"]):
+        for index, (start, end) in enumerate(encoded["offset_mapping"]):
             if end > start:
                 while word < len(ends) - 1 and start >= ends[word]:
                     word += 1
-                places.setdefault(word, []).append(place)
-        for word, tokens in places.items():
+                word_tokens.setdefault(word, []).append(index)
+        for word, tokens in word_tokens.items():
             if is_mark(words[word]) or words[word].is_fixed:
                 continue
             if len(tokens) > 1:
@@ -110,8 +110,8 @@ def _mask_words(
 def _find_ends(words: Words) -> list[int]:
     """Returns the end of each word in the row's text, in characters."""
     ends, end = [], 0
-    for place, word in enumerate(words):
-        end += (len(word.gap) if place else 0) + len(word.text)
+    for index, word in enumerate(words):
+        end += (len(word.gap) if index else 0) + len(word.text)
         ends.append(end)
     return ends
 
@@ -143,13 +143,13 @@ def _fill_masks(
     if not batch:
         return
     padded = dict(tokenizer.pad({"input_ids": [each.ids for each in batch]}, return_tensors="pt"))
-    places = torch.tensor([each.place for each in batch])
-    padded["positions"] = torch.arange(padded["input_ids"].shape[1]) == places[:, None]
+    positions = torch.tensor([each.position for each in batch])
+    padded["positions"] = torch.arange(padded["input_ids"].shape[1]) == positions[:, None]
     at_masks = compute_logits(padded)
     best = at_masks.topk(min(3 * PROPOSALS, at_masks.shape[-1])).indices.tolist()
     for masked, ids in zip(batch, best, strict=True):
-        found = dict.fromkeys(whole[each] for each in ids if each in whole)
-        proposals[masked.row][masked.word] = list(found)[: PROPOSALS + 1]
+        candidates = dict.fromkeys(whole[each] for each in ids if each in whole)
+        proposals[masked.row][masked.word] = list(candidates)[: PROPOSALS + 1]
 
 
 @torch.no_grad()
@@ -163,12 +163,12 @@ def find_similar_words(
     if not known or not words:
         return dict.fromkeys(words, [])
     vectors = _embed(model, tokenizer, known)
-    found: dict[str, list[str]] = {}
+    neighbors: dict[str, list[str]] = {}
     for start in range(0, len(words), _QUERIES):
         part = words[start : start + _QUERIES]
         similar = (_embed(model, tokenizer, part) @ vectors.T).topk(min(PROPOSALS + 1, len(known))).indices.tolist()
-        found |= {word: [known[each] for each in best] for word, best in zip(part, similar, strict=True)}
-    return found
+        neighbors |= {word: [known[each] for each in best] for word, best in zip(part, similar, strict=True)}
+    return neighbors
 
 
 def _embed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> Tensor:
@@ -184,8 +184,8 @@ def _embed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, words: Se
 
 def replace_by_proposals(words: Words, rate: float, rng: Random, proposals: Proposals) -> Words | None:
     """Replaces words by words that the model proposes, each with the same probability."""
-    places = [place for place, found in enumerate(proposals) if found]
+    indices = [index for index, candidates in enumerate(proposals) if candidates]
     changed = list(words)
-    for place in draw_some(places, rate, rng):
-        changed[place] = words[place]._replace(text=match_case(rng.choice(proposals[place]), words[place].text))
-    return changed if places else None
+    for index in draw_some(indices, rate, rng):
+        changed[index] = words[index]._replace(text=match_case(rng.choice(proposals[index]), words[index].text))
+    return changed if indices else None

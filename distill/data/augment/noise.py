@@ -17,14 +17,14 @@ from distill.data.augment.words import RowWord, Words, is_mark, iterate_units
 
 _Item = TypeVar("_Item")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-_PLACES = {letter: (row, column) for row, keys in enumerate(_ROWS) for column, letter in enumerate(keys)}
+_KEY_POSITIONS = {letter: (row, column) for row, keys in enumerate(_ROWS) for column, letter in enumerate(keys)}
 NEIGHBORS = {
     letter: "".join(
         other
-        for other, (row, column) in _PLACES.items()
-        if other != letter and abs(row - place[0]) <= 1 and abs(column - place[1]) <= 1
+        for other, (row, column) in _KEY_POSITIONS.items()
+        if other != letter and abs(row - position[0]) <= 1 and abs(column - position[1]) <= 1
     )
-    for letter, place in _PLACES.items()
+    for letter, position in _KEY_POSITIONS.items()
 }
 # What character recognition confuses, each in both directions.
 _CONFUSED = (("rn", "m"), ("cl", "d"), ("vv", "w"), ("l", "1"), ("I", "l"), ("O", "0"), ("S", "5"), ("B", "8"),
@@ -42,11 +42,11 @@ def draw_some(items: Sequence[_Item], rate: float, rng: Random) -> list[_Item]:
 
 def change_words(words: Words, rate: float, rng: Random, change: Callable[[str, Random], str | None]) -> Words | None:
     """Returns the words with drawn ones replaced by what `change` returns; None if it changes none of them."""
-    open_places = [place for place, word in enumerate(words) if not word.is_fixed]
+    open_indices = [index for index, word in enumerate(words) if not word.is_fixed]
     changed = list(words)
-    for place in draw_some(open_places, rate, rng):
-        new = change(words[place].text, rng)
-        changed[place] = words[place]._replace(text=new) if new else words[place]
+    for index in draw_some(open_indices, rate, rng):
+        new = change(words[index].text, rng)
+        changed[index] = words[index]._replace(text=new) if new else words[index]
     return changed if changed != words else None
 
 
@@ -59,17 +59,17 @@ def mistype(word: str, rng: Random) -> str | None:
     """Returns the word with a typing error; None for a number, a mark or a short word."""
     if len(word) < _SHORTEST or not word.isalpha():
         return None
-    place = rng.randrange(len(word))
-    letter, kind = word[place], rng.randrange(4)
+    index = rng.randrange(len(word))
+    letter, kind = word[index], rng.randrange(4)
     if kind == 0 and letter.lower() in NEIGHBORS:
         key = rng.choice(NEIGHBORS[letter.lower()])
-        return word[:place] + (key.upper() if letter.isupper() else key) + word[place + 1 :]
+        return word[:index] + (key.upper() if letter.isupper() else key) + word[index + 1 :]
     if kind == 1:
-        return word[:place] + word[place + 1 :]
+        return word[:index] + word[index + 1 :]
     if kind == 2:
-        return word[:place] + letter + word[place:]
-    place = min(place, len(word) - 2)
-    return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+        return word[:index] + letter + word[index:]
+    index = min(index, len(word) - 2)
+    return word[:index] + word[index + 1] + word[index] + word[index + 2 :]
 
 
 def add_ocr_errors(words: Words, rate: float, rng: Random) -> Words | None:
@@ -79,13 +79,13 @@ def add_ocr_errors(words: Words, rate: float, rng: Random) -> Words | None:
 
 def misread(word: str, rng: Random) -> str | None:
     """Returns the word with one confusion; None if it has no letters that are confused."""
-    found = [(old, new) for old, new in CONFUSIONS if old in word]
-    if not found:
+    confusions = [(old, new) for old, new in CONFUSIONS if old in word]
+    if not confusions:
         return None
-    old, new = rng.choice(found)
-    places = [place for place in range(len(word)) if word.startswith(old, place)]
-    place = rng.choice(places)
-    return word[:place] + new + word[place + len(old) :]
+    old, new = rng.choice(confusions)
+    indices = [index for index in range(len(word)) if word.startswith(old, index)]
+    index = rng.choice(indices)
+    return word[:index] + new + word[index + len(old) :]
 
 
 def change_case(words: Words, rate: float, rng: Random) -> Words | None:
@@ -97,48 +97,48 @@ def change_case(words: Words, rate: float, rng: Random) -> Words | None:
 def change_punctuation(words: Words, rate: float, rng: Random) -> Words | None:
     """Removes marks, repeats them, or puts commas between words."""
     kind = rng.randrange(3)
-    marks = [place for place, word in enumerate(words) if is_mark(word) and not word.is_fixed and word.tag is None]
+    marks = [index for index, word in enumerate(words) if is_mark(word) and not word.is_fixed and word.tag is None]
     if kind < 2 and marks:
         drawn = set(draw_some(marks, rate, rng))
         repeats = 0 if kind == 0 else 2
-        changed = [new for place, word in enumerate(words) for new in [word] * (repeats if place in drawn else 1)]
+        changed = [new for index, word in enumerate(words) for new in [word] * (repeats if index in drawn else 1)]
         return changed if any(not is_mark(word) for word in changed) else None
-    places = _find_gaps(words)
-    drawn = set(draw_some(places, rate, rng))
-    return insert_before(words, {place: [RowWord(",")] for place in drawn}) if drawn else None
+    gaps = _find_gaps(words)
+    drawn = set(draw_some(gaps, rate, rng))
+    return insert_before(words, {index: [RowWord(",")] for index in drawn}) if drawn else None
 
 
 def delete_words(words: Words, rate: float, rng: Random) -> Words | None:
     """Leaves units of words out, but never all, nor those that are fixed."""
     units = list(iterate_units(words))
-    open_places = [place for place, unit in enumerate(units) if not any(word.is_fixed for word in unit)]
-    drawn = set(draw_some(open_places, rate, rng))
-    kept = [word for place, unit in enumerate(units) if place not in drawn for word in unit]
-    return kept if drawn and any(not is_mark(word) for word in kept) else None
+    open_indices = [index for index, unit in enumerate(units) if not any(word.is_fixed for word in unit)]
+    drawn = set(draw_some(open_indices, rate, rng))
+    remaining = [word for index, unit in enumerate(units) if index not in drawn for word in unit]
+    return remaining if drawn and any(not is_mark(word) for word in remaining) else None
 
 
 def insert_phrases(words: Words, rate: float, rng: Random, rows: Sequence[Words]) -> Words | None:
     """Puts phrases of up to three words from other rows between words."""
     drawn = draw_some(_find_gaps(words), rate, rng)
     phrases = {}
-    for place in drawn:
+    for index in drawn:
         other = [word for word in rng.choice(rows) if not is_mark(word)]
         if other:
             start = rng.randrange(len(other))
             phrase = other[start : start + rng.randint(1, _LONGEST_PHRASE)]
-            phrases[place] = [RowWord(word.text, " ") for word in phrase]
+            phrases[index] = [RowWord(word.text, " ") for word in phrase]
     return insert_before(words, phrases) if phrases else None
 
 
 def insert_before(words: Words, inserted: dict[int, Words]) -> Words:
     """Returns the words with others before those at some places."""
-    return [new for place, word in enumerate(words) for new in (*inserted.get(place, ()), word)]
+    return [new for index, word in enumerate(words) for new in (*inserted.get(index, ()), word)]
 
 
 def _find_gaps(words: Words) -> list[int]:
     """Returns the places before which a word may be put: not at the start, nor within a unit or before a mark."""
     return [
-        place
-        for place in range(1, len(words))
-        if words[place].unit != words[place - 1].unit and words[place].gap and not is_mark(words[place])
+        index
+        for index in range(1, len(words))
+        if words[index].unit != words[index - 1].unit and words[index].gap and not is_mark(words[index])
     ]

@@ -16,14 +16,14 @@ def swap_words(words: Words, rate: float, rng: Random) -> Words | None:
     """Exchanges units of words with those after them."""
     units = list(iterate_units(words))
     gaps = [unit[0].gap for unit in units]
-    places = [
-        place for place in range(len(units) - 1) if not (is_mark(units[place][0]) or is_mark(units[place + 1][0]))
+    indices = [
+        index for index in range(len(units) - 1) if not (is_mark(units[index][0]) or is_mark(units[index + 1][0]))
     ]
     last = -2
-    for place in draw_some(places, rate, rng):
-        if place > last + 1:
-            units[place], units[place + 1] = units[place + 1], units[place]
-            last = place
+    for index in draw_some(indices, rate, rng):
+        if index > last + 1:
+            units[index], units[index + 1] = units[index + 1], units[index]
+            last = index
     return order_units(units, gaps) if last >= 0 else None
 
 
@@ -44,22 +44,22 @@ def crop(words: Words, rate: float, rng: Random) -> Words | None:
     """
     units = list(iterate_units(words))
     left = max(1, len(units) - max(1, round(rate * len(units))))
-    fixed = [place for place, unit in enumerate(units) if any(word.is_fixed for word in unit)]
+    fixed = [index for index, unit in enumerate(units) if any(word.is_fixed for word in unit)]
     first = max(0, fixed[-1] + 1 - left) if fixed else 0
     last = min(len(units) - left, fixed[0]) if fixed else len(units) - left
     if last < first or left == len(units):
         return None
     start = rng.randint(first, last)
-    kept = [word for unit in units[start : start + left] for word in unit]
-    return kept if any(not is_mark(word) for word in kept) else None
+    cropped = [word for unit in units[start : start + left] for word in unit]
+    return cropped if any(not is_mark(word) for word in cropped) else None
 
 
 def _split_after(words: Words, marks: frozenset[str]) -> list[Words]:
     """Returns the parts of a row, each with the mark that ends it."""
     parts: list[Words] = [[]]
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         parts[-1].append(word)
-        if word.text in marks and place + 1 < len(words) and words[place + 1].unit != word.unit:
+        if word.text in marks and index + 1 < len(words) and words[index + 1].unit != word.unit:
             parts.append([])
     return parts
 
@@ -67,8 +67,8 @@ def _split_after(words: Words, marks: frozenset[str]) -> list[Words]:
 def _split_phrases(words: Words) -> list[Words]:
     parts: list[Words] = [[]]
     for part in _split_after(words, _PHRASE_ENDS):
-        for place, word in enumerate(part):
-            if parts[-1] and (place == 0 or (word.text.lower() in _CONJUNCTIONS and word.unit != part[place - 1].unit)):
+        for index, word in enumerate(part):
+            if parts[-1] and (index == 0 or (word.text.lower() in _CONJUNCTIONS and word.unit != part[index - 1].unit)):
                 parts.append([])
             parts[-1].append(word)
     return parts
@@ -80,11 +80,11 @@ def _reorder(parts: list[Words], rng: Random, exchanged: int = 0) -> Words | Non
         return None
     gaps = [part[0].gap for part in parts]
     gaps = [gaps[0], *(gap or " " for gap in gaps[1:])]
-    places = sorted(rng.sample(range(len(parts)), exchanged or len(parts)))
-    order = places[:]
-    while order == places:
+    indices = sorted(rng.sample(range(len(parts)), exchanged or len(parts)))
+    order = indices[:]
+    while order == indices:
         rng.shuffle(order)
     new = list(parts)
-    for place, source in zip(places, order, strict=True):
-        new[place] = parts[source]
+    for index, source in zip(indices, order, strict=True):
+        new[index] = parts[source]
     return order_units(new, gaps)

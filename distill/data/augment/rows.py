@@ -59,13 +59,13 @@ def split_sources(part: Any, labels: Sequence[str]) -> list[tuple[SourceText, ..
     if isinstance(part, Tagged):
         inner = frozenset(number for number, name in enumerate(labels) if name.startswith(_INNER))
         tags = part.labels or [[] for _ in part.texts]
-        rows = (split_tagged(words, own, inner) for words, own in zip(part.texts, tags, strict=True))
+        rows = (split_tagged(words, row_tags, inner) for words, row_tags in zip(part.texts, tags, strict=True))
         return [(SourceText(words, row, 0, None),) for row, words in enumerate(rows)]
     if isinstance(part, Questions):
         answers = part.labels or [[] for _ in part.texts]
         contexts = (
-            split_answered(context, [(each.start, each.start + len(each.text)) for each in own])
-            for context, own in zip(part.pairs, answers, strict=True)
+            split_answered(context, [(each.start, each.start + len(each.text)) for each in row_answers])
+            for context, row_answers in zip(part.pairs, answers, strict=True)
         )
         return [
             (SourceText(split_words(question), row, 0, None), SourceText(context, row, 1, None))
@@ -115,9 +115,9 @@ def make_rows(
     for row in rows:
         for copy in range(times):
             rng = Random(f"{seed} {row[0].row} {copy}")  # noqa: S311
-            made = _make_row(row, kinds, rng, seen)
-            if made is not None:
-                yield made
+            synthetic = _make_row(row, kinds, rng, seen)
+            if synthetic is not None:
+                yield synthetic
         advance(1)
 
 
@@ -132,11 +132,11 @@ def _make_row(
             if not any(changed):
                 continue
             columns = tuple(new or source.words for new, source in zip(changed, row, strict=True))
-            made = SyntheticRow(row[0].row, name, columns)
-            key = _hash_text(made.text)
+            synthetic = SyntheticRow(row[0].row, name, columns)
+            key = _hash_text(synthetic.text)
             if key not in seen:
                 seen.add(key)
-                return made
+                return synthetic
     return None
 
 
@@ -145,26 +145,27 @@ def _hash_text(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).digest()
 
 
-def build_part(part: Any, made: Sequence[SyntheticRow], labels: Sequence[str], *, is_labelled: bool) -> Any:
+def build_part(part: Any, synthetic: Sequence[SyntheticRow], labels: Sequence[str], *, is_labelled: bool) -> Any:
     """Returns synthetic rows as a split of the same class as `part`.
 
     Args:
         part: The split that they were made from.
-        made: The rows.
+        synthetic: The rows.
         labels: The names of the labels.
         is_labelled: Whether they get the labels of their sources, with tags and answers where their words are now.
     """
     if isinstance(part, Tagged):
         words = [
-            [f"{word.gap if place else ''}{word.text}" for place, word in enumerate(row.columns[0])] for row in made
+            [f"{word.gap if index else ''}{word.text}" for index, word in enumerate(row.columns[0])]
+            for row in synthetic
         ]
-        return Tagged(words, [move_tags(row.columns[0], labels) for row in made] if is_labelled else [])
-    texts = [join_words(row.columns[0]) for row in made]
-    pairs = [join_words(row.columns[1]) for row in made] if part.pairs is not None else None
+        return Tagged(words, [move_tags(row.columns[0], labels) for row in synthetic] if is_labelled else [])
+    texts = [join_words(row.columns[0]) for row in synthetic]
+    pairs = [join_words(row.columns[1]) for row in synthetic] if part.pairs is not None else None
     if isinstance(part, Questions):
         assert pairs is not None
-        return Questions(texts, pairs, [_answer_row(part, row) for row in made] if is_labelled else [])
-    taken = [part.labels[row.source] for row in made] if is_labelled and part.labels else []
+        return Questions(texts, pairs, [_answer_row(part, row) for row in synthetic] if is_labelled else [])
+    taken = [part.labels[row.source] for row in synthetic] if is_labelled and part.labels else []
     return Examples(texts, pairs, taken)
 
 
@@ -200,32 +201,32 @@ def move_answers(context: Words, answers: Sequence[Answer], original: Words) -> 
         original: Its words.
     """
     old, new = _find_starts(original), _find_starts(context)
-    places = {word.origin: start for word, start in zip(context, new, strict=True)}
+    starts = {word.origin: start for word, start in zip(context, new, strict=True)}
     moved = []
     for answer in answers:
         first = bisect_right(old, answer.start) - 1
-        moved.append(Answer(answer.text, places[first] + answer.start - old[first]))
+        moved.append(Answer(answer.text, starts[first] + answer.start - old[first]))
     return moved
 
 
 def _find_starts(words: Words) -> list[int]:
     """Returns the index of each word's first character in the joined text."""
     starts, end = [], 0
-    for place, word in enumerate(words):
-        starts.append(end + (len(word.gap) if place else 0))
+    for index, word in enumerate(words):
+        starts.append(end + (len(word.gap) if index else 0))
         end = starts[-1] + len(word.text)
     return starts
 
 
-def describe_rows(made: Sequence[SyntheticRow], texts: Mapping[int, str]) -> list[str]:
+def describe_rows(synthetic: Sequence[SyntheticRow], texts: Mapping[int, str]) -> list[str]:
     """Returns a sentence for each kind, with its count and an example.
 
     Args:
-        made: The synthetic rows.
+        synthetic: The synthetic rows.
         texts: Number of a row -> its text, of those that they were made from.
     """
-    counts = Counter(row.kind for row in made)
-    shown = {row.kind: row for row in reversed(made)}
+    counts = Counter(row.kind for row in synthetic)
+    shown = {row.kind: row for row in reversed(synthetic)}
     return [
         f"augment: {kind}: {count:,} rows, such as {shown[kind].text[:80]!r}"
         + ("" if kind in DRAWN else f" from {' '.join(texts[shown[kind].source].split())[:80]!r}")

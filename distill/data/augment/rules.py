@@ -36,27 +36,27 @@ _DIGIT = re.compile(r"\d")
 
 def change_contractions(words: Words, rate: float, rng: Random) -> Words | None:
     """Contracts words, such as do not to don't, and expands contractions."""
-    forms = {place: form for place in range(len(words)) if (form := _find_other_form(words, place)) is not None}
+    forms = {index: form for index in range(len(words)) if (form := _find_other_form(words, index)) is not None}
     changed = list(words)
-    for place in sorted(draw_some(list(forms), rate, rng), reverse=True):
-        replaced, new = forms[place]
-        first = words[place]
+    for index in sorted(draw_some(list(forms), rate, rng), reverse=True):
+        replaced, new = forms[index]
+        first = words[index]
         shouted = first.text.isupper() and len(first.text) > 1
         texts = [text.upper() for text in new] if shouted else [match_case(new[0], first.text), *new[1:]]
-        changed[place : place + replaced] = [
+        changed[index : index + replaced] = [
             first._replace(text=_I.sub("I", text), gap=first.gap if number == 0 else " ")
             for number, text in enumerate(texts)
         ]
     return changed if forms else None
 
 
-def _find_other_form(words: Words, place: int) -> tuple[int, Sequence[str]] | None:
+def _find_other_form(words: Words, index: int) -> tuple[int, Sequence[str]] | None:
     """Returns the number of words that have another form, and this form; None if they have none."""
-    first = words[place]
+    first = words[index]
     if first.is_fixed:
         return None
     text = first.text.lower().replace("’", "'")
-    following, after = ([*words[place + 1 : place + 3], None, None])[:2]
+    following, after = ([*words[index + 1 : index + 3], None, None])[:2]
     if text in EXPANSIONS:  # it's been and I'd been stand for has and had
         is_other = text.endswith(("'s", "'d")) and following is not None and _is_participle(following.text.lower())
         return None if is_other else (1, EXPANSIONS[text])
@@ -75,23 +75,23 @@ def _is_participle(word: str) -> bool:
 
 def find_numbers(rows: Iterable[Words]) -> dict[str, list[str]]:
     """Returns the numbers of the rows by their shape, in which every digit is a 0."""
-    found: dict[str, dict[str, None]] = {}
+    by_shape: dict[str, dict[str, None]] = {}
     for words in rows:
         for word in words:
             if word.text[:1].isdigit():
-                found.setdefault(_DIGIT.sub("0", word.text), {})[word.text] = None
-    return {shape: list(numbers) for shape, numbers in found.items()}
+                by_shape.setdefault(_DIGIT.sub("0", word.text), {})[word.text] = None
+    return {shape: list(numbers) for shape, numbers in by_shape.items()}
 
 
 def swap_numbers(words: Words, rate: float, rng: Random, numbers: Mapping[str, Sequence[str]]) -> Words | None:
     """Replaces numbers by others of the same shape in the data; without another, by random digits."""
-    places = [place for place, word in enumerate(words) if word.text[:1].isdigit() and not word.is_fixed]
+    indices = [index for index, word in enumerate(words) if word.text[:1].isdigit() and not word.is_fixed]
     changed = list(words)
-    for place in draw_some(places, rate, rng):
-        old = words[place].text
+    for index in draw_some(indices, rate, rng):
+        old = words[index].text
         others = [each for each in numbers.get(_DIGIT.sub("0", old), ()) if each != old]
         new = rng.choice(others) if others else _draw_digits(old, rng)
-        changed[place] = words[place]._replace(text=new)
+        changed[index] = words[index]._replace(text=new)
     return changed if changed != words else None
 
 
@@ -107,12 +107,12 @@ def find_names(rows: Iterable[Words], types: Mapping[int, str]) -> dict[str, lis
         rows: The tagged rows.
         types: The type of each tag within a name: `PER` of B-PER and I-PER.
     """
-    found: dict[str, dict[tuple[str, ...], Words]] = {}
+    by_type: dict[str, dict[tuple[str, ...], Words]] = {}
     for words in rows:
         for unit in iterate_units(words):
             if unit[0].tag in types:
-                found.setdefault(types[unit[0].tag], {}).setdefault(tuple(word.text for word in unit), unit)
-    return {kind: list(names.values()) for kind, names in found.items()}
+                by_type.setdefault(types[unit[0].tag], {}).setdefault(tuple(word.text for word in unit), unit)
+    return {kind: list(names.values()) for kind, names in by_type.items()}
 
 
 def swap_names(
@@ -124,11 +124,11 @@ def swap_names(
     section 3.3, mention replacement.
     """
     units = list(iterate_units(words))
-    places = [place for place, unit in enumerate(units) if unit[0].tag in types]
-    for place in draw_some(places, rate, rng):
-        old = units[place]
+    indices = [index for index, unit in enumerate(units) if unit[0].tag in types]
+    for index in draw_some(indices, rate, rng):
+        old = units[index]
         new = rng.choice(names[types[old[0].tag]])
-        units[place] = [
+        units[index] = [
             word._replace(gap=old[0].gap if number == 0 else word.gap or " ", origin=INSERTED, unit=old[0].unit)
             for number, word in enumerate(new)
         ]
@@ -150,20 +150,20 @@ def swap_fillers(
     slot_of = {filler: fillers for fillers in slots.values() for filler in fillers}
     longest = max(map(len, slot_of), default=0)
     lower = [word.text.lower() for word in words]
-    found: list[tuple[int, tuple[str, ...]]] = []
-    place = 0
-    while place < len(words):
-        sizes = range(min(longest, len(words) - place), 0, -1)
-        filler = next((each for size in sizes if (each := tuple(lower[place : place + size])) in slot_of), ())
-        if filler and not any(word.is_fixed or word.tag is not None for word in words[place : place + len(filler)]):
-            found.append((place, filler))
-        place += max(1, len(filler))
+    matches: list[tuple[int, tuple[str, ...]]] = []
+    index = 0
+    while index < len(words):
+        sizes = range(min(longest, len(words) - index), 0, -1)
+        filler = next((each for size in sizes if (each := tuple(lower[index : index + size])) in slot_of), ())
+        if filler and not any(word.is_fixed or word.tag is not None for word in words[index : index + len(filler)]):
+            matches.append((index, filler))
+        index += max(1, len(filler))
     changed = list(words)
-    for place, filler in sorted(draw_some(found, rate, rng), reverse=True):
+    for index, filler in sorted(draw_some(matches, rate, rng), reverse=True):
         others = [each for each in slot_of[filler] if each != filler]
         if others:
-            new, first = rng.choice(others), words[place]
-            changed[place : place + len(filler)] = [
+            new, first = rng.choice(others), words[index]
+            changed[index : index + len(filler)] = [
                 RowWord(match_case(text, first.text) if number == 0 else text, first.gap if number == 0 else " ")
                 for number, text in enumerate(new)
             ]
@@ -172,13 +172,13 @@ def swap_fillers(
 
 def replace_synonyms(words: Words, rate: float, rng: Random, lexicon: Lexicon) -> Words | None:
     """Replaces words by their synonyms; see `distill.data.augment.lexicon`."""
-    places = [
-        place
-        for place, word in enumerate(words)
+    indices = [
+        index
+        for index, word in enumerate(words)
         if not word.is_fixed and not is_mark(word) and find_synonyms(word.text, lexicon)
     ]
     changed = list(words)
-    for place in draw_some(places, rate, rng):
-        old = words[place].text
-        changed[place] = words[place]._replace(text=match_case(rng.choice(find_synonyms(old, lexicon)), old))
+    for index in draw_some(indices, rate, rng):
+        old = words[index].text
+        changed[index] = words[index]._replace(text=match_case(rng.choice(find_synonyms(old, lexicon)), old))
     return changed if changed != words else None

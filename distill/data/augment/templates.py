@@ -46,9 +46,9 @@ def read_slot_templates(file: Path) -> TemplateFile:
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise InputError(f"{where}: expected slots and templates, found {found}")
     slots = {str(name): _read_texts(texts, f"{where}: slot {name}") for name, texts in content.get("slots", {}).items()}
-    given = content.get("templates", {})
-    given = given if isinstance(given, dict) else {"": given}
-    templates = {str(label): _read_texts(texts, f"{where}: templates of {label}") for label, texts in given.items()}
+    by_label = content.get("templates", {})
+    by_label = by_label if isinstance(by_label, dict) else {"": by_label}
+    templates = {str(label): _read_texts(texts, f"{where}: templates of {label}") for label, texts in by_label.items()}
     for text in (text for texts in templates.values() for text in texts):
         for slot in _SLOT.findall(text):
             if slot not in slots:
@@ -112,25 +112,25 @@ class FoundTemplates:
         examples: dict[tuple[Hashable, Pattern], tuple[Words, int]] = {}
         for words, label in rows:
             lower = tuple(word.text.lower() for word in words)
-            for place, word in enumerate(words):
+            for index, word in enumerate(words):
                 if word.text.isalpha() and len(words) > 1:
-                    key = label, Pattern(lower[:place], lower[place + 1 :])
-                    fillers.setdefault(key, {})[lower[place]] = None
-                    examples.setdefault(key, (words, place))
-        fillers = {key: found for key, found in fillers.items() if len(found) >= _SHARED}
+                    key = label, Pattern(lower[:index], lower[index + 1 :])
+                    fillers.setdefault(key, {})[lower[index]] = None
+                    examples.setdefault(key, (words, index))
+        fillers = {key: gap_fillers for key, gap_fillers in fillers.items() if len(gap_fillers) >= _SHARED}
         sharing: dict[str, list[dict[str, None]]] = {}
-        for found in fillers.values():
-            for filler in found:
-                sharing.setdefault(filler, []).append(found)
+        for gap_fillers in fillers.values():
+            for filler in gap_fillers:
+                sharing.setdefault(filler, []).append(gap_fillers)
         of_class: dict[Hashable, list[tuple[Words, int, list[str]]]] = {}
-        for (label, pattern), found in fillers.items():
-            near = (other for filler in found for other in sharing[filler])
+        for (label, pattern), gap_fillers in fillers.items():
+            near = (other for filler in gap_fillers for other in sharing[filler])
             new = {
-                word for other in near if len(other.keys() & found.keys()) >= _SHARED for word in other
-            } - found.keys()
+                word for other in near if len(other.keys() & gap_fillers.keys()) >= _SHARED for word in other
+            } - gap_fillers.keys()
             if new:
-                words, place = examples[label, pattern]
-                of_class.setdefault(label, []).append((words, place, sorted(new)))
+                words, index = examples[label, pattern]
+                of_class.setdefault(label, []).append((words, index, sorted(new)))
         return cls(of_class)
 
     def fill(self, label: Hashable, rng: Random) -> Words | None:
@@ -138,5 +138,5 @@ class FoundTemplates:
         patterns = self.of_class.get(label)
         if not patterns:
             return None
-        words, place, fillers = rng.choice(patterns)
-        return [*words[:place], words[place]._replace(text=rng.choice(fillers)), *words[place + 1 :]]
+        words, index, fillers = rng.choice(patterns)
+        return [*words[:index], words[index]._replace(text=rng.choice(fillers)), *words[index + 1 :]]

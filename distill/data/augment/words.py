@@ -81,9 +81,9 @@ def iterate_units(words: Sequence[RowWord]) -> Iterator[Words]:
 def order_units(units: Sequence[Words], gaps: Sequence[str]) -> Words:
     """Returns the words of the units in their order, with `gaps` before the units."""
     return [
-        word._replace(gap=gap) if place == 0 else word
+        word._replace(gap=gap) if index == 0 else word
         for unit, gap in zip(units, gaps, strict=True)
-        for place, word in enumerate(unit)
+        for index, word in enumerate(unit)
     ]
 
 

@@ -49,20 +49,20 @@ def cut_chunks(batch: Batch, tokens: int) -> Iterator[Chunk]:
     shares = cast(Mapping[str, float], batch.get("shares", {}))
     present = torch.arange(rows, device=mask.device)
     for start in range(0, int(ends.max()), tokens):
-        kept = ends[present] > start
-        present = present[kept]
+        remaining = ends[present] > start
+        present = present[remaining]
         span = slice(start, min(start + tokens, int(ends.max())))
         requested = mask[present, span]
         places = numbers[present, span][requested]
         part: dict[str, Any] = {
             name: _take_tokens(value, present, span, rows, length) for name, value in batch.items() if name != "signals"
         }
-        own = loss_counts(part)
-        part["shares"] = {name: shares.get(name, 1.0) * own[name] / max(counts[name], 1) for name in counts}
+        part_counts = loss_counts(part)
+        part["shares"] = {name: shares.get(name, 1.0) * part_counts[name] / max(counts[name], 1) for name in counts}
         if batch.get("signals") is not None:
             signals = cast(Mapping[str, Any], batch["signals"])
             part["signals"] = {name: _take_places(each, present, span, places) for name, each in signals.items()}
-        yield Chunk(part, kept.nonzero()[:, 0], bool(requested.any()))
+        yield Chunk(part, remaining.nonzero()[:, 0], bool(requested.any()))
 
 
 def _check_rows(batch: Batch) -> None:

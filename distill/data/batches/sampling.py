@@ -100,12 +100,12 @@ def draw_in_turn(first: int, last: int, count: int, epoch: int, seed: int) -> np
     """
     size = last - first
     places = np.arange(epoch * count, (epoch + 1) * count)
-    found = np.empty(count, np.int64)
+    rows = np.empty(count, np.int64)
     for turn in np.unique(places // size):
         order = np.random.default_rng([seed, int(turn)]).permutation(size)
-        own = places // size == turn
-        found[own] = first + order[places[own] % size]
-    return found
+        mask = places // size == turn
+        rows[mask] = first + order[places[mask] % size]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class ClassBalanced(RowSampler):
         bounds = np.linspace(0, self.count, len(names) + 1).round().astype(np.int64)
         drawn = []
         for number, (name, size) in enumerate(zip(names, np.diff(bounds), strict=True)):
-            own = np.flatnonzero(self.classes == name)
-            turns = draw_in_turn(0, len(own), int(size), epoch, self.seed + number)
-            drawn.append(own[turns])
+            rows = np.flatnonzero(self.classes == name)
+            turns = draw_in_turn(0, len(rows), int(size), epoch, self.seed + number)
+            drawn.append(rows[turns])
         return np.concatenate(drawn)
 
     def find_weights(self, rows: np.ndarray) -> np.ndarray | None:
@@ -144,8 +144,8 @@ class ClassBalanced(RowSampler):
 
     @cached_property
     def _row_weights(self) -> np.ndarray:
-        _, own, counts = np.unique(self.classes, return_inverse=True, return_counts=True)
-        weights: np.ndarray = (counts * len(counts) / self.count)[own]
+        _, inverse, counts = np.unique(self.classes, return_inverse=True, return_counts=True)
+        weights: np.ndarray = (counts * len(counts) / self.count)[inverse]
         return weights
 
 
@@ -232,8 +232,8 @@ class DistanceSampler(RowSampler):
         total = self.distances.sum()
         if not total:  # also without distances
             return uniform
-        found: np.ndarray = _UNIFORM_PART * uniform + (1 - _UNIFORM_PART) * self.distances / total
-        return found
+        probabilities: np.ndarray = _UNIFORM_PART * uniform + (1 - _UNIFORM_PART) * self.distances / total
+        return probabilities
 
     def draw(self, epoch: int) -> np.ndarray:
         """Returns rows by systematic sampling: each about as often as its probability times the number of rows."""
@@ -241,8 +241,8 @@ class DistanceSampler(RowSampler):
         order = rng.permutation(self.rows)
         edges = np.cumsum(self.find_probabilities()[order])
         points = (np.arange(self.rows) + rng.random()) / self.rows * edges[-1]
-        found: np.ndarray = order[np.minimum(np.searchsorted(edges, points, "right"), self.rows - 1)]
-        return found
+        rows: np.ndarray = order[np.minimum(np.searchsorted(edges, points, "right"), self.rows - 1)]
+        return rows
 
     def find_weights(self, rows: np.ndarray) -> np.ndarray | None:
         """Returns the uniform probability over that of each row, if weights are wanted."""
@@ -254,6 +254,6 @@ class DistanceSampler(RowSampler):
 
 def list_classes(labels: Sequence[int], rows: int) -> np.ndarray:
     """Returns the class of each of `rows` rows, int64 [rows]: -1 for rows after those with labels."""
-    found = np.full(rows, -1, np.int64)
-    found[: len(labels)] = labels
-    return found
+    classes = np.full(rows, -1, np.int64)
+    classes[: len(labels)] = labels
+    return classes

@@ -54,9 +54,9 @@ def cut_segment(batch: Batch, segment: int, segments: int) -> Batch:
 
 
 def _find_shares(batch: Batch, part: Batch, segments: int) -> dict[str, float]:
-    whole, own = loss_counts(batch), loss_counts(part)
+    whole, part_counts = loss_counts(batch), loss_counts(part)
     shares = cast(Mapping[str, float], batch.get("shares", {}))
-    return {name: shares.get(name, 1.0) * segments * own[name] / max(whole[name], 1) for name in whole}
+    return {name: shares.get(name, 1.0) * segments * part_counts[name] / max(whole[name], 1) for name in whole}
 
 
 def _take_signal(value: object, span: slice, places: Tensor, extra: int) -> object:

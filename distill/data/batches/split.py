@@ -24,15 +24,15 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     shares = cast(Mapping[str, float], batch.get("shares", {}))
     slices = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
     signals = [None] * len(slices) if batch.get("signals") is None else _split_signals(batch, slices)
-    found = []
+    batches = []
     for at, own_signals in zip(slices, signals, strict=True):
         part: dict[str, Any] = {name: _take_rows(value, at, rows) for name, value in batch.items() if name != "signals"}
         counts = loss_counts(part)
         part["shares"] = {name: shares.get(name, 1.0) * counts[name] / max(whole[name], 1) for name in whole}
         if own_signals is not None:
             part["signals"] = own_signals
-        found.append(part)
-    return found
+        batches.append(part)
+    return batches
 
 
 def _take_rows(value: object, at: slice, rows: int) -> object:

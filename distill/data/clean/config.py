@@ -138,8 +138,8 @@ def parse_steps(text: str, setting: str = "data.clean") -> tuple[CleaningStep, .
     Raises:
         InputError: A step is unknown (names the nearest) or given twice, or a value is not one that it may have.
     """
-    found = parse_named_values(text, setting, "steps", CLEANING_STEPS, {"standard": STANDARD})
-    values = {name: check_step(name, value, setting) for name, value in found.items()}
+    entries = parse_named_values(text, setting, "steps", CLEANING_STEPS, {"standard": STANDARD})
+    values = {name: check_step(name, value, setting) for name, value in entries.items()}
     return tuple(CleaningStep(name, values[name]) for name in CLEANING_STEPS if values.get(name, "off") != "off")
 
 

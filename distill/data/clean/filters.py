@@ -15,23 +15,23 @@ Reason = Callable[[str], str]  # a text -> why its row is dropped; empty if it s
 
 def build_length_filter(value: str) -> Reason:
     """Returns a filter of texts with too few or too many words."""
-    least, most = read_length(value)
+    minimum, maximum = read_length(value)
 
     def judge(text: str) -> str:
         words = len(text.split())
-        return f"{words} words" if words < least or (most is not None and words > most) else ""
+        return f"{words} words" if words < minimum or (maximum is not None and words > maximum) else ""
 
     return judge
 
 
 def build_symbol_filter(value: str) -> Reason:
     """Returns a filter of texts with too large a share of characters that are neither letters nor blanks."""
-    most = read_share(value, "symbols", 0.0)
+    limit = read_share(value, "symbols", 0.0)
 
     def judge(text: str) -> str:
         symbols = sum(not (each.isalpha() or each.isspace()) for each in text)
         share = symbols / max(1, len(text))
-        return f"{share:.0%} symbols" if share > most else ""
+        return f"{share:.0%} symbols" if share > limit else ""
 
     return judge
 

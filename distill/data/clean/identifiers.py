@@ -30,8 +30,8 @@ def replace_personal(masks: bool) -> Callable[[str], str]:
     return replace
 
 
-def _mask_accepted(mask: str, accepts: Callable[[str], bool], found: re.Match[str]) -> str:
-    return mask if accepts(found[0]) else found[0]
+def _mask_accepted(mask: str, accepts: Callable[[str], bool], match: re.Match[str]) -> str:
+    return mask if accepts(match[0]) else match[0]
 
 
 def has_valid_iban_digits(number: str) -> bool:

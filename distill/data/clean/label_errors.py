@@ -66,13 +66,13 @@ def estimate_label_errors(labels: Sequence[Any], logits: Tensor) -> np.ndarray:
         labels: A class id per row, or a list with a 1 or 0 for each of several labels.
         logits: Of each class, by a model that wasn't trained on the row, [rows, classes].
     """
-    given, scores = torch.tensor(labels), logits.double()
-    shape = given.shape
-    if given.ndim == 2:  # each label of a row is a choice between two classes
-        given, scores = given.reshape(-1), torch.stack([torch.zeros_like(scores), scores], -1).reshape(-1, 2)
-    some = torch.randperm(len(given), generator=torch.Generator().manual_seed(0))[:_FITTED_ROWS]
-    best = _fit_best(given[some], scores[some], _choose_pseudo_count(given[some], scores[some]))
-    parts = zip(given.split(_FITTED_ROWS), map(best.temper, scores.split(_FITTED_ROWS)), strict=True)
+    observed, scores = torch.tensor(labels), logits.double()
+    shape = observed.shape
+    if observed.ndim == 2:  # each label of a row is a choice between two classes
+        observed, scores = observed.reshape(-1), torch.stack([torch.zeros_like(scores), scores], -1).reshape(-1, 2)
+    some = torch.randperm(len(observed), generator=torch.Generator().manual_seed(0))[:_FITTED_ROWS]
+    best = _fit_best(observed[some], scores[some], _choose_pseudo_count(observed[some], scores[some]))
+    parts = zip(observed.split(_FITTED_ROWS), map(best.temper, scores.split(_FITTED_ROWS)), strict=True)
     doubts = torch.cat([best.judge(*part)[0] for part in parts]).reshape(shape)
     return (doubts.amax(1) if doubts.ndim == 2 else doubts).numpy()
 
@@ -96,20 +96,20 @@ class _Mixture(NamedTuple):
         """Returns the probabilities of the classes at the temperature, [rows, classes]."""
         return (logits / self.temperature).softmax(-1)
 
-    def judge(self, given: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def judge(self, observed: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns for each row the probability that its label is wrong, its parts by right class, and the likelihood.
 
         Their shapes are [rows], [rows, classes] and [rows].
         """
-        right = (1 - self.share) * probabilities.gather(1, given[:, None])[:, 0]
-        wrong = self.share * probabilities * self.transitions[:, given].T
+        right = (1 - self.share) * probabilities.gather(1, observed[:, None])[:, 0]
+        wrong = self.share * probabilities * self.transitions[:, observed].T
         total = (right + wrong.sum(1)).clamp_min(_TINY)
         return wrong.sum(1) / total, wrong / total[:, None], total
 
 
-def _choose_pseudo_count(given: Tensor, logits: Tensor) -> float:
+def _choose_pseudo_count(observed: Tensor, logits: Tensor) -> float:
     """Returns the pseudo-count with which the mixture of each half of the rows best predicts the other labels."""
-    halves = [(given[start::2], logits[start::2]) for start in (0, 1)]
+    halves = [(observed[start::2], logits[start::2]) for start in (0, 1)]
 
     def measure(pseudo_count: float) -> float:
         total = 0.0
@@ -121,20 +121,20 @@ def _choose_pseudo_count(given: Tensor, logits: Tensor) -> float:
     return max(_PSEUDO_COUNTS, key=measure)
 
 
-def _fit_best(given: Tensor, logits: Tensor, pseudo_count: float) -> _Mixture:
+def _fit_best(observed: Tensor, logits: Tensor, pseudo_count: float) -> _Mixture:
     """Returns the mixture at the most likely temperature."""
-    return max((_fit(given, logits, each, pseudo_count) for each in _TEMPERATURES), key=lambda fit: fit.likelihood)
+    return max((_fit(observed, logits, each, pseudo_count) for each in _TEMPERATURES), key=lambda fit: fit.likelihood)
 
 
-def _fit(given: Tensor, logits: Tensor, temperature: float, pseudo_count: float) -> _Mixture:
+def _fit(observed: Tensor, logits: Tensor, temperature: float, pseudo_count: float) -> _Mixture:
     """Returns the mixture at a temperature."""
     rows, classes = logits.shape
     others = 1 - torch.eye(classes, dtype=torch.float64)
     mixture = _Mixture(temperature, 0.1, others / (classes - 1))
     probabilities = mixture.temper(logits)
     for _ in range(_ROUNDS):
-        doubts, by_class, total = mixture.judge(given, probabilities)
-        counts = torch.zeros_like(others).index_add_(0, given, by_class).T + pseudo_count / classes
+        doubts, by_class, total = mixture.judge(observed, probabilities)
+        counts = torch.zeros_like(others).index_add_(0, observed, by_class).T + pseudo_count / classes
         counts = counts * others
         share = min(_MOST, float(doubts.sum()) / (rows + _RIGHT_ROWS))
         likelihood = (float(total.log().sum()) + _RIGHT_ROWS * math.log(1 - mixture.share)) / rows

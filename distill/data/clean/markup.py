@@ -34,7 +34,7 @@ def remove_html(text: str) -> str:
     Tags of blocks leave a blank. Other angle brackets and ampersands stay: they aren't HTML.
     """
     text = _INLINE_TAGS.sub("", _BLOCK_TAGS.sub(" ", _WHOLE.sub(" ", text)))
-    return _REFERENCE.sub(lambda found: html.unescape(found[0]), text)
+    return _REFERENCE.sub(lambda match: html.unescape(match[0]), text)
 
 
 def remove_markdown(text: str) -> str:

@@ -54,11 +54,11 @@ def find_near_duplicates(texts: Sequence[str], least: float) -> np.ndarray:
             more.
     """
     pairs = _collect_candidates(compute_signatures(texts), 0, least)
-    found = np.full(len(texts), -1, np.int64)
+    matches = np.full(len(texts), -1, np.int64)
     for other, row in _select_similar(texts, texts, pairs, least).tolist():
-        if found[row] < 0 and found[other] < 0:
-            found[row] = other
-    return found
+        if matches[row] < 0 and matches[other] < 0:
+            matches[row] = other
+    return matches
 
 
 def find_similar(texts: Sequence[str], references: Sequence[str], least: float) -> np.ndarray:
@@ -66,14 +66,14 @@ def find_similar(texts: Sequence[str], references: Sequence[str], least: float) 
 
     See `find_near_duplicates`.
     """
-    first, found = len(references), np.full(len(texts), -1, np.int64)
+    first, matches = len(references), np.full(len(texts), -1, np.int64)
     if not first:
-        return found
+        return matches
     signatures = np.concatenate([compute_signatures(references), compute_signatures(texts)])
     pairs = _collect_candidates(signatures, first, least) - [0, first]
     for other, row in _select_similar(references, texts, pairs, least).tolist()[::-1]:
-        found[row] = other
-    return found
+        matches[row] = other
+    return matches
 
 
 def compute_signatures(texts: Sequence[str]) -> np.ndarray:
@@ -117,8 +117,8 @@ def _collect_candidates(signatures: np.ndarray, first: int, least: float) -> np.
             pairs = pairs[(pairs[:, 0] < first) & (pairs[:, 1] >= first)]
         chosen = pairs[_count_equal(signatures, pairs) >= (least - _MARGIN) * signatures.shape[1]]
         packed.append(np.unique(chosen[:, 1] * rows + chosen[:, 0]))
-    found = np.unique(np.concatenate(packed))
-    return np.stack([found % max(1, rows), found // max(1, rows)], 1)
+    unique = np.unique(np.concatenate(packed))
+    return np.stack([unique % max(1, rows), unique // max(1, rows)], 1)
 
 
 def _iterate_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -129,14 +129,14 @@ def _iterate_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _select_similar(earlier: Sequence[str], texts: Sequence[str], pairs: np.ndarray, least: float) -> np.ndarray:
     """Returns the pairs (number in `earlier`, number in `texts`) that are as similar as `least`, int64 [pairs, 2]."""
-    kept = [np.empty((0, 2), np.int64)]
+    similar = [np.empty((0, 2), np.int64)]
     for start in range(0, len(pairs), _BLOCK):
         chosen = pairs[start : start + _BLOCK]
         one, two = (
             Characters.build(select_texts(each, rows)) for each, rows in zip((earlier, texts), chosen.T, strict=True)
         )
-        kept.append(chosen[_compare(one.codes, one.ends, two.codes, two.ends) >= least])
-    return np.concatenate(kept)
+        similar.append(chosen[_compare(one.codes, one.ends, two.codes, two.ends) >= least])
+    return np.concatenate(similar)
 
 
 @numba.njit(cache=True)
@@ -182,12 +182,12 @@ def _collect_shingles(codes: np.ndarray, start: int, end: int) -> np.ndarray:
     for i in range(count):
         values[i] = _hash_shingle(codes, start + i, min(start + i + SHINGLE, end))
     values.sort()
-    kept = 1
+    distinct = 1
     for i in range(1, count):
-        if values[i] != values[kept - 1]:
-            values[kept] = values[i]
-            kept += 1
-    return values[:kept]
+        if values[i] != values[distinct - 1]:
+            values[distinct] = values[i]
+            distinct += 1
+    return values[:distinct]
 
 
 @numba.njit(cache=True)

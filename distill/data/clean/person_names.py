@@ -25,9 +25,9 @@ class NameFinder:
 
     def replace(self, text: str) -> str:
         """Returns the text with `mask` in the place of each name; a long text is read in pieces."""
-        for found in reversed(self._tagger(text)):
-            if is_person(found["entity_group"]):
-                text = text[: found["start"]] + self.mask + text[found["end"] :]
+        for entity in reversed(self._tagger(text)):
+            if is_person(entity["entity_group"]):
+                text = text[: entity["start"]] + self.mask + text[entity["end"] :]
         return text
 
     @cached_property

@@ -154,13 +154,13 @@ class Cleaning:
         else:
             words = [word for row in part.texts for word in row]
             cleaned, changes = self._run(words, steps)
-            kept = [new if len(new.split()) == 1 else old for new, old in zip(cleaned, words, strict=True)]
+            corrected = [new if len(new.split()) == 1 else old for new, old in zip(cleaned, words, strict=True)]
             ends = np.cumsum([len(row) for row in part.texts]).tolist()
-            rows = [kept[end - len(row) : end] for row, end in zip(part.texts, ends, strict=True)]
+            rows = [corrected[end - len(row) : end] for row, end in zip(part.texts, ends, strict=True)]
             why = {}
             for word, names in sorted(changes.steps.items()):
-                own = why.setdefault(int(np.searchsorted(ends, word, "right")), [])
-                own += [name for name in names if name not in own]
+                row_steps = why.setdefault(int(np.searchsorted(ends, word, "right")), [])
+                row_steps += [name for name in names if name not in row_steps]
         rows = [new if len(new) == len(old) else old for new, old in zip(rows, part.texts, strict=True)]
         for row, names in why.items():
             if rows[row] != part.texts[row]:
@@ -197,10 +197,10 @@ class Cleaning:
 
     def _run(self, texts: Sequence[str], steps: Sequence[CleaningStep]) -> tuple[TextColumn, TextChanges]:
         changes, arrays = TextChanges(), []
-        for array, found in clean_column(texts, steps, self.prepared, processes=self.processes):
+        for array, part_changes in clean_column(texts, steps, self.prepared, processes=self.processes):
             arrays.append(array)
-            changes.before |= found.before
-            changes.steps |= found.steps
+            changes.before |= part_changes.before
+            changes.steps |= part_changes.steps
         return TextColumn(pa.chunked_array(arrays, pa.string())), changes
 
     def _add(self, split: str, row: int, before: str, after: str | None, why: Iterable[str], reason: str = "") -> None:
@@ -240,10 +240,10 @@ class Cleaning:
 
         `how` is the value of the step labels.
         """
-        given, found = (describe_label(each, names) for each in (label, better))
+        current, suggested = (describe_label(each, names) for each in (label, better))
         kind = {"report": "doubtful", "drop": "dropped", "unlabel": "withheld", "relabel": "changed"}[how]
         text = _join_row(part, row)
-        reason = f"labels: {given} is wrong with a probability of {doubt:.0%}, most likely it is {found}"
+        reason = f"labels: {current} is wrong with a probability of {doubt:.0%}, most likely it is {suggested}"
         reason += ", left as it is" if how == "report" else ""
         cleaned = CleanedRow("train", int(self.numbers["train"][row]), text, None if how == "drop" else text, reason)
         self._count(f"train_{kind}_labels", cleaned)
@@ -262,8 +262,8 @@ class Cleaning:
                 texts = JoinedTexts(part).take(np.array(sorted(dropped)))
                 for (row, reason), text in zip(sorted(dropped.items()), texts, strict=True):
                     self._add(split, int(numbers[row]), text, None, [step.name], reason)
-                kept = np.setdiff1d(np.arange(len(part)), np.fromiter(dropped, np.int64, len(dropped)))
-                part, numbers = take_rows(part, kept), numbers[kept]
+                remaining = np.setdiff1d(np.arange(len(part)), np.fromiter(dropped, np.int64, len(dropped)))
+                part, numbers = take_rows(part, remaining), numbers[remaining]
         self.numbers[split] = numbers
         return part
 
@@ -277,13 +277,13 @@ class Cleaning:
         if step.name == "near-duplicates":
             return _describe(find_near_duplicates(texts, float(step.value)), "nearly equals row {}", texts)
         if step.name == "overlap":
-            found: dict[int, str] = {}
+            reasons: dict[int, str] = {}
             for split in EVALUATED:
                 if len(parts[split]):
                     others = JoinedTexts(parts[split])
                     similar = find_similar(texts, others, float(step.value))
-                    found = _describe(similar, f"nearly equals a row of {split}: {{}}", others) | found
-            return found
+                    reasons = _describe(similar, f"nearly equals a row of {split}: {{}}", others) | reasons
+            return reasons
         judge = self._build_filter(step, texts)
         judged = ((row, judge(text)) for row, text in enumerate(texts))
         return {row: reason for row, reason in judged if reason}
@@ -362,8 +362,8 @@ def describe_label(label: Any, names: Sequence[str]) -> str:
     return str(names[label])
 
 
-def _describe(found: np.ndarray, reason: str, others: Sequence[str]) -> dict[int, str]:
-    return {row: reason.format(repr(others[int(found[row])])) for row in np.flatnonzero(found >= 0).tolist()}
+def _describe(matches: np.ndarray, reason: str, others: Sequence[str]) -> dict[int, str]:
+    return {row: reason.format(repr(others[int(matches[row])])) for row in np.flatnonzero(matches >= 0).tolist()}
 
 
 def _is_tagged(part: Any) -> bool:

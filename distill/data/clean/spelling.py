@@ -108,20 +108,24 @@ def find_candidates(dictionary: Dictionary, edits: int = 1) -> dict[str, list[st
         speller.create_dictionary_entry(word, 1 + counts.get(word, 0))
 
     def look_up(word: str, least: int) -> list[str]:
-        found = [each for each in speller.lookup(word, Verbosity.ALL, max_edit_distance=edits) if each.term != word]
-        found = [each for each in found if each.count > least]
-        nearest = sorted((each for each in found if each.distance == found[0].distance), key=lambda each: -each.count)
+        suggestions = [
+            each for each in speller.lookup(word, Verbosity.ALL, max_edit_distance=edits) if each.term != word
+        ]
+        suggestions = [each for each in suggestions if each.count > least]
+        nearest = sorted(
+            (each for each in suggestions if each.distance == suggestions[0].distance), key=lambda each: -each.count
+        )
         return [str(each.term) for each in nearest[:CANDIDATES]]
 
     unlisted = [
         word for word in counts if len(word) >= SHORTEST and word not in listed and not dictionary.is_form(word)
     ]
     frequent = {word: look_up(word, RATIO * counts[word]) for word in unlisted if counts[word] >= FREQUENT}
-    frequent = {word: found for word, found in frequent.items() if found}
+    frequent = {word: candidates for word, candidates in frequent.items() if candidates}
     for word in frequent:
         speller.delete_dictionary_entry(word)
     rare = {word: look_up(word, 0) for word in unlisted if counts[word] < FREQUENT}
-    return frequent | {word: found for word, found in rare.items() if found}
+    return frequent | {word: candidates for word, candidates in rare.items() if candidates}
 
 
 @dataclass(frozen=True)
@@ -142,18 +146,18 @@ class Speller:
     def build(dictionary: Dictionary, edits: int = 1) -> "Speller":
         """Returns the speller for a dictionary, with the counts that it needs."""
         candidates = find_candidates(dictionary, edits)
-        used = {each for found in candidates.values() for each in found}
+        used = {each for suggestions in candidates.values() for each in suggestions}
         pairs = {pair: count for pair, count in dictionary.pairs.items() if not used.isdisjoint(pair)}
         return Speller(candidates, {word: dictionary.counts.get(word, 0) for word in used}, pairs)
 
     def correct(self, text: str) -> str:
         """Returns the text with its misspelt words corrected; words in capitals and with digits stay."""
-        found = list(WORD.finditer(text))
-        words = [_fold(each[0]) for each in found]
+        matches = list(WORD.finditer(text))
+        words = [_fold(each[0]) for each in matches]
         if self.candidates.keys().isdisjoint(words):
             return text
         pieces, end = [], 0
-        for number, each in enumerate(found):
+        for number, each in enumerate(matches):
             best = self._choose(words, number)
             pieces += [text[end : each.start()], each[0] if best is None else _copy_case(best, each[0])]
             end = each.end()
@@ -172,9 +176,9 @@ class Speller:
 
     def _weigh(self, before: str, word: str, after: str) -> float:
         """Returns the probability of a word between its neighbors, up to a factor."""
-        own = self.counts[word] + _UNSEEN
-        shares = (self.pairs.get(pair, 0) / own + _UNSEEN_SHARE for pair in ((before, word), (word, after)))
-        return own * prod(shares)
+        count = self.counts[word] + _UNSEEN
+        shares = (self.pairs.get(pair, 0) / count + _UNSEEN_SHARE for pair in ((before, word), (word, after)))
+        return count * prod(shares)
 
     def _is_supported(self, before: str, word: str, after: str) -> bool:
         """Returns whether the data has a word beside each of its neighbors, or often beside one of them."""

@@ -129,17 +129,17 @@ def normalize_fully(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
 
-def shorten_elongations(text: str, most: int) -> str:
-    """Returns the text with at most `most` of a letter that a word repeats three times or more.
+def shorten_elongations(text: str, limit: int) -> str:
+    """Returns the text with at most `limit` of a letter that a word repeats three times or more.
 
     Abbreviations in capitals and words of a single letter, such as www, stay.
     """
 
-    def shorten(found: re.Match[str]) -> str:
-        word = found[0]
+    def shorten(match: re.Match[str]) -> str:
+        word = match[0]
         if word.isupper() or len(set(word.lower())) == 1:
             return word
-        return _REPEATED.sub(lambda run: run[1] * most, word)
+        return _REPEATED.sub(lambda run: run[1] * limit, word)
 
     return _WORD.sub(shorten, text)
 

@@ -34,21 +34,21 @@ def build_normalizers(steps: Sequence[CleaningStep]) -> list[Normalizer]:
 
     Lower case is that of each letter on its own, so a capital sigma at the end of a word becomes σ and not ς.
     """
-    found: list[Normalizer] = []
+    normalizers: list[Normalizer] = []
     for step in steps:
         if step.name == "unicode":
-            found.append({"type": step.value.upper()})
+            normalizers.append({"type": step.value.upper()})
         elif step.name == "case":
-            found.append({"type": "Lowercase"})
+            normalizers.append({"type": "Lowercase"})
         else:
             blank = list_blanks()
             others = blank.replace(r"\x{20}", "", 1)
-            found += [
+            normalizers += [
                 _replace(f"[{''.join(_escape(code) for code in INVISIBLE)}]", ""),
                 _replace(f"[{blank}]{{3,}}|[{others}][{blank}]?|[{blank}][{others}]", " "),
                 _replace(f"^[{blank}]+|[{blank}]+$", ""),
             ]
-    return found
+    return normalizers
 
 
 def add_normalizers(folder: Path, steps: Sequence[CleaningStep]) -> bool:
@@ -61,8 +61,8 @@ def add_normalizers(folder: Path, steps: Sequence[CleaningStep]) -> bool:
     if not expressible or not file.exists():
         return False
     content = json.loads(file.read_text("utf-8"))
-    own = content.get("normalizer")
-    later = own["normalizers"] if own and own["type"] == "Sequence" else [own] if own else []
+    existing = content.get("normalizer")
+    later = existing["normalizers"] if existing and existing["type"] == "Sequence" else [existing] if existing else []
     content["normalizer"] = {"type": "Sequence", "normalizers": [*build_normalizers(expressible), *later]}
     settings = folder / SETTINGS
     if settings.exists():

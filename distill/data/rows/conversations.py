@@ -90,5 +90,5 @@ def _read_tables(config: DataConfig) -> dict[str, pa.Table]:
 
 
 def _hold_out_conversations(seed: int, chats: list[Chat], fraction: float) -> tuple[list[Chat], list[Chat], str]:
-    kept, held = split_at_random(chats, fraction, seed, "conversations")
-    return kept, held, f"{len(held)} conversations held out of train, seed {seed}"
+    remaining, held_out = split_at_random(chats, fraction, seed, "conversations")
+    return remaining, held_out, f"{len(held_out)} conversations held out of train, seed {seed}"

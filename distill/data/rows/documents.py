@@ -57,10 +57,10 @@ def check_text_settings(config: DataConfig) -> None:
         InputError: A label column, a text pair column or an unlabelled file is set.
     """
     for name in ("label", "text_pair", "unlabelled"):
-        found = getattr(config, name)
-        if found is not None:
+        value = getattr(config, name)
+        if value is not None:
             raise InputError(
-                f"data.{name}: expected none for a language model, found {found!r}: it is trained on the text of the "
+                f"data.{name}: expected none for a language model, found {value!r}: it is trained on the text of the "
                 "training split alone"
             )
 
@@ -72,8 +72,8 @@ def _hold_out_documents(seed: int, texts: Sequence[str], fraction: float) -> tup
         InputError: A single document has no line break to split it at.
     """
     if len(texts) > 1:
-        kept, held = _split_documents(seed, texts, fraction)
-        return kept, held, f"{len(held)} documents held out of train, seed {seed}"
+        remaining, held_out = _split_documents(seed, texts, fraction)
+        return remaining, held_out, f"{len(held_out)} documents held out of train, seed {seed}"
     cut = texts[0].rfind("\n", 0, round(len(texts[0]) * (1 - fraction))) + 1
     if not texts[0][:cut].strip() or not texts[0][cut:].strip():
         raise InputError(
@@ -85,6 +85,6 @@ def _hold_out_documents(seed: int, texts: Sequence[str], fraction: float) -> tup
 def _split_documents(seed: int, texts: Sequence[str], fraction: float) -> tuple[Sequence[str], Sequence[str]]:
     if not isinstance(texts, StoredTexts):
         return split_at_random(list(texts), fraction, seed, "documents")
-    held = np.zeros(len(texts), bool)
-    held[list(draw_held_out(len(texts), fraction, seed, "documents"))] = True
-    return texts.separate(held)
+    held_out = np.zeros(len(texts), bool)
+    held_out[list(draw_held_out(len(texts), fraction, seed, "documents"))] = True
+    return texts.separate(held_out)

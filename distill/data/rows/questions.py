@@ -86,8 +86,8 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
         for split, part in rows.items()
     }
     unlabelled = _load_unlabelled_questions(config, findings)
-    kept = report_overlap(parts | {"unlabelled": unlabelled}, findings, "questions")
-    unlabelled = Questions([unlabelled.texts[i] for i in kept], [unlabelled.pairs[i] for i in kept])
+    remaining = report_overlap(parts | {"unlabelled": unlabelled}, findings, "questions")
+    unlabelled = Questions([unlabelled.texts[i] for i in remaining], [unlabelled.pairs[i] for i in remaining])
     return Splits((), parts["train"], parts["validation"], parts["test"], unlabelled, findings.counts, findings.remarks)
 
 
@@ -134,15 +134,15 @@ def _find_columns(table: pa.Table, config: DataConfig, where: str, *, labelled: 
     """Returns the names of the columns with the questions, their contexts and, if `labelled`, the answers."""
     settings = [("text", config.text, QUESTION), ("text_pair", config.text_pair, CONTEXT)]
     settings += [("label", config.label, ANSWERS)] if labelled else []
-    found = []
+    columns = []
     for flag, name, known in settings:
         column = require_column(table, name, flag, where) or find_column(table, known)
         if column is None:
             raise missing_column_error(flag, known, table, where)
         (check_readable if flag == "label" else check_text)(table, column, where)
-        found.append(column)
-    check_distinct(where, **dict(zip((flag for flag, *_ in settings), found, strict=True)))
-    return found
+        columns.append(column)
+    check_distinct(where, **dict(zip((flag for flag, *_ in settings), columns, strict=True)))
+    return columns
 
 
 def _hold_out_contexts(
@@ -151,17 +151,17 @@ def _hold_out_contexts(
     """Holds out whole contexts: a question on a context seen in training would be partly known to the model."""
     contexts = sorted({context for _, context, *_ in rows})
     drawn = {contexts[i] for i in draw_held_out(len(contexts), fraction, seed, "contexts")}
-    kept, held = [row for row in rows if row[1] not in drawn], [row for row in rows if row[1] in drawn]
-    return kept, held, f"the questions on {fraction:.0%} of train's contexts, seed {seed}"
+    remaining, held_out = [row for row in rows if row[1] not in drawn], [row for row in rows if row[1] in drawn]
+    return remaining, held_out, f"the questions on {fraction:.0%} of train's contexts, seed {seed}"
 
 
 def _load_unlabelled_questions(config: DataConfig, findings: Findings) -> Questions:
     if config.unlabelled is None:
         return Questions([], [])
     table = read_table(Path(config.unlabelled).expanduser())
-    found = _read_unanswered(table, config, f"unlabelled text {config.unlabelled!r}")
-    findings.add_dropped_empty("unlabelled", len(table) - len(found), len(table))
-    return found
+    questions = _read_unanswered(table, config, f"unlabelled text {config.unlabelled!r}")
+    findings.add_dropped_empty("unlabelled", len(table) - len(questions), len(table))
+    return questions
 
 
 def load_all_questions(config: DataConfig) -> Questions:

@@ -60,10 +60,10 @@ def _looks_like_data(file: Path) -> bool:
 
 def _describe_separators(files: Iterable[Path]) -> list[str]:
     """Describes the separators of csv files that aren't commas; the other formats have a fixed separator."""
-    found = {file: find_separator(read_content(file)) for file in files if find_format(file) == ".csv"}
+    separators = {file: find_separator(read_content(file)) for file in files if find_format(file) == ".csv"}
     return [
         f"{file.name}: its columns are separated by {SEPARATORS[separator]}"
-        for file, separator in found.items()
+        for file, separator in separators.items()
         if separator != ","
     ]
 

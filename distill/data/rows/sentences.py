@@ -54,21 +54,21 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
         check_strata([""] * len(pairs["train"].texts), missing)
     hold_out_missing(pairs, findings, config, hold_out_by_stratum(seed, lambda part: [""] * len(part.texts)))
     validation, test = (_to_examples(pairs[split]) for split in ("validation", "test"))
-    held = {text for split in missing for text in flatten_pairs(_to_examples(pairs[split]))}
+    held_out = {text for split in missing for text in flatten_pairs(_to_examples(pairs[split]))}
     seen: set[str] = set()
     sentences = _read_sentences(tables["train"], config, f"data {config.path!r}, train")
-    train = _drop_seen(sentences, held, seen, "train", findings)
+    train = _drop_seen(sentences, held_out, seen, "train", findings)
     if not train:
         raise InputError(f"data {config.path!r}, train: expected sentences that aren't held out, found none")
-    unlabelled = _drop_seen(_load_unlabelled_sentences(config), held, seen, "unlabelled", findings)
+    unlabelled = _drop_seen(_load_unlabelled_sentences(config), held_out, seen, "unlabelled", findings)
     texts = {
         "train": train,
         "validation": flatten_pairs(validation),
         "test": flatten_pairs(test),
         "unlabelled": unlabelled,
     }
-    kept = report_overlap({name: Examples(each, None) for name, each in texts.items()}, findings, "sentences")
-    more = Examples([unlabelled[i] for i in kept], None)
+    remaining = report_overlap({name: Examples(each, None) for name, each in texts.items()}, findings, "sentences")
+    more = Examples([unlabelled[i] for i in remaining], None)
     return Splits((), Examples(train, None), validation, test, more, findings.counts, findings.remarks)
 
 
@@ -103,14 +103,14 @@ def find_part_files(folder: Path) -> dict[str, Path]:
     Raises:
         InputError: A split has two files.
     """
-    found: dict[str, list[Path]] = {"train": [folder / LINES]}
+    by_split: dict[str, list[Path]] = {"train": [folder / LINES]}
     for file in sorted(folder.iterdir()):
         split = find_split_name(file)
         if split and find_format(file) in TABLE_READERS:
-            found.setdefault(split, []).append(file)
-    for split, files in found.items():
+            by_split.setdefault(split, []).append(file)
+    for split, files in by_split.items():
         check_single(split, files)
-    return {split: files[0] for split, files in found.items()}
+    return {split: files[0] for split, files in by_split.items()}
 
 
 def _read_lines(file: Path) -> list[str]:
@@ -168,19 +168,19 @@ def _load_unlabelled_sentences(config: DataConfig) -> list[str]:
 
 
 def _drop_seen(
-    texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str, findings: Findings
+    texts: Sequence[str], held_out: AbstractSet[str], seen: set[str], split: str, findings: Findings
 ) -> list[str]:
     """Returns the texts that are neither held out nor in `seen`, adds them to `seen`, and counts the others."""
-    kept, dropped = [], Counter[str]()
+    remaining, dropped = [], Counter[str]()
     for text in texts:
         if not text:
             dropped["empty"] += 1
-        elif text in held:
+        elif text in held_out:
             dropped["held_out"] += 1
         elif text in seen:
             dropped["duplicates"] += 1
         else:
-            kept.append(text)
+            remaining.append(text)
             seen.add(text)
     findings.add_dropped_empty(split, dropped["empty"], len(texts), "sentences")
     for name, reason in (("duplicates", "they are duplicates"), ("held_out", "they are held out for evaluation")):
@@ -188,7 +188,7 @@ def _drop_seen(
         remark = f"{split}: {count:,} of {len(texts):,} sentences were left out, because {reason}"
         findings.add(f"dropped_{name}", count, remark)
         findings.counts[f"dropped_{name}"] = before + count
-    return kept
+    return remaining
 
 
 def encode_sentences(tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:

@@ -73,14 +73,14 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
     rows = {name: _read_sentences(table, config, name, findings) for name, table in tables.items()}
 
     def cut(train: list[TaggedRow], fraction: float) -> tuple[list[TaggedRow], list[TaggedRow], str]:
-        kept, held = split_at_random(train, fraction, seed, "sentences")
-        return kept, held, f"{len(held)} rows held out of train, seed {seed}"
+        remaining, held_out = split_at_random(train, fraction, seed, "sentences")
+        return remaining, held_out, f"{len(held_out)} rows held out of train, seed {seed}"
 
     hold_out_missing(rows, findings, config, cut)
     names = _find_tag_names(rows["train"], findings)
     for split in ("validation", "test"):
-        kept = find_known_rows(split, [tags for _, tags in rows[split]], names, config, findings, "tags", "words")
-        rows[split] = [rows[split][i] for i in kept]
+        known = find_known_rows(split, [tags for _, tags in rows[split]], names, config, findings, "tags", "words")
+        rows[split] = [rows[split][i] for i in known]
     ids = {name: i for i, name in enumerate(names)}
     parts = {
         split: Tagged([words for words, _ in each], [[ids[tag] for tag in tags] for _, tags in each])
@@ -129,14 +129,14 @@ def _read_sentences(table: pa.Table, config: DataConfig, split: str, findings: F
         )
     for row, (row_words, row_tags) in enumerate(zip(words, tags, strict=True), 1):
         _check_row(row_words, row_tags, f"{where}: row {row}")
-    kept = [i for i, row in enumerate(words) if row]
-    if not kept:
+    nonempty = [i for i, row in enumerate(words) if row]
+    if not nonempty:
         raise InputError(f"{where}: column {text!r} contains no words in any of {len(words)} rows")
     missing = missing_labels(table, label)
-    untagged = [i for i in kept if missing[i]]
+    untagged = [i for i in nonempty if missing[i]]
     check_missing([i + 1 for i in untagged], where, label, [table[label][i].as_py() for i in untagged])
-    findings.add_dropped_empty(split, len(words) - len(kept), len(words))
-    return [(_add_blanks(words[i]), tags[i]) for i in kept]
+    findings.add_dropped_empty(split, len(words) - len(nonempty), len(words))
+    return [(_add_blanks(words[i]), tags[i]) for i in nonempty]
 
 
 def _check_row(words: Sequence[str], tags: Sequence[str], where: str) -> None:
@@ -180,23 +180,23 @@ def _parse_strings(cell: object, where: str) -> list[str]:
     Raises:
         InputError: The cell looks like a list but can't be parsed, or an element is null or nested.
     """
-    found = parse_list(cell)
-    if found is None:
+    values = parse_list(cell)
+    if values is None:
         if isinstance(cell, str) and is_bracketed(cell):
             raise InputError(
                 f"{where}: expected a list in JSON or words between blanks, found {cell[:60]!r}: its brackets and "
                 "commas would become parts of words"
             )
         return [] if cell is None else str(cell).split()
-    if None in found:
-        raise InputError(f"{where}: expected words or tags, found null at position {found.index(None) + 1}")
-    nested = next((each for each in found if isinstance(each, (list, dict))), None)
+    if None in values:
+        raise InputError(f"{where}: expected words or tags, found null at position {values.index(None) + 1}")
+    nested = next((each for each in values if isinstance(each, (list, dict))), None)
     if nested is not None:
         raise InputError(
             f"{where}: expected a list of words or tags, found {str(nested)[:60]!r} in it: its written form would be "
             "taken for one"
         )
-    return [str(each) for each in found]
+    return [str(each) for each in values]
 
 
 def _find_tag_names(train: Sequence[TaggedRow], findings: Findings) -> tuple[str, ...]:
@@ -222,9 +222,9 @@ def _load_unlabelled_words(config: DataConfig, findings: Findings) -> Tagged:
     if config.unlabelled is None:
         return Tagged([])
     table = read_table(Path(config.unlabelled).expanduser())
-    found = _read_words(table, config, f"unlabelled text {config.unlabelled!r}")
-    findings.add_dropped_empty("unlabelled", len(table) - len(found), len(table))
-    return found
+    sentences = _read_words(table, config, f"unlabelled text {config.unlabelled!r}")
+    findings.add_dropped_empty("unlabelled", len(table) - len(sentences), len(table))
+    return sentences
 
 
 def load_all_words(config: DataConfig) -> Tagged:

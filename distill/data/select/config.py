@@ -98,10 +98,10 @@ class SelectConfig:
         Raises:
             InputError: None would be, or there are no more than those to be kept.
         """
-        kept = self.rows or round(self.share * rows)
-        if not 0 < kept < rows:
+        count = self.rows or round(self.share * rows)
+        if not 0 < count < rows:
             raise InputError(
                 f"data.select {self.method}: expected to keep at least 1 and fewer than {rows:,} rows of "
-                f"{self.source}, found {kept:,}"
+                f"{self.source}, found {count:,}"
             )
-        return kept
+        return count

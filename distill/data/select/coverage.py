@@ -142,8 +142,8 @@ def _take_evenly(groups: Sequence[np.ndarray], count: int, rng: np.random.Genera
     """Draws as many rows of each group, or all of one with fewer, whose share goes to the larger ones."""
     groups = sorted((group for group in groups if len(group)), key=len)
     chosen: list[np.ndarray] = []
-    for place, group in enumerate(groups):
-        share = (count - sum(map(len, chosen))) // (len(groups) - place)
+    for index, group in enumerate(groups):
+        share = (count - sum(map(len, chosen))) // (len(groups) - index)
         chosen.append(rng.permutation(group)[:share])
     return rng.permutation(np.concatenate(chosen))
 
@@ -161,6 +161,6 @@ def keep_classes(chosen: np.ndarray, classes: np.ndarray, seed: int) -> np.ndarr
     for missing in np.setdiff1d(classes, classes[chosen]).tolist():
         counts = np.bincount(classes[rows])
         crowded = int(counts.argmax())
-        place = max(place for place, row in enumerate(rows) if classes[row] == crowded)
-        rows[place] = int(rng.choice(np.flatnonzero(classes == missing)))
+        index = max(index for index, row in enumerate(rows) if classes[row] == crowded)
+        rows[index] = int(rng.choice(np.flatnonzero(classes == missing)))
     return np.array(rows)

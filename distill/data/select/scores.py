@@ -67,9 +67,9 @@ def area_under_margin(
         with the sign changed.
     """
     index = labels[None, :, None].expand(len(logits), -1, 1)
-    own = logits.gather(-1, index).squeeze(-1)
+    label_logits = logits.gather(-1, index).squeeze(-1)
     others = logits.scatter(-1, index, -torch.inf).max(-1).values
-    return (others - own).float().mean(0)
+    return (others - label_logits).float().mean(0)
 
 
 DYNAMICS = {"el2n": el2n, "forgetting": forgetting, "aum": area_under_margin}

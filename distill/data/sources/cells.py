@@ -44,10 +44,10 @@ def parse_list(cell: object) -> list[Any] | None:
     if not isinstance(cell, str) or not BRACKETS.fullmatch(cell):
         return None
     try:
-        found = parse_literal(cell)
+        value = parse_literal(cell)
     except ValueError:
         return None
-    return found if isinstance(found, list) else None
+    return value if isinstance(value, list) else None
 
 
 def is_bracketed(cell: str) -> bool:
@@ -114,12 +114,12 @@ def parse_number(cell: Any, where: str) -> float:
         InputError: The cell is not a finite number.
     """
     try:
-        found = float(cell)
+        number = float(cell)
     except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise InputError(f"{where}: expected a number, found {cell!r}: the model predicts numbers")
-    return found
+    return number
 
 
 def find_multi_hot_width(cells: Sequence[object]) -> int:

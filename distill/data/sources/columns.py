@@ -171,14 +171,14 @@ def find_column(table: pa.Table, names: tuple[str, ...]) -> str | None:
         InputError: Two columns have this name, in different cases.
     """
     for name in names:
-        found: list[str] = [column for column in table.column_names if column.lower() == name]
-        if len(found) > 1:
+        matches: list[str] = [column for column in table.column_names if column.lower() == name]
+        if len(matches) > 1:
             raise InputError(
-                f"data: expected one column {name!r}, found {' and '.join(map(repr, found))}: the name is ambiguous; "
+                f"data: expected one column {name!r}, found {' and '.join(map(repr, matches))}: the name is ambiguous; "
                 "rename one of them"
             )
-        if found:
-            return found[0]
+        if matches:
+            return matches[0]
     return None
 
 

@@ -63,9 +63,9 @@ def read_conll(file: Path) -> pa.Table:
 
 def _find_columns(lines: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
     """Returns the most common number of columns, and the set of all tags."""
-    words = [cells for cells in lines if cells and not _is_document_mark(cells)]
-    counts = Counter(map(len, words)).most_common(1)
-    return counts[0][0] if counts else 0, {cells[-1] for cells in words}
+    rows = [cells for cells in lines if cells and not _is_document_mark(cells)]
+    counts = Counter(map(len, rows)).most_common(1)
+    return counts[0][0] if counts else 0, {cells[-1] for cells in rows}
 
 
 def _split_cells(line: str, separator: re.Pattern[str]) -> list[str]:

@@ -19,12 +19,12 @@ def mark_unquoted(table: pa.Table, read_nulls: Callable[[list[str], list[str]], 
         read_nulls: Called with names of columns and with words; reads these columns again, with null for each of the
             words that is not quoted.
     """
-    words = [before + word + after for word in MISSING for before in ("", " ") for after in ("", " ")]
+    null_texts = [before + word + after for word in MISSING for before in ("", " ") for after in ("", " ")]
     unique = [name for name in table.column_names if table.column_names.count(name) == 1]
-    suspects = [name for name in unique if pa.compute.any(pa.compute.is_in(table[name], pa.array(words))).as_py()]
+    suspects = [name for name in unique if pa.compute.any(pa.compute.is_in(table[name], pa.array(null_texts))).as_py()]
     if not suspects:
         return table
-    with_nulls = read_nulls(suspects, words)
+    with_nulls = read_nulls(suspects, null_texts)
     marks = {name: {_MARK: np.packbits(with_nulls[name].is_null().to_numpy()).tobytes()} for name in suspects}
     fields = [field.with_metadata((field.metadata or {}) | marks.get(field.name, {})) for field in table.schema]
     return pa.Table.from_arrays(table.columns, schema=pa.schema(fields, table.schema.metadata))

@@ -79,14 +79,14 @@ def _find_separator_of_file(file: Path) -> str:
 def _iterate_parts(file: Path, separator: str, rows: int) -> Iterator[tuple[bytes, int]]:
     """Yields the header, then the bytes of at most `rows` rows and their number."""
     part: list[str] = []
-    count, most = 0, 1
+    count, limit = 0, 1
     with open_bytes(file) as stream:
         for row in _iterate_rows(file, stream, separator, part):
             count += bool(row)
-            if count == most:
+            if count == limit:
                 yield _encode(part), count
                 part.clear()
-                count, most = 0, rows
+                count, limit = 0, rows
     if count:
         yield _encode(part), count
 
@@ -169,8 +169,8 @@ def _parse_table(file: Path, content: bytes, separator: str, skipped: int = 0) -
     nulls = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}
     table = mark_unquoted(
         table,
-        lambda columns, words: read(
-            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, null_values=words, **nulls
+        lambda columns, null_texts: read(
+            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, null_values=null_texts, **nulls
         ),
     )
     used = [i for i, name in enumerate(table.column_names) if name.strip() or any(table.column(i).to_pylist())]

@@ -94,12 +94,12 @@ class StoredTexts(Sequence[str]):
                 break
         return TextColumn(pa.chunked_array(parts)).take(places)
 
-    def separate(self, held: np.ndarray) -> tuple["StoredTexts", "StoredTexts"]:
-        """Returns (the other texts, those of the rows `held`), each in order; bool [texts]."""
-        own = np.ones(len(held), bool) if self.chosen is None else self.chosen
-        kept, taken = own.copy(), own.copy()
-        kept[own], taken[own] = ~held, held
-        return replace(self, chosen=kept), replace(self, chosen=taken)
+    def separate(self, held_out: np.ndarray) -> tuple["StoredTexts", "StoredTexts"]:
+        """Returns (the other texts, those of the rows `held_out`), each in order; bool [texts]."""
+        chosen = np.ones(len(held_out), bool) if self.chosen is None else self.chosen
+        remaining, taken = chosen.copy(), chosen.copy()
+        remaining[chosen], taken[chosen] = ~held_out, held_out
+        return replace(self, chosen=remaining), replace(self, chosen=taken)
 
 
 def _write_arrays(file: Path, arrays: Iterable[pa.Array]) -> None:

@@ -57,24 +57,24 @@ def find_split_files(folder: Path) -> dict[str, Path]:
     Raises:
         InputError: There is no train file, a split has two files, or a folder has the name of a split's file.
     """
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for extension in TABLE_READERS:
         for file in sorted(folder.iterdir()):
             split = find_split_name(file)
             if split and find_format(file) == extension:
                 if file.is_dir():
                     raise InputError(f"data {str(file)!r}: expected a file, found a folder: nothing would be read")
-                found.setdefault(split, []).append(file)
-    for split, files in found.items():
+                by_split.setdefault(split, []).append(file)
+    for split, files in by_split.items():
         check_single(split, files)
-    if "train" not in found:
+    if "train" not in by_split:
         names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise InputError(
             f"data {str(folder)!r}: expected a train file "
             f"({', '.join('train' + s for s in TABLE_READERS)}, each also with "
             f"{COMPRESSED}), found {names}: there would be nothing to train on"
         )
-    return {split: files[0] for split, files in found.items()}
+    return {split: files[0] for split, files in by_split.items()}
 
 
 def check_single(split: str, files: list[Path]) -> None:

@@ -114,13 +114,13 @@ def stream_texts(
     if large is None:
         yield from read_texts(path, column, split=split, subset=subset)
         return
-    where, count, found = f"data {path!r}, {split}", 0, False
+    where, count, has_text = f"data {path!r}, {split}", 0, False
     for text in large.iterate(column, where):
         count += 1
         if text.strip():
-            found = True
+            has_text = True
             yield text
-    if not found:
+    if not has_text:
         raise InputError(f"{where}: expected text, found none in {count} documents: no token would be left")
 
 

@@ -36,20 +36,20 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
             "data: no path is set: there would be nothing to read; name a file, a folder or a hub data set"
         )
     files = find_text_files(path)
-    found = files or read_splits(path, subset)
-    if split not in found:
-        raise InputError(f"data {path!r}: expected a split {split!r}, found {', '.join(found)}: nothing would be read")
+    splits = files or read_splits(path, subset)
+    if split not in splits:
+        raise InputError(f"data {path!r}: expected a split {split!r}, found {', '.join(splits)}: nothing would be read")
     where = f"data {path!r}, {split}"
     if not files:
-        texts = _read_column(found[split], column, where)
+        texts = _read_column(splits[split], column, where)
     elif column is None:
         texts = [read_utf8(file) for file in files[split]]
     else:
         raise InputError(f"{where}: expected a table with a column {column!r}, found txt files, which have no columns")
-    kept = [text for text in texts if text.strip()]
-    if not kept:
+    documents = [text for text in texts if text.strip()]
+    if not documents:
         raise InputError(f"{where}: expected text, found none in {len(texts)} documents: no token would be left")
-    return kept
+    return documents
 
 
 def split_names(path: str, subset: str | None = None) -> tuple[str, ...]:
@@ -100,8 +100,8 @@ def _group_by_split(folder: Path) -> dict[str, list[Path]]:
         split = find_split_name(Path(file.relative_to(folder).parts[0]))
         (splits.setdefault(split, []) if split else others).append(file)
     if not others:
-        for split, found in splits.items():
-            check_single(split, [file for file in found if file.parent == folder])
+        for split, split_files in splits.items():
+            check_single(split, [file for file in split_files if file.parent == folder])
         return splits
     if "train" in splits:
         raise InputError(

@@ -69,9 +69,9 @@ class Splits:
 def take_rows(part: Any, rows: np.ndarray) -> Any:
     """Returns some rows of a split, in the order of `rows`; of text in a file in its own order, without reading it."""
     if isinstance(part.texts, StoredTexts):
-        kept = np.zeros(len(part), bool)
-        kept[rows] = True
-        return replace(part, texts=part.texts.separate(kept)[1])
+        selected = np.zeros(len(part), bool)
+        selected[rows] = True
+        return replace(part, texts=part.texts.separate(selected)[1])
     if isinstance(part, Examples):
         return part.take(rows)
     return type(part).from_table(part.table().take(pa.array(rows)))

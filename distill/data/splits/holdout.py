@@ -39,8 +39,8 @@ def hold_out_missing(
 
 def split_at_random(rows: list[_Part], fraction: float, seed: int, what: str) -> tuple[list[_Part], list[_Part]]:
     """Splits rows at random, without strata, into (kept, held), each in the original order; see `draw_held_out`."""
-    held = draw_held_out(len(rows), fraction, seed, what)
-    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+    held_out = draw_held_out(len(rows), fraction, seed, what)
+    return [row for i, row in enumerate(rows) if i not in held_out], [rows[i] for i in sorted(held_out)]
 
 
 def draw_held_out(count: int, fraction: float, seed: int, what: str) -> set[int]:
@@ -49,12 +49,12 @@ def draw_held_out(count: int, fraction: float, seed: int, what: str) -> set[int]
     Raises:
         InputError: No item would be left.
     """
-    held = max(1, round(count * fraction))
-    if held >= count:
+    size = max(1, round(count * fraction))
+    if size >= count:
         raise InputError(
             f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to evaluate on"
         )
-    return set(np.random.default_rng(seed).permutation(count)[:held].tolist())
+    return set(np.random.default_rng(seed).permutation(count)[:size].tolist())
 
 
 def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
@@ -64,21 +64,21 @@ def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[in
         InputError: No class has a second row.
     """
     rng = np.random.default_rng(seed)
-    held: list[int] = []
+    held_out: list[int] = []
     by_label: dict[str, list[int]] = {}
     for row, name in enumerate(labels):
         by_label.setdefault(name, []).append(row)
     for name in sorted(by_label):
         rows = by_label[name]
         count = min(max(1, round(len(rows) * fraction)), len(rows) - 1)
-        held += [rows[i] for i in rng.permutation(len(rows))[:count]]
-    chosen = set(held)
-    if not held:
+        held_out += [rows[i] for i in rng.permutation(len(rows))[:count]]
+    chosen = set(held_out)
+    if not held_out:
         raise InputError(
             f"data: expected a class of at least two rows to hold some out, found {len(labels)} rows left in train, "
             "each of its own class: there would be nothing to evaluate on"
         )
-    return [row for row in range(len(labels)) if row not in chosen], sorted(held)
+    return [row for row in range(len(labels)) if row not in chosen], sorted(held_out)
 
 
 def check_strata(strata: Sequence[str], missing: Sequence[str]) -> None:

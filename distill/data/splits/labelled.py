@@ -105,12 +105,12 @@ def load_all_texts(config: DataConfig) -> Examples:
         InputError: There is no text column, or no text in it.
     """
     where = f"data {config.path!r}, train"
-    found = _read_texts(read_splits(config.path, config.subset)["train"], config, where)
-    if not len(found):
+    texts = _read_texts(read_splits(config.path, config.subset)["train"], config, where)
+    if not len(texts):
         raise InputError(f"{where}: expected text, found none in any row")
     more = _load_unlabelled(config, Findings())
-    _check_pairs({"train": found, "unlabelled": more} if len(more) else {})
-    return found.join(more)
+    _check_pairs({"train": texts, "unlabelled": more} if len(more) else {})
+    return texts.join(more)
 
 
 def find_missing_splits(parts: Mapping[str, object]) -> list[str]:
@@ -124,9 +124,9 @@ def hold_out_by_stratum(
     """Returns a function that holds out the same share of each stratum."""
 
     def cut(train: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows, str]:
-        kept, held = hold_out(strata(train), fraction, seed)
-        description = f"{len(held)} rows held out of train, stratified, seed {seed}"
-        return train.take(kept), train.take(held), description
+        remaining, held_out = hold_out(strata(train), fraction, seed)
+        description = f"{len(held_out)} rows held out of train, stratified, seed {seed}"
+        return train.take(remaining), train.take(held_out), description
 
     return cut
 
@@ -215,9 +215,9 @@ def _load_unlabelled(config: DataConfig, findings: Findings) -> Examples:
     if config.unlabelled is None:
         return Examples([], None)
     table = read_table(Path(config.unlabelled).expanduser())
-    found = _read_texts(table, config, f"unlabelled text {config.unlabelled!r}")
-    findings.add_dropped_empty("unlabelled", len(table) - len(found), len(table))
-    return found
+    texts = _read_texts(table, config, f"unlabelled text {config.unlabelled!r}")
+    findings.add_dropped_empty("unlabelled", len(table) - len(texts), len(table))
+    return texts
 
 
 def _read_texts(table: pa.Table, config: DataConfig, where: str) -> Examples:
@@ -225,5 +225,5 @@ def _read_texts(table: pa.Table, config: DataConfig, where: str) -> Examples:
     columns = find_columns(table, config, where, labelled=False)
     texts = read_strings(table, columns.text)
     pairs = read_strings(table, columns.text_pair) if columns.text_pair else None
-    kept = np.flatnonzero(find_full_rows(texts, pairs))
-    return Examples(select_texts(texts, kept), select_texts(pairs, kept) if pairs is not None else None)
+    nonempty = np.flatnonzero(find_full_rows(texts, pairs))
+    return Examples(select_texts(texts, nonempty), select_texts(pairs, nonempty) if pairs is not None else None)

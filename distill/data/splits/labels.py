@@ -48,21 +48,21 @@ def has_labels(table: pa.Table, column: str, known: Collection[str] = ()) -> boo
     return any(cell in known or not UNLABELLED.fullmatch(cell) for cell in cells)
 
 
-def check_missing(rows: Sequence[int], where: str, column: str, found: Sequence[object]) -> None:
+def check_missing(rows: Sequence[int], where: str, column: str, cells: Sequence[object]) -> None:
     """Checks that no rows lack a label.
 
     Args:
         rows: Numbers of the rows without a label, from 1.
         where: Description of the table, for the message.
         column: Name of the label column.
-        found: Contents of these rows' label cells.
+        cells: Contents of these rows' label cells.
 
     Raises:
         InputError: There are rows without a label.
     """
     if not rows:
         return
-    words = sorted({str(cell) for cell in found if isinstance(cell, str) and cell.strip()})
+    words = sorted({str(cell) for cell in cells if isinstance(cell, str) and cell.strip()})
     hint = "put unlabelled text in a file of its own and pass it with --data.unlabelled"
     if words:
         hint += f'; if {words[0]!r} is the name of a class, write it in quotes: "{words[0]}"'
@@ -184,7 +184,7 @@ def find_known_rows(
     """
     rows = [list(each) for each in labels]
     extra = Counter(name for row in rows for name in row if name not in known)
-    kept = [i for i, row in enumerate(rows) if all(name in known for name in row)]
+    known_rows = [i for i, row in enumerate(rows) if all(name in known for name in row)]
     listed = ", ".join(
         f"{name!r} ({count:,} {where}{_describe_similar(name, known)})" for name, count in extra.most_common(5)
     )
@@ -193,16 +193,16 @@ def find_known_rows(
             f"data: {split} has {what} that train lacks: {listed}; no model could ever predict them; "
             "--data.unknown_labels drop leaves these rows out"
         )
-    if not kept:
+    if not known_rows:
         raise InputError(
             f"data: {split}: expected rows with {what} of train, found none: {listed}; there would be nothing to "
             "evaluate on"
         )
     if config.unknown_labels == "drop":
-        dropped = len(rows) - len(kept)
+        dropped = len(rows) - len(known_rows)
         remark = f"{split}: {dropped:,} of {len(rows):,} rows were left out, for train lacks their {what}: {listed}"
         findings.add(f"{split}_dropped_unknown_labels", dropped, remark)
-    return kept
+    return known_rows
 
 
 def _describe_similar(name: str, known: Collection[str]) -> str:

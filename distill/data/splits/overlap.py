@@ -73,8 +73,8 @@ def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "te
     keys = {name: compute_text_keys(part.texts, part.pairs) for name, part in parts.items() if name != "train"}
     in_train = {name: np.zeros(len(each), bool) for name, each in keys.items()}
     for block in iterate_text_keys(parts["train"]):  # the keys of all training texts may not fit into memory
-        for name, own in keys.items():
-            in_train[name] |= are_in(own, block)
+        for name, split_keys in keys.items():
+            in_train[name] |= are_in(split_keys, block)
     for split, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
         count = int((in_train[split] if other == "train" else are_in(keys[split], keys[other])).sum())
         remark = f"{split}: {count:,} of {len(keys[split]):,} {what} also occur in {other}, and stay in both"
@@ -90,5 +90,5 @@ def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "te
     count = int(in_train["unlabelled"].sum())
     remark = f"unlabelled: {count:,} of {len(unlabelled):,} {what} also occur in train, and stay in both"
     findings.add("unlabelled_texts_also_in_train", count, remark)
-    kept: list[int] = np.flatnonzero(~(shared["test"] | shared["validation"])).tolist()
-    return kept
+    remaining: list[int] = np.flatnonzero(~(shared["test"] | shared["validation"])).tolist()
+    return remaining

@@ -64,20 +64,20 @@ def read_raw_rows(
     pairs = read_strings(table, columns.text_pair) if columns.text_pair else None
     assert columns.label is not None
     full = find_full_rows(texts, pairs)
-    kept = np.flatnonzero(full)
-    findings.add_dropped_empty(split, len(texts) - len(kept), len(texts))
+    nonempty = np.flatnonzero(full)
+    findings.add_dropped_empty(split, len(texts) - len(nonempty), len(texts))
     cells, missing = table[columns.label], missing_labels(table, columns.label)
     without_label = {i: cells[i].as_py() for i in np.flatnonzero(full & missing).tolist()}
     refused = {i: cell for i, cell in without_label.items() if not (allow_unlabelled and _is_empty(cell))}
     check_missing([i + 1 for i in refused], where, columns.label, [*refused.values()])
-    if not len(kept):
+    if not len(nonempty):
         raise InputError(f"{where}: column {columns.text!r} contains no text in any of {len(texts)} rows")
     unread: list[Any] = [None] * len(texts)
-    rows = LabelledRows(texts, pairs, unread, np.arange(1, len(texts) + 1)).take(kept)
+    rows = LabelledRows(texts, pairs, unread, np.arange(1, len(texts) + 1)).take(nonempty)
     _check_texts(rows.texts, rows.pairs or [], split, columns.text, findings)
     if parse is None:
         names = _read_cells_as_text(table, columns.label)
-        return replace(rows, labels=[names[i] for i in kept])
+        return replace(rows, labels=[names[i] for i in nonempty])
     parsed = (
         parse(cell, f"{where}, row {i + 1}, column {columns.label!r}")
         for i, (cell, is_full) in enumerate(zip(iterate_cells(cells), full, strict=True))
@@ -93,8 +93,8 @@ def find_full_rows(texts: Sequence[str], pairs: Sequence[str] | None) -> np.ndar
         each.find_nonempty() if isinstance(each, TextColumn) else np.fromiter(map(bool, each), bool, len(each))
         for each in columns
     )
-    found: np.ndarray = np.logical_and.reduce([*full])
-    return found
+    is_full: np.ndarray = np.logical_and.reduce([*full])
+    return is_full
 
 
 def read_strings(table: pa.Table, column: str) -> Sequence[str]:

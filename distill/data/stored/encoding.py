@@ -70,8 +70,11 @@ def is_stock(tokenizer: PreTrainedTokenizerBase) -> bool:
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return False
-    own = type(tokenizer)
-    if own._encode_plus is not PreTrainedTokenizerFast._encode_plus or own.__call__ is not _CALL:
+    tokenizer_class = type(tokenizer)
+    if (
+        tokenizer_class._encode_plus is not PreTrainedTokenizerFast._encode_plus
+        or tokenizer_class.__call__ is not _CALL
+    ):
         return False
     try:
         tokenizer.backend_tokenizer.to_str()
@@ -97,15 +100,15 @@ class TokenizerProcesses:
     def __enter__(self) -> "TokenizerProcesses":
         """Starts the processes."""
         for _ in range(self.count):
-            own, other = Pipe()
+            connection, other = Pipe()
             # -P: the script's folder isn't searched for modules.
             command = [sys.executable, "-P", str(Path(worker.__file__)), str(other.fileno())]
             environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
             self.started.append(subprocess.Popen(command, env=environment, pass_fds=[other.fileno()]))  # noqa: S603
             other.close()
-            self.connections.append(own)
-            own.send((self.rules, self.split_special_tokens))
-            self.idle.put(own)
+            self.connections.append(connection)
+            connection.send((self.rules, self.split_special_tokens))
+            self.idle.put(connection)
         return self
 
     def encode(self, texts: Sequence[str]) -> Encoding:
@@ -117,14 +120,14 @@ class TokenizerProcesses:
         connection = self.idle.get()
         try:
             connection.send(texts)
-            answer = connection.recv()
+            reply = connection.recv()
         except (EOFError, OSError) as error:
             raise RuntimeError("tokenization: a process ended before its answer, perhaps for lack of memory") from error
         finally:
             self.idle.put(connection)
-        if isinstance(answer, str):
-            raise RuntimeError(f"tokenization: {answer}")
-        ids, lengths = answer
+        if isinstance(reply, str):
+            raise RuntimeError(f"tokenization: {reply}")
+        ids, lengths = reply
         return ids, lengths
 
     def __exit__(

@@ -33,12 +33,12 @@ class TextOrder:
 
     def read(self, tokens: StoredTokens, start: int, stop: int) -> np.ndarray:
         """Returns the ids of the stream from `start` up to `stop`, int64."""
-        place, parts = int(np.searchsorted(self.ends, start, side="right")), []
+        index, parts = int(np.searchsorted(self.ends, start, side="right")), []
         while start < stop:
-            until, end = min(stop, int(self.ends[place])), int(tokens.ends[self.texts[place]])
-            last = end - (int(self.ends[place]) - until)
+            until, end = min(stop, int(self.ends[index])), int(tokens.ends[self.texts[index]])
+            last = end - (int(self.ends[index]) - until)
             parts.append(tokens.read(last - (until - start), last))
-            start, place = until, place + 1
+            start, index = until, index + 1
         return np.concatenate(parts)
 
 

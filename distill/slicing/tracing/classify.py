@@ -51,7 +51,7 @@ class AxisClassifier:
         axes = [self.build_axis("hidden", None, [label], slots) for label in streams]
         local = self.group_local(slots, streams)
         joined = self.join_networks(local, slots)
-        for layer, kind in sorted(local, key=lambda place: (place[0], place[1] != "heads")):
+        for layer, kind in sorted(local, key=lambda key: (key[0], key[1] != "heads")):
             if len(local[layer, kind]) == 1:
                 axes.append(self.build_axis(kind, layer, local[layer, kind], slots))
         if len(self.rows) == 1 and all(map(self.is_free, self.rows)):

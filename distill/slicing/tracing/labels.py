@@ -33,11 +33,11 @@ class Labels:
 
     def resolve(self, dimension: Iterable[int]) -> Dimension:
         """Returns the labels that the dimension currently consists of."""
-        found: list[int] = []
+        resolved: list[int] = []
         for label in dimension:
             became = self.all[label].became
-            found += became if became == (label,) else self.resolve(became)
-        return tuple(found)
+            resolved += became if became == (label,) else self.resolve(became)
+        return tuple(resolved)
 
     def labels(self, dimension: Iterable[int]) -> list[Label]:
         """Returns the labels of a dimension, with unified ones resolved."""

@@ -94,12 +94,12 @@ class LabelPropagator(Reshaping):
         An example is a table of relative positions, of which a slice or the norm is the input of a layer.
         """
         results = self.values[node]
-        kept = {
+        propagated = {
             each.weight[0] for each in (results if isinstance(results, list) else [results]) if each and each.weight
         }
         for argument in node.all_input_nodes:
             value = self.values.get(argument)
-            if isinstance(value, LabelledTensor) and value.weight and value.weight[0] not in recorded | kept:
+            if isinstance(value, LabelledTensor) and value.weight and value.weight[0] not in recorded | propagated:
                 for d in range(len(value.dimensions)):
                     self.record_use(value, d, node, "out")
 

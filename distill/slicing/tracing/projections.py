@@ -69,14 +69,14 @@ class ProjectionFinder:
         self.labels, self.values, self.parameters = labels, values, parameters
         self.origins: dict[Node, Origin | list[Origin]] = {}
         self.parts: dict[ActivationOrigin, ProjectionRole] = {}
-        self.found: dict[AttentionProjection, None] = {}  # in the order of the graph, each once
+        self.projections: dict[AttentionProjection, None] = {}  # in the order of the graph, each once
 
     def find(self, graph: torch.fx.Graph) -> tuple[AttentionProjection, ...]:
         """Returns the projections of all attentions in the graph."""
         for node in graph.nodes:
             if node.op == "call_function" and (node.target is getitem or is_tensors(node.meta.get("val"))):
                 self.origins[node] = self.trace_origin(node)
-        return tuple(self.found)
+        return tuple(self.projections)
 
     def trace_origin(self, node: Node) -> Origin | list[Origin]:
         """Returns the origin of a node's result, or of each of its results."""
@@ -151,7 +151,7 @@ class ProjectionFinder:
         """Records the part of an attention that the rows are."""
         self.parts.setdefault(rows, part)
         for name, dim in rows.places:
-            self.found[AttentionProjection(name, dim, rows.start, rows.size, part)] = None
+            self.projections[AttentionProjection(name, dim, rows.start, rows.size, part)] = None
 
     def trace_parts(self, node: Node, name: str) -> list[Origin]:
         """Returns the origin of each part of a split."""
@@ -176,8 +176,8 @@ class ProjectionFinder:
         if whole == size or not isinstance(origin, ActivationOrigin) or not isinstance(value, LabelledTensor):
             return origin
         name, dim = origin.places[0]
-        own = set(self.labels.resolve(self.parameters[name][dim]))
-        with_rows = [i for i, each in enumerate(value.dimensions) if own & set(self.labels.resolve(each))]
+        row_labels = set(self.labels.resolve(self.parameters[name][dim]))
+        with_rows = [i for i, each in enumerate(value.dimensions) if row_labels & set(self.labels.resolve(each))]
         if d not in with_rows:
             return origin  # positions of the batch or of its texts
         if with_rows[0] != d or origin.size % whole:

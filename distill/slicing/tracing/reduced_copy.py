@@ -35,14 +35,14 @@ def build_reduced_copy(model: PreTrainedModel, stack: str) -> ReducedCopy:
     """
     kinds = list_kinds(model, stack)
     seen: Counter[Hashable] = Counter()
-    kept: dict[Hashable, list[list[int]]] = {}
+    by_kind: dict[Hashable, list[list[int]]] = {}
     for number, kind in enumerate(kinds):
         seen[kind] += 1
         if seen[kind] <= EQUAL:
-            kept.setdefault(kind, []).append([number])
+            by_kind.setdefault(kind, []).append([number])
         else:
-            kept[kind][-1].append(number)
-    groups = sorted(group for several in kept.values() for group in several)
+            by_kind[kind][-1].append(number)
+    groups = sorted(group for several in by_kind.values() for group in several)
     reduced = copy_without_storage(model)
     select_layer_settings(reduced.config, [group[0] for group in groups])
     drop_layers(reduced, stack, [group[0] for group in groups])
@@ -55,7 +55,7 @@ def list_kinds(model: PreTrainedModel, stack: str) -> Sequence[Hashable]:
     lists = [value for name, value in vars(config).items() if "layer" in name and isinstance(value, list)]
     lists = [entries for entries in lists if len(entries) == len(layers)]
     weights = [tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers]
-    return [(own, *(repr(entries[i]) for entries in lists)) for i, own in enumerate(weights)]
+    return [(layer_weights, *(repr(entries[i]) for entries in lists)) for i, layer_weights in enumerate(weights)]
 
 
 def copy_without_storage(model: PreTrainedModel) -> PreTrainedModel:

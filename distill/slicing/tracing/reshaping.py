@@ -139,11 +139,11 @@ class Reshaping:
     def on_index(self, node: Node) -> LabelledTensor:
         """Blocks the dimensions of which positions are selected."""
         value = self.read_value(node.args[0])
-        places = [self.read_value(place) for place in get_argument(node, 1, ())]
+        indices = [self.read_value(argument) for argument in get_argument(node, 1, ())]
         why = "some of its positions are selected"
-        for dimension in value.dimensions[: len(places)]:
+        for dimension in value.dimensions[: len(indices)]:
             self.labels.block(dimension, why)
-        rest = value.dimensions[len(places) :]
+        rest = value.dimensions[len(indices) :]
         sizes = read_node_shape(node)[: len(read_node_shape(node)) - len(rest)]
         return LabelledTensor((*(self.labels.dimension(size, why) for size in sizes), *rest))
 

@@ -45,8 +45,8 @@ class Traced:
             return tuple(axis for each in axes if (axis := rename_axis(each, stack, layers)) is not None)
 
         left_out = {
-            f"{new}[{place}": reason
-            for (name, _, place), reason in ((key.rpartition("["), why) for key, why in self.left_out.items())
+            f"{new}[{suffix}": reason
+            for (name, _, suffix), reason in ((key.rpartition("["), why) for key, why in self.left_out.items())
             if (new := rename_layer(name, stack, layers)) is not None
         }
         projections = tuple(
@@ -198,11 +198,11 @@ def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, red
 
     def list_layer_names(name: str) -> dict[int, str]:
         """Returns layer -> name of the parameters that a layer of the copy represents; outside layers itself at -1."""
-        own = find_layer(name, stack)
-        if own is None:
+        copy_layer = find_layer(name, stack)
+        if copy_layer is None:
             return {-1: name}
-        rest = name.removeprefix(f"{stack}.{own}.")
-        return {layer: f"{stack}.{layer}.{rest}" for layer in reduced.layers[own]}
+        rest = name.removeprefix(f"{stack}.{copy_layer}.")
+        return {layer: f"{stack}.{layer}.{rest}" for layer in reduced.layers[copy_layer]}
 
     def spread(slots: Sequence[Slot]) -> tuple[Slot, ...]:
         copies = [replace(slot, parameter=name) for slot in slots for name in list_layer_names(slot.parameter).values()]
@@ -227,8 +227,8 @@ def expand_to_all_layers(traced: Traced, model: PreTrainedModel, stack: str, red
         return tuple(sorted(copies, key=lambda axis: (places.get(axis.kind, axis.layer or 0), axis.kind == "ffn")))
 
     left_out = {
-        f"{copied}[{place}": reason
-        for name, _, place, reason in ((*each.rpartition("["), why) for each, why in traced.left_out.items())
+        f"{copied}[{suffix}": reason
+        for name, _, suffix, reason in ((*each.rpartition("["), why) for each, why in traced.left_out.items())
         for copied in list_layer_names(name).values()
     }
     projections = tuple(

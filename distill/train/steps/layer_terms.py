@@ -202,8 +202,8 @@ def build_layer_terms(
     return LayerTerms(loss, sizes, LayerSizes(*teacher_sizes) if teacher_sizes else sizes)
 
 
-def _check_layers(name: str, layers: Sequence[int], found: Mapping[int, object] | Sequence[object]) -> None:
-    available = found if isinstance(found, Mapping) else range(len(found))
+def _check_layers(name: str, layers: Sequence[int], values: Mapping[int, object] | Sequence[object]) -> None:
+    available = values if isinstance(values, Mapping) else range(len(values))
     for layer in layers:
         if layer not in available:
             raise InputError(

@@ -66,16 +66,16 @@ class MicroBatches:
         while True:
             for parameter in trained:
                 parameter.grad = None
-            found = self._try(batch, compute, backward, divide)
-            if not isinstance(found, str):
+            result = self._try(batch, compute, backward, divide)
+            if not isinstance(result, str):
                 break
             gc.collect()  # tensors in cycles of the failed pass
-            self._halve(batch, found)
+            self._halve(batch, result)
             report(self.parts)
         for parameter, gradient in zip(trained, earlier, strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        return found
+        return result
 
     def _try(
         self,
@@ -88,10 +88,10 @@ class MicroBatches:
         total, terms = None, Terms()
         try:
             for part in chain.from_iterable(map(divide, split_batch(batch, self.parts))):
-                loss, own = compute(part)
+                loss, part_terms = compute(part)
                 backward(loss)
                 total = loss.detach() if total is None else total + loss.detach()
-                terms = {name: value.detach() + terms.get(name, 0.0) for name, value in own.items()}
+                terms = {name: value.detach() + terms.get(name, 0.0) for name, value in part_terms.items()}
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

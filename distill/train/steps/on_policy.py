@@ -139,10 +139,12 @@ def _recompute_shares(shares: Mapping[str, float], generated: Batch, mean: _Mean
 
     See `distill.data.batches.share.shard_batch`; the shares of a process that only takes part in collectives stay 0.
     """
-    own = {name: count if shares["tokens"] else 0 for name, count in loss_counts(generated).items()}
-    counts = torch.tensor(list(own.values()), dtype=torch.float32, device=generated["input_ids"].device)
+    local_counts = {name: count if shares["tokens"] else 0 for name, count in loss_counts(generated).items()}
+    counts = torch.tensor(list(local_counts.values()), dtype=torch.float32, device=generated["input_ids"].device)
     means = mean(counts).tolist()
-    return {name: count / each if each else 0.0 for (name, count), each in zip(own.items(), means, strict=True)}
+    return {
+        name: count / each if each else 0.0 for (name, count), each in zip(local_counts.items(), means, strict=True)
+    }
 
 
 def _synchronize_and_time(device: torch.device) -> float:

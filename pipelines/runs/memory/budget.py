@@ -43,8 +43,8 @@ def _list_free_memory() -> Iterator[int]:
     machine = read_kernel_sizes("/proc/meminfo").get("MemAvailable")
     yield machine or torch.iinfo(torch.int64).max
     for limit, used in _CGROUP:
-        if Path(limit).exists() and Path(used).exists() and (most := Path(limit).read_text().strip()).isdigit():
-            yield int(most) - int(Path(used).read_text())
+        if Path(limit).exists() and Path(used).exists() and (maximum := Path(limit).read_text().strip()).isdigit():
+            yield int(maximum) - int(Path(used).read_text())
     most_mapped, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most_mapped != resource.RLIM_INFINITY:
         yield most_mapped - read_kernel_sizes().get("VmSize", 0)

@@ -168,25 +168,25 @@ class MemoryPlanner:
         that trains the same weights fits.
         """
         while True:
-            held = self.held
+            before = self.held
             plans = self._list_plans()
-            if self.held <= held + _GROWTH:
+            if self.held <= before + _GROWTH:
                 return plans
 
     def _list_plans(self) -> list[MemoryPlan]:
         """Returns the plans for the memory that the process held so far; measurements may raise it."""
-        own, plans = self.train.optimizer, list[MemoryPlan]()
+        train_optimizer, plans = self.train.optimizer, list[MemoryPlan]()
         for mode in self.list_modes():
-            plans.append(self.plan_mode(mode, self.train.offload, own))
+            plans.append(self.plan_mode(mode, self.train.offload, train_optimizer))
             if plans[0].parts == 1 and plans[0].seconds:
                 return plans
         if not _any_fits(plans) and self.may_offload:
-            plans += [self.plan_mode(mode, "activations", own) for mode in self.list_modes()]
+            plans += [self.plan_mode(mode, "activations", train_optimizer) for mode in self.list_modes()]
         for optimizer in LOW_BIT_STATES:
             if _any_fits(plans) or not self.may_reduce_states:
                 break
-            ways = [(plan.checkpointing, plan.offload) for plan in plans if plan.optimizer == own]
-            plans += [self.plan_mode(*way, optimizer) for way in ways]
+            pairs = [(plan.checkpointing, plan.offload) for plan in plans if plan.optimizer == train_optimizer]
+            plans += [self.plan_mode(*pair, optimizer) for pair in pairs]
         return plans
 
     @property

@@ -110,8 +110,8 @@ def measure_call(call: Callable[[], object], device: torch.device) -> CallCost:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds, after = time.perf_counter() - start, read_held_memory(device)
-    most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else read_peak_memory()
-    return CallCost(most - before, after - before, seconds)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else read_peak_memory()
+    return CallCost(peak - before, after - before, seconds)
 
 
 class LongestRows:

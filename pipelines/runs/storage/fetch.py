@@ -23,22 +23,22 @@ def fetch(url: str, setting: str) -> Path:
         InputError: There is nothing at the URL, or it can't be read.
     """
     remote = RemoteFolder(url, setting)
-    place = find_cache() / COPIES / hashlib.sha256(remote.url.encode()).hexdigest()[:16]
-    place.mkdir(parents=True, exist_ok=True)
+    folder = find_cache() / COPIES / hashlib.sha256(remote.url.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
     name = PurePosixPath(remote.url).name
-    with lock_place(place):
-        found = remote.list()
-        if not found:
+    with lock_place(folder):
+        objects = remote.list()
+        if not objects:
             raise InputError(f"{setting} {url!r}: expected a folder or a file, found nothing there")
-        known = read_known(place / RECORD)
-        copy = place / name
-        for path, stored in found.items():
+        known = read_known(folder / RECORD)
+        copy = folder / name
+        for path, stored in objects.items():
             file = copy / path if path else copy
             if known.get(path) != stored or not file.exists():
                 remote.download(path, file)
-        for path in known.keys() - found.keys():
+        for path in known.keys() - objects.keys():
             (copy / path).unlink(missing_ok=True)
-        write_json(place / RECORD, {path: list(stored) for path, stored in found.items()})
+        write_json(folder / RECORD, {path: list(stored) for path, stored in objects.items()})
     return copy
 
 
@@ -51,8 +51,8 @@ def read_known(record: Path) -> dict[str, Stored]:
 
 
 @contextmanager
-def lock_place(place: Path) -> Iterator[None]:
+def lock_place(folder: Path) -> Iterator[None]:
     """Lets one process of this machine at a time into the block."""
-    with (place / ".lock").open("w") as lock:
+    with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

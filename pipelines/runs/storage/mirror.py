@@ -56,8 +56,8 @@ class Mirror:
 
     def __init__(self, url: str, console: Console, suffix: str = ""):
         self.remote, self.console = RemoteFolder(url, "output"), console
-        place = find_cache() / MIRRORS / f"{hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]}{suffix}"
-        self.folder, self.state = place / self.remote.url.rpartition("/")[2], place / STATE
+        root = find_cache() / MIRRORS / f"{hashlib.sha256(self.remote.url.encode()).hexdigest()[:16]}{suffix}"
+        self.folder, self.state = root / self.remote.url.rpartition("/")[2], root / STATE
         self.serial, self.entries = "", dict[str, Entry]()  # of the index that the folder is in step with
         self.seen: dict[str, tuple[int, int]] = {}  # size and time of change of the files when they were hashed
         self.hashes: dict[str, str] = {}
@@ -72,14 +72,14 @@ class Mirror:
         Raises:
             InputError: An object is missing or has another content than the index says; or the store can't be written.
         """
-        found = self.remote.read(INDEX)
-        if found is None:
+        index = self.remote.read(INDEX)
+        if index is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             if writes:
                 self._write_index({})
                 self._record_state()
             return
-        self.serial, self.entries = self._parse_index(found)
+        self.serial, self.entries = self._parse_index(index)
         known = json.loads(self.state.read_text())["serial"] if self.state.exists() else ""
         if known == self.serial and self.folder.is_dir():
             return
@@ -157,8 +157,8 @@ class Mirror:
         Raises:
             InputError: Someone has.
         """
-        found = self.remote.read(INDEX)
-        serial, _ = self._parse_index(found) if found is not None else ("", {})
+        index = self.remote.read(INDEX)
+        serial, _ = self._parse_index(index) if index is not None else ("", {})
         if serial != self.serial:
             raise InputError(
                 f"output {self.remote.url!r}: expected to be the only run that writes there, found that another one "
@@ -168,12 +168,12 @@ class Mirror:
     @contextmanager
     def _hold_files(self) -> Iterator[tuple[dict[str, Entry], dict[str, Path]]]:
         """Yields the folder's files as they are now, and path -> file with this content that stays during the block."""
-        place = self.state.with_name(SNAPSHOT)
+        snapshot = self.state.with_name(SNAPSHOT)
         try:
-            files = take_snapshot(self.folder, place)
+            files = take_snapshot(self.folder, snapshot)
             yield self._read_entries(files), files
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(snapshot, ignore_errors=True)
 
     def _upload(self, entries: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
         """Uploads the files whose objects the store doesn't have."""
@@ -198,12 +198,12 @@ class Mirror:
     def _download_file(self, path: str, entry: Entry) -> None:
         file = self.folder / path
         self.remote.download(entry.stored, file)
-        found = hash_file(file)
-        if found != entry.sha256:
+        digest = hash_file(file)
+        if digest != entry.sha256:
             file.unlink()
             raise InputError(
-                f"output {self.remote.name(entry.stored)!r}: expected SHA-256 {entry.sha256[:12]}, found {found[:12]}: "
-                f"the object was changed or damaged; restore it, or remove {self.remote.name(INDEX)} to begin anew"
+                f"output {self.remote.name(entry.stored)!r}: expected SHA-256 {entry.sha256[:12]}, found {digest[:12]}"
+                f": the object was changed or damaged; restore it, or remove {self.remote.name(INDEX)} to begin anew"
             )
 
     def _read_entries(self, files: Mapping[str, Path]) -> dict[str, Entry]:
@@ -257,7 +257,7 @@ def is_needed(path: str, entries: Mapping[str, Entry]) -> bool:
     return len(parts) < 2 or is_unfinished(path) or "/".join((*parts[:2], MANIFEST)) in entries
 
 
-def take_snapshot(folder: Path, place: Path) -> dict[str, Path]:
+def take_snapshot(folder: Path, snapshot: Path) -> dict[str, Path]:
     """Returns path -> file of an output at one moment: files that may change or be removed are linked or copied first.
 
     Training replaces checkpoints faster than they can be uploaded.
@@ -266,9 +266,9 @@ def take_snapshot(folder: Path, place: Path) -> dict[str, Path]:
         FileNotFoundError: Files vanished again and again.
     """
     for left in reversed(range(SNAPSHOT_TRIES)):
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(snapshot, ignore_errors=True)
         try:
-            return {path: _hold_file(folder, path, place) for path in list_kept_files(folder)}
+            return {path: _hold_file(folder, path, snapshot) for path in list_kept_files(folder)}
         except FileNotFoundError:
             if not left:
                 raise
@@ -276,18 +276,18 @@ def take_snapshot(folder: Path, place: Path) -> dict[str, Path]:
     raise AssertionError
 
 
-def _hold_file(folder: Path, path: str, place: Path) -> Path:
+def _hold_file(folder: Path, path: str, snapshot: Path) -> Path:
     """Returns a file with this content that stays: the file itself in a finished stage, else a link or a copy of it."""
     file, parts = folder / path, Path(path).parts
     if len(parts) > STAGE_DEPTH and not is_unfinished(path) and (folder / parts[0] / parts[1] / MANIFEST).exists():
         return file
-    held = place / path
-    held.parent.mkdir(parents=True, exist_ok=True)
+    target = snapshot / path
+    target.parent.mkdir(parents=True, exist_ok=True)
     if any(part.endswith(CHECKPOINT) for part in parts):  # written once
-        held.hardlink_to(file)
+        target.hardlink_to(file)
     else:
-        shutil.copy2(file, held)
-    return held
+        shutil.copy2(file, target)
+    return target
 
 
 def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -296,7 +296,7 @@ def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
     Raises:
         FileNotFoundError: A file vanished meanwhile.
     """
-    found = {}
+    files = {}
     for parent, folders, names in os.walk(folder):
         if len(Path(parent).relative_to(folder).parts) >= STAGE_DEPTH:  # a checkpoint that is being written
             folders[:] = [name for name in folders if not name.endswith(_UNFINISHED)]
@@ -304,14 +304,14 @@ def list_kept_files(folder: Path) -> dict[str, tuple[int, int]]:
             file = Path(parent, name)
             if name != LOCK and not name.endswith(_UNFINISHED):
                 status = file.stat()
-                found[file.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
-    return found
+                files[file.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+    return files
 
 
 def list_marks(folder: Path) -> set[str]:
     """Returns the names of finished stages and checkpoints: what is worth a push."""
     patterns = f"*/*/{MANIFEST}", f"*/*/*/*/*{CHECKPOINT}"
-    found: set[str] = set()
+    marks: set[str] = set()
     with suppress(FileNotFoundError):
-        found = {str(file) for pattern in patterns for file in folder.glob(pattern)}
-    return found
+        marks = {str(file) for pattern in patterns for file in folder.glob(pattern)}
+    return marks

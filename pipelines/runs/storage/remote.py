@@ -65,13 +65,13 @@ class RemoteFolder:
         """Returns the objects in the folder by their path in it; empty if there is no such folder."""
         with self._explain(""):
             try:
-                own = self.files.info(self.root)
-                found = {self.root: own} if own["type"] == "file" else self._find_all()
+                info = self.files.info(self.root)
+                infos = {self.root: info} if info["type"] == "file" else self._find_all()
             except FileNotFoundError:
                 return {}
         objects = {
             path.removeprefix(self.root).lstrip("/"): Stored(int(each["size"]), find_object_version(each))
-            for path, each in found.items()
+            for path, each in infos.items()
         }
         check_inside(objects)
         return objects
@@ -138,8 +138,8 @@ class RemoteFolder:
     def _find_all(self) -> dict[str, Any]:
         """Returns the objects in the folder; fsspec's own search would leave out those that it may not see."""
         raises = type(self.files).find is AbstractFileSystem.find
-        found: dict[str, Any] = self.files.find(self.root, detail=True, **({"on_error": "raise"} if raises else {}))
-        return found
+        infos: dict[str, Any] = self.files.find(self.root, detail=True, **({"on_error": "raise"} if raises else {}))
+        return infos
 
     def _place(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root

@@ -47,14 +47,14 @@ class SharedMirror(Mirror):
         super().pull(writes=writes and self.machine == 0)
         self.held = {path: entry for path, entry in self.entries.items() if (self.folder / path).is_file()}
 
-    def share(self, store: KeyValueStore, also: Path | None) -> None:
+    def share(self, store: KeyValueStore, unfinished: Path | None) -> None:
         """Brings files that other machines wrote here and the other way round.
 
         Files in the scratch folders of unfinished stages stay where they were written.
 
         Args:
             store: The store of the run.
-            also: A folder in a scratch folder whose files are brought here all the same.
+            unfinished: A folder in a scratch folder whose files are brought here all the same.
 
         Raises:
             InputError: The store can't be read or written, another run has written to the output, or two machines have
@@ -64,7 +64,7 @@ class SharedMirror(Mirror):
         for path in find_removed(changes) & self.held.keys():
             remove_file(self.folder, path)
             del self.held[path]
-        prefix = f"{also.relative_to(self.folder).as_posix()}/" if also is not None else None
+        prefix = f"{unfinished.relative_to(self.folder).as_posix()}/" if unfinished is not None else None
         wanted = {path: entry for path, entry in self.entries.items() if self._is_wanted(path, prefix)}
         missing = {path: entry for path, entry in wanted.items() if self.held.get(path) != entry}
         if missing:
@@ -82,16 +82,16 @@ class SharedMirror(Mirror):
 
     def _exchange(self, store: KeyValueStore) -> list[Changes]:
         """Uploads the changes of this machine and returns those of all; the index has them all at the end."""
-        with self._hold_files() as (here, files):
-            own = find_changes(self.held, here)
-            changes = self._gather(store, own)
+        with self._hold_files() as (current, files):
+            local_changes = find_changes(self.held, current)
+            changes = self._gather(store, local_changes)
             merged = merge_changes(self.entries, changes)
-            self._upload({path: entry for path, entry in own.items() if entry is not None}, files)
+            self._upload({path: entry for path, entry in local_changes.items() if entry is not None}, files)
         self._gather(store, None)
         if merged != self.entries and self.machine == 0:
             self._check_alone()
             self._replace_index(merged)
-        self.held, self.entries = here, merged
+        self.held, self.entries = current, merged
         self._gather(store, None)
         return changes
 
@@ -99,13 +99,13 @@ class SharedMirror(Mirror):
         is_scratch = SCRATCH in Path(path).parts and not (prefix and path.startswith(prefix))
         return is_needed(path, self.entries) and not is_scratch
 
-    def _gather(self, store: KeyValueStore, own: Changes | None) -> list[Changes]:
+    def _gather(self, store: KeyValueStore, changes: Changes | None) -> list[Changes]:
         """Returns the values of all machines; every machine calls it."""
         self.exchanges += 1
         name = f"output/{self.exchanges}"
-        store.set(f"{name}/{self.machine}", json.dumps(own))
-        found = [json.loads(wait_for_key(store, f"{name}/{number}")) for number in range(self.machines)]
-        return [{path: entry and Entry(*entry) for path, entry in (each or {}).items()} for each in found]
+        store.set(f"{name}/{self.machine}", json.dumps(changes))
+        gathered = [json.loads(wait_for_key(store, f"{name}/{number}")) for number in range(self.machines)]
+        return [{path: entry and Entry(*entry) for path, entry in (each or {}).items()} for each in gathered]
 
     def _record_state(self) -> None:
         """Records no index, since each also has files that only other machines have."""

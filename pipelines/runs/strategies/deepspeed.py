@@ -33,12 +33,12 @@ def build_settings(strategy: str) -> DeepSpeedSettings:
         InputError: See `check_strategy`.
     """
     check_strategy(strategy)
-    found = STAGE.fullmatch(strategy)
-    if found is None:
+    match = STAGE.fullmatch(strategy)
+    if match is None:
         return PYTORCH_ADAMW | read_deepspeed_json(strategy)
-    stage = int(found[1])
+    stage = int(match[1])
     zero: DeepSpeedSettings = {"stage": stage}
-    if found[2]:
+    if match[2]:
         target = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
         zero |= {"offload_optimizer": target} | ({"offload_param": target} if stage == 3 else {})
     return PYTORCH_ADAMW | {"zero_optimization": zero}
@@ -115,8 +115,8 @@ class ZeroStrategy(DeepSpeedStrategy):
         """Returns the float32 weight of a 16-bit parameter; every process calls it, because it is gathered."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        kept = self._frozen.get(parameter)
-        return safe_get_full_fp32_param(parameter) if kept is None else kept.to(parameter.device)
+        frozen = self._frozen.get(parameter)
+        return safe_get_full_fp32_param(parameter) if frozen is None else frozen.to(parameter.device)
 
     def restore_weights(self, module: nn.Module) -> None:
         """Replaces DeepSpeed's partitioned weights by plain ones in float32 after training."""

@@ -130,10 +130,10 @@ def parse_nodes(text: str) -> tuple[int, int]:
     Raises:
         InputError: The text has another form, or fewer at most than at least.
     """
-    found = _NODES.fullmatch(text)
-    if found is None or (found[2] and int(found[2]) < int(found[1])):
+    match = _NODES.fullmatch(text)
+    if match is None or (match[2] and int(match[2]) < int(match[1])):
         raise InputError(f"nodes: expected a number, or the fewest and the most as 1:4, found {text!r}")
-    return int(found[1]), int(found[2] or found[1])
+    return int(match[1]), int(match[2] or match[1])
 
 
 def check_engine(engine: str, config: LaunchConfig) -> None:

@@ -117,8 +117,8 @@ def describe_pooling(f: Facts, kind: str) -> tuple[tuple[str, ...], int]:
     """Returns the kinds of pooling and the number of hashed pairs of the student or of the model to compress."""
     spec = f.settings.student.spec
     if is_attention_free(spec):
-        given = parse_spec(spec)
-        return given.pooling or DEFAULT_POOLING[kind], given.requested.get("ngrams", (0,))[0]
+        parsed = parse_spec(spec)
+        return parsed.pooling or DEFAULT_POOLING[kind], parsed.requested.get("ngrams", (0,))[0]
     description = next(each.description for each in (f.student, f.teacher) if is_attention_free_checkpoint(each))
     return tuple(description.get("pooling", ())), int(description.get("ngram_buckets", 0))
 
@@ -133,10 +133,10 @@ def find_kind(f: Facts) -> str:
     spec = f.settings.student.spec
     if is_attention_free(spec):
         return parse_spec(spec).preset
-    found = (
+    kinds = (
         str(each.description.get("encoder")) for each in (f.student, f.teacher) if is_attention_free_checkpoint(each)
     )
-    return next((kind for kind in found if kind in ATTENTION_FREE_TASKS), "")
+    return next((kind for kind in kinds if kind in ATTENTION_FREE_TASKS), "")
 
 
 def list_attention_free_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]:

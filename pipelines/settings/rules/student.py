@@ -53,9 +53,9 @@ def check_ignored_budget(f: Facts) -> None:
     budget, plain = f.settings.budget, Budget()
     if budget.requested:
         return
-    kept = ("min_score",) if f.settings.quantize.scheme else ()
+    allowed = ("min_score",) if f.settings.quantize.scheme else ()
     for name in ("max_bytes", "uniform", "min_score"):
-        if getattr(budget, name) != getattr(plain, name) and name not in kept:
+        if getattr(budget, name) != getattr(plain, name) and name not in allowed:
             raise InputError(
                 f"budget.{name}: expected a speedup, latency_ms or texts_per_second with it, found "
                 f"{getattr(budget, name)} alone: nothing is pruned without one"

@@ -17,8 +17,8 @@ from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
 def is_head_of_another_task(f: Facts) -> bool:
     """Returns whether the teacher has the head of another task."""
-    own = f.teacher.task if f.teacher is not None else ""
-    return bool(own and f.task and same_head(own) != same_head(f.task))
+    teacher_task = f.teacher.task if f.teacher is not None else ""
+    return bool(teacher_task and f.task and same_head(teacher_task) != same_head(f.task))
 
 
 def check_task_packing(f: Facts) -> None:

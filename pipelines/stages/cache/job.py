@@ -159,10 +159,10 @@ def check_room(model_config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
     Raises:
         InputError: They don't fit.
     """
-    most = find_max_tokens(model_config)
-    found = min(config.data.max_length, tokenizer.model_max_length) + config.keep.new_tokens
-    if most is not None and found > most:
-        raise length_error("data.max_length and keep.new_tokens together", most, found, "teacher")
+    max_tokens = find_max_tokens(model_config)
+    length = min(config.data.max_length, tokenizer.model_max_length) + config.keep.new_tokens
+    if max_tokens is not None and length > max_tokens:
+        raise length_error("data.max_length and keep.new_tokens together", max_tokens, length, "teacher")
 
 
 def check_sharded_signals(names: list[str], layout: Layout | None) -> None:

@@ -98,16 +98,16 @@ def write_together(
     """
     shared = None if mesh is None else ShardedTeacher(teacher, mesh)
     teacher = shared or teacher
-    store, found = None, None
+    store, fault_dicts = None, None
     if world.is_rank_zero:
         store = plan_cache(
             folder, identity, samples, teacher, on_forecast=lambda expected: console.say(describe_forecast(expected)),
             **settings,
         )  # fmt: skip
-        found = [asdict(fault) for fault in find_faults(store)]
+        fault_dicts = [asdict(fault) for fault in find_faults(store)]
     if shared is not None:
         shared.finish()
-    faults = [ShardFault(**each) for each in world.broadcast(found)]
+    faults = [ShardFault(**each) for each in world.broadcast(fault_dicts)]
     world.share_files()
     store = store or open_store(folder, identity)
     with console.track(PROGRESS, len(set(samples.keys))) as advance:

@@ -51,8 +51,8 @@ def run_cascade(config: CascadeConfig, console: Console) -> Artefact:
     data = data_stage(run, settings.data, task_name)
     exported = []
     for each in checkpoints:
-        own = replace(settings, dynamic=settings.dynamic and each.role != TEACHER_ROLE)
-        exported.append(export_checkpoint(run, own, each, data))
+        model_settings = replace(settings, dynamic=settings.dynamic and each.role != TEACHER_ROLE)
+        exported.append(export_checkpoint(run, model_settings, each, data))
     check_refused([each.export for each in exported])
     models = CascadeModels(run, replace(config, data=settings.data), data, exported)
     done = thresholds_stage(models, member_answers_stage(models))
@@ -98,8 +98,8 @@ def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonO
     inputs = {name: models.list_timed_inputs(name, "validation") for name in students}
     runners: dict[str, Any] = dict(students)
     runners |= {f"margin of {name}": build_margin_runner(member, models) for name, member in students.items()}
-    given = inputs | {f"margin of {name}": each for name, each in inputs.items()}
-    means = {name: float(each.mean()) for name, each in models.time_texts(runners, given).items()}
+    timed_inputs = inputs | {f"margin of {name}": each for name, each in inputs.items()}
+    means = {name: float(each.mean()) for name, each in models.time_texts(runners, timed_inputs).items()}
     margin_ms = float(np.median([means[f"margin of {name}"] - means[name] for name in students]))
     return {"milliseconds": {name: means[name] for name in students}, "margin_ms": max(0.0, margin_ms)}
 
@@ -122,11 +122,11 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
     def work(folder: Path) -> JsonObject:
         remove_results(folder)
         logits = {part: read_arrays(answers.folder / f"{part}.npz") for part in ("validation", "test")}
-        truth, place = models.find_truth("validation"), folder / CASCADE
+        truth, cascade_folder = models.find_truth("validation"), folder / CASCADE
         temperatures = {name: fit_temperature(logits["validation"][name], truth) for name in models.students}
         chosen = choose_members(models, logits["validation"], temperatures, answers.metrics)
         write_cascade(
-            place,
+            cascade_folder,
             chosen,
             models.folders,
             temperatures,
@@ -134,13 +134,13 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
             several=models.several,
             max_length=config.data.max_length,
         )
-        found, numbers = combine_logits(logits["test"], chosen, temperatures, several=models.several)
-        verify_cascade(models, place, found, [chosen.order[number] for number in numbers])
+        combined, numbers = combine_logits(logits["test"], chosen, temperatures, several=models.several)
+        verify_cascade(models, cascade_folder, combined, [chosen.order[number] for number in numbers])
         shares = {name: float((numbers == i).mean()) for i, name in enumerate(chosen.order)}
-        entries = evaluate_cascade(models, place, {CASCADE: found} | logits["test"])
+        entries = evaluate_cascade(models, cascade_folder, {CASCADE: combined} | logits["test"])
         entries[0]["shares"] = shares
         metric = next(iter(entries[0]["scores"]))
-        write_json(place / EVALUATION, {"metric": metric, "chosen": asdict(chosen), "models": entries})
+        write_json(cascade_folder / EVALUATION, {"metric": metric, "chosen": asdict(chosen), "models": entries})
         return {"score": entries[0]["score"], "mean_ms": entries[0]["mean_ms"], "shares": shares}
 
     inputs = models.inputs | {"answers": answers}
@@ -179,22 +179,24 @@ def combine_logits(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns each row's logits from the member that answers it, [rows, classes], and the members' numbers [rows]."""
     last = len(chosen.order) - 1
-    answers = logits[chosen.order[last]].copy()
-    numbers = np.full(len(answers), last)
+    combined = logits[chosen.order[last]].copy()
+    numbers = np.full(len(combined), last)
     for number in reversed(range(last)):
-        own = logits[chosen.order[number]]
-        margins = measure_margins(compute_probabilities(own, temperatures[chosen.order[number]], several), several)
+        member_logits = logits[chosen.order[number]]
+        margins = measure_margins(
+            compute_probabilities(member_logits, temperatures[chosen.order[number]], several), several
+        )
         answered = margins >= chosen.thresholds[number]
-        answers[answered], numbers[answered] = own[answered], number
-    return answers, numbers
+        combined[answered], numbers[answered] = member_logits[answered], number
+    return combined, numbers
 
 
-def verify_cascade(models: CascadeModels, place: Path, logits: np.ndarray, members: Sequence[str]) -> None:
+def verify_cascade(models: CascadeModels, folder: Path, logits: np.ndarray, members: Sequence[str]) -> None:
     """Classifies texts of the test split with the written folder in a fresh process, and compares labels and members.
 
     Args:
         models: All models.
-        place: The folder.
+        folder: The folder.
         logits: Logits of the member that should answer, [rows, classes].
         members: That member of each row.
 
@@ -203,32 +205,32 @@ def verify_cascade(models: CascadeModels, place: Path, logits: np.ndarray, membe
     """
     rows = np.random.default_rng(models.run.seed).permutation(len(members))[: models.config.measure.parity]
     texts, pairs = select_texts_and_pairs(models.splits.test, rows)
-    found = classify_in_subprocess(place, texts if pairs is None else list(zip(texts, pairs, strict=True)))
+    predicted = classify_in_subprocess(folder, texts if pairs is None else list(zip(texts, pairs, strict=True)))
     expected = [(models.find_label(logits[i]), members[i]) for i in rows]
-    same = sum(one == other for one, other in zip(found, expected, strict=True)) / len(rows)
+    same = sum(one == other for one, other in zip(predicted, expected, strict=True)) / len(rows)
     if same < SAME:
         raise ExportError(
-            f"cascade: {place} answers {same:.2%} of {len(rows)} texts as its members do, expected at least "
+            f"cascade: {folder} answers {same:.2%} of {len(rows)} texts as its members do, expected at least "
             f"{SAME:.1%}: it would score differently than reported"
         )
     models.run.console.say(f"  cascade: reloaded in a fresh process, {same:.2%} of {len(rows)} answers equal")
 
 
-def evaluate_cascade(models: CascadeModels, place: Path, logits: Arrays) -> list[JsonObject]:
+def evaluate_cascade(models: CascadeModels, folder: Path, logits: Arrays) -> list[JsonObject]:
     """Returns an entry for the cascade, then one for each model alone; all are timed in turn on the same texts.
 
     `logits` are those of the test split.
     """
-    cascade, members = Cascade(place, models.config.measure.threads), models.open_members()
+    cascade, members = Cascade(folder, models.config.measure.threads), models.open_members()
     inputs: dict[str, Sequence[Any]] = {name: models.list_timed_inputs(name, "test") for name in members}
     together = list(zip(*(inputs[name] for name in cascade.names), strict=True))
     times = models.time_texts({CASCADE: cascade.answer} | members, {CASCADE: together} | inputs)
     entries = []
-    for name, own in logits.items():
-        scores = models.score_logits("test", own)
+    for name, model_logits in logits.items():
+        scores = models.score_logits("test", model_logits)
         entry: JsonObject = {"name": name, "score": next(iter(scores.values())), "scores": scores}
         entry |= {"mean_ms": float(times[name].mean()), "p95_ms": float(np.quantile(times[name], 0.95))}
-        entries.append(entry | {"bytes": count_bytes(place if name == CASCADE else models.folders[name])})
+        entries.append(entry | {"bytes": count_bytes(folder if name == CASCADE else models.folders[name])})
     return entries
 
 

@@ -87,12 +87,12 @@ class CascadeModels:
     def compute_logits(self, name: str, member: Member, part: str) -> np.ndarray:
         """Returns a model's logits of a split, [rows, classes], at one text a call as in deployment."""
         rows, pad_id = self.encode(name, part)
-        found = []
+        logits = []
         with self.run.console.track(f"{name} on {part}", len(rows), TEXTS) as advance:
             for i in range(len(rows)):
-                found.append(member(to_arrays(rows.collate([i], pad_id))))
+                logits.append(member(to_arrays(rows.collate([i], pad_id))))
                 advance(1)
-        return np.concatenate(found)
+        return np.concatenate(logits)
 
     def list_timed_inputs(self, name: str, part: str) -> list[Arrays]:
         """Returns a model's inputs for the texts of a split that are timed, one text each."""
@@ -133,10 +133,10 @@ def find_deployed(model: EvaluatedModel) -> ExportTarget:
     Raises:
         InputError: No file for ONNX Runtime reproduces the model.
     """
-    found = [target for target in model.targets if target.format == "onnxruntime"]
-    if not found:
+    targets = [target for target in model.targets if target.format == "onnxruntime"]
+    if not targets:
         raise InputError(
             f"{model.name}: expected a file for ONNX Runtime, found none that reproduces the model: it "
             "can't be a member"
         )
-    return found[-1]
+    return targets[-1]

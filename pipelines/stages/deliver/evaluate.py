@@ -178,10 +178,10 @@ def compare_with_teacher(entries: list[JsonObject], predicted: Mapping[Key, "np.
     for entry in entries:
         entry["agreement_with_teacher"] = None
         if reference is not None:
-            own = predicted[read_key(entry)]
+            decisions = predicted[read_key(entry)]
             # A student with its own tokenizer decides at other positions.
-            same = own.shape == reference.shape
-            entry["agreement_with_teacher"] = float((own == reference).mean()) if same else None
+            same = decisions.shape == reference.shape
+            entry["agreement_with_teacher"] = float((decisions == reference).mean()) if same else None
 
 
 def baseline_scores(task: "Task", splits: "Splits", encoded: EncodedTexts) -> JsonObject | None:

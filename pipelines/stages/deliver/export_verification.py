@@ -96,22 +96,20 @@ class ExportVerifier:
         """Compares the logits of the drawn texts with those of the model."""
         if target.format == "onnx-decoder":
             return self.verify_generation(target)
-        place = self.folder / str(target)
+        path = self.folder / str(target)
         if target.kind.reads_texts:
             expected = compute_text_vectors(self.source.model, self.source.tokenizer, self.drawn[0])
         else:
             expected = self.logits
         if target.rounded:  # dynamic int8 differs from the float model: compare with the file's own logits
-            expected = reference_logits(
-                OnnxModel(place, threads=1), self.source.tokenizer, *self.drawn, self.max_length
-            )
-        parity, _ = verify_export(str(target), place, *self.drawn, self.max_length, expected)
+            expected = reference_logits(OnnxModel(path, threads=1), self.source.tokenizer, *self.drawn, self.max_length)
+        parity, _ = verify_export(str(target), path, *self.drawn, self.max_length, expected)
         return asdict(parity)
 
     def verify_generation(self, target: ExportTarget) -> JsonObject:
         """Compares a decoder's generated continuations of the drawn texts' prefixes, and its logits of their tokens."""
-        tokenizer, most = self.source.tokenizer, min(self.max_length, self.source.longest)
-        blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
+        tokenizer, max_tokens = self.source.tokenizer, min(self.max_length, self.source.longest)
+        blocks = [np.asarray(ids[:max_tokens], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
         prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:_BATCH]]
         new_tokens = min(NEW_TOKENS, self.source.longest - PROMPT_TOKENS)
         parity = verify_decoder(self.source.model, self.folder / str(target), prompts, blocks, new_tokens=new_tokens)
@@ -134,13 +132,13 @@ class ExportVerifier:
         proof = asdict(parity) | {"layers": layers}
         if self.has_classes:
             labels = np.asarray(self.examples.labels)
-            found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.quantized_logits))
-            if abs(found - trained) > MAX_ACCURACY_CHANGE:
+            accuracy, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.quantized_logits))
+            if abs(accuracy - trained) > MAX_ACCURACY_CHANGE:
                 raise ExportError(
-                    f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
-                    f"to within {MAX_ACCURACY_CHANGE:.1%}"
+                    f"{target}: its accuracy on {len(texts)} texts is {accuracy:.2%}, expected {trained:.2%} as "
+                    f"trained, to within {MAX_ACCURACY_CHANGE:.1%}"
                 )
-            proof |= {"score": found, "trained_score": trained}
+            proof |= {"score": accuracy, "trained_score": trained}
         return proof
 
     @property
@@ -150,12 +148,12 @@ class ExportVerifier:
 
     def set_aside(self, target: ExportTarget, reason: str) -> None:
         """Moves the target to the refused targets, together with the reason."""
-        place = self.folder / REFUSED / str(target)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / REFUSED / str(target)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         if (self.folder / str(target)).exists():
-            shutil.move(self.folder / str(target), place)
-        place.mkdir(exist_ok=True)
-        (place / "reason.txt").write_text(reason + "\n")
+            shutil.move(self.folder / str(target), folder)
+        folder.mkdir(exist_ok=True)
+        (folder / "reason.txt").write_text(reason + "\n")
         self.refused.append({"target": str(target), "reason": reason, "where": f"{REFUSED}/{target}"})
 
     @cached_property

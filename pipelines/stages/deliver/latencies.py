@@ -50,15 +50,15 @@ def add_latencies(
         for c in candidates
         for target in c.targets
     }
-    found: dict[int, Measured] = {}
+    measurements: dict[int, Measured] = {}
     for (latency, speedup), batch, share in zip(ENTRY_NAMES, (1, min(measure.batch, count)), (0.5, 1.0), strict=True):
-        if batch not in found:
+        if batch not in measurements:
             conditions = CallConditions(batch, 0, measure.threads)
             seconds = share * max(0.0, end - time.perf_counter())
-            found[batch] = measure_entries(run, entries, runners, tests, measure, conditions, seconds)
+            measurements[batch] = measure_entries(run, entries, runners, tests, measure, conditions, seconds)
         for entry in entries:
-            entry[latency] = found[batch].latencies[read_key(entry)]
-            entry[speedup] = describe_speedup(read_key(entry), found[batch])
+            entry[latency] = measurements[batch].latencies[read_key(entry)]
+            entry[speedup] = describe_speedup(read_key(entry), measurements[batch])
 
 
 def measure_entries(
@@ -71,36 +71,36 @@ def measure_entries(
     seconds: float,
 ) -> Measured:
     """Returns latencies and speed-ups under some conditions; what was measured under them already is reused."""
-    found = reuse_measurements(entries, conditions)
-    groups = group_by_runtime([read_key(entry) for entry in entries], found, measure.interval)
+    measured = reuse_measurements(entries, conditions)
+    groups = group_by_runtime([read_key(entry) for entry in entries], measured, measure.interval)
     names = [name for group in groups for name in group.names]
     if not names:
-        return found
+        return measured
     effort = Effort.plan(measure.texts, measure.rounds, conditions.batch, min(seconds, measure.seconds))
     chosen = {name: runners[name] for name in names}
     texts = {name: tests[name[0]] for name in names}
     label = f"evaluate: timing batches of {conditions.batch}"
     times = time_models(run, label, chosen, texts, groups, conditions, effort)
-    for name, own in times.items():
-        found.latencies[name] = asdict(own.summarize(conditions.threads))
+    for name, block_times in times.items():
+        measured.latencies[name] = asdict(block_times.summarize(conditions.threads))
         teacher = times.get(find_teacher_key(name))
         if teacher is not None and name != find_teacher_key(name):
-            found.speedups[name] = estimate_entry(estimate_ratio(teacher.fastest, own.fastest))
-    return found
+            measured.speedups[name] = estimate_entry(estimate_ratio(teacher.fastest, block_times.fastest))
+    return measured
 
 
 def reuse_measurements(entries: Sequence[JsonObject], conditions: CallConditions) -> Measured:
     """Returns the latencies of students, and of their teachers, whose requested speed is that of these conditions."""
-    found = Measured({}, {})
+    measured = Measured({}, {})
     for entry in entries:
         target = entry.get("target")
         if target is None or target["length"] != conditions.length:
             continue
         if (target["student"]["batch"], target["student"]["threads"]) == (conditions.batch, conditions.threads):
-            found.latencies[read_key(entry)] = target["student"]
-            found.latencies[find_teacher_key(read_key(entry))] = target["teacher"]
-            found.speedups[read_key(entry)] = target["speedup"]
-    return found
+            measured.latencies[read_key(entry)] = target["student"]
+            measured.latencies[find_teacher_key(read_key(entry))] = target["teacher"]
+            measured.speedups[read_key(entry)] = target["speedup"]
+    return measured
 
 
 def group_by_runtime(keys: Sequence[Key], known: Measured, interval: float) -> list[TimedGroup[Key]]:

@@ -46,8 +46,8 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
         (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
-        own = cast(Report, {**report, "models": list_published_models(run, report["models"])})
-        for name, card in render_cards(own).items():
+        published_report = cast(Report, {**report, "models": list_published_models(run, report["models"])})
+        for name, card in render_cards(published_report).items():
             (folder / name).write_text(card)
         return {}
 
@@ -146,19 +146,19 @@ def publish_results(
 
 
 def publish_model(
-    run: Run, place: Path, report: Artefact, export: Artefact, preprocessing: Path | None = None
+    run: Run, destination: Path, report: Artefact, export: Artefact, preprocessing: Path | None = None
 ) -> dict[str, Path]:
     """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
-    with republish_folder(place, run.console.say) as fresh:
+    with republish_folder(destination, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
         for folder in (fresh, *(fresh / target for target in others)):
             add_preprocessing(folder, preprocessing)
-        own = report.folder / f"{place.name}.md"  # with several students each has its own card
-        shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
-    return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
+        card = report.folder / f"{destination.name}.md"  # with several students each has its own card
+        shutil.copyfile(card if card.is_file() else report.folder / CARD, fresh / CARD)
+    return {destination.name: destination} | {f"{destination.name}/{target}": destination / target for target in others}
 
 
 def add_preprocessing(folder: Path, preprocessing: Path | None) -> None:

@@ -73,9 +73,9 @@ def speed_stage(
     }
 
     def work(folder: Path) -> JsonObject:
-        places = {name: export.folder / str(files[name]) for name, export in exports.items()}
-        runners = {name: open_export(files[name], place, config.budget.threads) for name, place in places.items()}
-        runners[COPY] = open_export(files[TEACHER], places[TEACHER], config.budget.threads)
+        paths = {name: export.folder / str(files[name]) for name, export in exports.items()}
+        runners = {name: open_export(files[name], path, config.budget.threads) for name, path in paths.items()}
+        runners[COPY] = open_export(files[TEACHER], paths[TEACHER], config.budget.threads)
         task, part = read_task(data), read_data(data).test
         texts = {
             name: encode_split(export.folder / str(HUGGINGFACE), part, config.data.max_length, task)
@@ -114,32 +114,32 @@ def measure_speed(
     conditions = CallConditions(budget.batch, length, budget.threads)
     effort = Effort.plan(measure.texts, measure.rounds, budget.batch, min(seconds, measure.seconds))
 
-    def is_settled(found: Mapping[str, BlockTimes]) -> bool:
-        return estimate_share(target, found).width <= measure.interval
+    def is_settled(times: Mapping[str, BlockTimes]) -> bool:
+        return estimate_share(target, times).width <= measure.interval
 
     label = f"speed-{target.name}: timing" + (f" {length} tokens" if length else "")
     group = TimedGroup((TEACHER, COPY, STUDENT), is_settled)
-    found = time_models(run, label, runners, texts, [group], conditions, effort)
-    fastest = {name: each.fastest for name, each in found.items()}
+    times = time_models(run, label, runners, texts, [group], conditions, effort)
+    fastest = {name: each.fastest for name, each in times.items()}
     return {
         "length": length,
-        "teacher": cast(LatencyEntry, asdict(found[TEACHER].summarize(budget.threads))),
-        "student": cast(LatencyEntry, asdict(found[STUDENT].summarize(budget.threads))),
+        "teacher": cast(LatencyEntry, asdict(times[TEACHER].summarize(budget.threads))),
+        "student": cast(LatencyEntry, asdict(times[STUDENT].summarize(budget.threads))),
         "speedup": estimate_entry(estimate_ratio(fastest[TEACHER], fastest[STUDENT])),
         "milliseconds": estimate_entry(estimate_median(fastest[STUDENT])),
-        "share": estimate_entry(estimate_share(target, found)),
+        "share": estimate_entry(estimate_share(target, times)),
         "control": estimate_entry(estimate_ratio(fastest[TEACHER], fastest[COPY])),
         "texts": fastest[STUDENT].size * budget.batch,
         "rounds": effort.rounds,
-        "settled": is_settled(found),
+        "settled": is_settled(times),
     }
 
 
-def estimate_share(target: SpeedTarget, found: Mapping[str, BlockTimes]) -> Estimate:
+def estimate_share(target: SpeedTarget, times: Mapping[str, BlockTimes]) -> Estimate:
     """Returns the student's speed relative to the requested one."""
     if target.latency_ms:
-        return estimate_median(found[STUDENT].fastest).invert().scale(target.latency_ms)
-    return estimate_ratio(found[TEACHER].fastest, found[STUDENT].fastest).scale(1 / target.speedup)
+        return estimate_median(times[STUDENT].fastest).invert().scale(target.latency_ms)
+    return estimate_ratio(times[TEACHER].fastest, times[STUDENT].fastest).scale(1 / target.speedup)
 
 
 def find_correction(measured: Mapping[str, Any]) -> float | None:

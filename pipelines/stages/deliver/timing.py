@@ -58,7 +58,9 @@ def time_models(
 
     def draw(number: int) -> dict[Name, list[TimedInputs]]:
         rows = blocks.draw(number)
-        return {name: collate_calls(own, rows, conditions.batch, conditions.length) for name, own in texts.items()}
+        return {
+            name: collate_calls(encoded, rows, conditions.batch, conditions.length) for name, encoded in texts.items()
+        }
 
     calls = (effort.rounds + 1) * effort.size // conditions.batch * sum(len(each.names) for each in groups)
     with run.console.track(label, effort.most * calls, CALLS) as advance:

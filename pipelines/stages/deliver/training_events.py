@@ -11,13 +11,13 @@ from pipelines.runs.training_logs import TrainingLogs, load_test
 def read_training_events(folder: Path) -> TrainingEntry | None:
     """Returns the range test, the spikes and the falls of the rate in a stage's `logs`; None if there were none."""
     logs = TrainingLogs(folder)
-    found: TrainingEntry = {
+    events: TrainingEntry = {
         "range_test": _read_range_test(logs.range_test),
         "spikes": _read_spikes(logs.spikes),
         "falls": [{"step": step, "factor": factor} for step, factor in logs.read_falls()],
         "ranks": logs.read_ranks(),
     }
-    return found if any(found.values()) else None
+    return events if any(events.values()) else None
 
 
 def _read_range_test(file: Path) -> RangeTestEntry | None:

@@ -98,24 +98,25 @@ def augment_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) ->
 
     def work(folder: Path) -> JsonObject:
         splits = read_data(data)
-        made = make_synthetic_rows(run, plan, splits)
-        count = len(made)
+        synthetic = make_synthetic_rows(run, plan, splits)
+        count = len(synthetic)
         if config.agreement:
-            made = drop_disagreeing(run, plan, splits, read_task(data), teacher, made)
-        write_record(folder / AUGMENT_RECORD, made)
-        part = build_part(splits.train, made, splits.labels, is_labelled=config.labels == "row")
+            synthetic = drop_disagreeing(run, plan, splits, read_task(data), teacher, synthetic)
+        write_record(folder / AUGMENT_RECORD, synthetic)
+        part = build_part(splits.train, synthetic, splits.labels, is_labelled=config.labels == "row")
         split = "train" if config.labels == "row" else "unlabelled"
         joined = append_rows(getattr(splits, split), part)
         notes: dict[str, int | str] = {
-            f"augment_{kind}": number for kind, number in Counter(row.kind for row in made).items()
+            f"augment_{kind}": number for kind, number in Counter(row.kind for row in synthetic).items()
         }
-        notes |= {ROWS: len(made), "augment_dropped": count - len(made), "augment_in": split}
+        notes |= {ROWS: len(synthetic), "augment_dropped": count - len(synthetic), "augment_in": split}
         notes |= {EPOCH_ROWS: round(config.ratio * len(splits.train))} if config.ratio else {}
-        remarks = describe_augmentation(splits, made, count)
+        remarks = describe_augmentation(splits, synthetic, count)
         changed = replace(splits, notes=splits.notes | notes, remarks=[*splits.remarks, *remarks], **{split: joined})
         write_splits(changed, folder, read_task_settings(data))
         run.console.say(
-            f"  augment: {len(made):,} synthetic rows from {len(splits.train):,}; {AUGMENT_RECORD} has each of them"
+            f"  augment: {len(synthetic):,} synthetic rows from {len(splits.train):,}; {AUGMENT_RECORD} has each "
+            "of them"
         )
         return {**data.metrics, split: len(joined), **notes, "remarks": [*data.metrics.get("remarks", []), *remarks]}
 
@@ -144,13 +145,13 @@ def make_synthetic_rows(run: Run, plan: RunPlan, splits: Splits) -> list[Synthet
     known = (text for name in ("validation", "test", "unlabelled") for text in JoinedTexts(getattr(splits, name)))
     with run.console.track("augment", len(rows), TEXTS) as advance:
         kinds = build_kinds(config.find_rates(), sources, resources)
-        made = list(make_rows(rows, kinds, config.times, run.seed, known, advance))
-    if not made:
+        synthetic = list(make_rows(rows, kinds, config.times, run.seed, known, advance))
+    if not synthetic:
         raise InputError(
             f"data.augment {config.kinds}: expected training rows that can be changed so, found none of "
             f"{len(rows):,}: the student would have no synthetic rows"
         )
-    return made
+    return synthetic
 
 
 def compute_rows(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -174,44 +175,44 @@ def find_proposals(
 
 @torch.no_grad()
 def drop_disagreeing(
-    run: Run, plan: RunPlan, splits: Splits, task: Task, teacher: Artefact, made: list[SyntheticRow]
+    run: Run, plan: RunPlan, splits: Splits, task: Task, teacher: Artefact, synthetic: list[SyntheticRow]
 ) -> list[SyntheticRow]:
     """Returns the synthetic rows to which the teacher answers as it does to their originals."""
     checkpoint, length = open_stage_checkpoint(teacher, "teacher"), plan.settings.data.max_length
     tokenizer = checkpoint.load_tokenizer()
     task.configure_tokenizer(tokenizer, teacher.folder / MODEL)
     model = load_stage_teacher(run, plan, teacher, task)
-    parts = [splits.train, build_part(splits.train, made, splits.labels, is_labelled=True)]
+    parts = [splits.train, build_part(splits.train, synthetic, splits.labels, is_labelled=True)]
     encoded = [task.encode(tokenizer, part, length) for part in parts]
-    run.console.say(f"  augment: the teacher answers {len(parts[0]):,} rows and {len(made):,} synthetic ones")
-    answers = [
+    run.console.say(f"  augment: the teacher answers {len(parts[0]):,} rows and {len(synthetic):,} synthetic ones")
+    logits = [
         [sample["logits"] for sample in compute_outputs(model, rows, find_padding_id(tokenizer), task).samples]
         for rows in encoded
     ]
     if isinstance(splits.train, Tagged):
         agreements = [
-            _compare_tags(row, answers[0][row.source], own, encoded[0], encoded[1], number)
-            for number, (row, own) in enumerate(zip(made, answers[1], strict=True))
+            _compare_tags(row, logits[0][row.source], row_logits, encoded[0], encoded[1], number)
+            for number, (row, row_logits) in enumerate(zip(synthetic, logits[1], strict=True))
         ]
     else:
         agreements = [
             float(
                 overlap_distributions(
-                    *(task.output_rows.logits({}, each) for each in (answers[0][row.source], own))
+                    *(task.output_rows.logits({}, each) for each in (logits[0][row.source], row_logits))
                 ).mean()
             )
-            for row, own in zip(made, answers[1], strict=True)
+            for row, row_logits in zip(synthetic, logits[1], strict=True)
         ]
-    return [row for row, each in zip(made, agreements, strict=True) if each >= plan.settings.augment.agreement]
+    return [row for row, each in zip(synthetic, agreements, strict=True) if each >= plan.settings.augment.agreement]
 
 
 def _compare_tags(
-    row: SyntheticRow, original: torch.Tensor, own: torch.Tensor, originals: Any, synthetic: Any, number: int
+    row: SyntheticRow, original: torch.Tensor, logits: torch.Tensor, originals: Any, synthetic: Any, number: int
 ) -> float:
     """Returns the agreement of a tagged row; logits are [words within the maximum length, tags]."""
     table = torch.full((len(originals.tags[row.source]), original.shape[-1]), torch.nan)
     table[torch.as_tensor(originals.words[row.source])] = original.float()
-    return measure_tag_agreement(row.columns[0], table, own, [int(each) for each in synthetic.words[number]])
+    return measure_tag_agreement(row.columns[0], table, logits, [int(each) for each in synthetic.words[number]])
 
 
 def append_rows(part: Any, more: Any) -> Any:
@@ -221,26 +222,26 @@ def append_rows(part: Any, more: Any) -> Any:
     return type(part).from_table(pa.concat_tables([part.table(), more.table()]))
 
 
-def write_record(file: Path, made: Sequence[SyntheticRow]) -> None:
+def write_record(file: Path, rows: Sequence[SyntheticRow]) -> None:
     """Writes a line of JSON for each synthetic row: the number of its training row, its kind and its text."""
     with file.open("w") as lines:
-        for row in made:
+        for row in rows:
             line = {"row": row.source, "kind": row.kind, "text": row.text}
             lines.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def describe_augmentation(splits: Splits, made: Sequence[SyntheticRow], count: int) -> list[str]:
+def describe_augmentation(splits: Splits, synthetic: Sequence[SyntheticRow], count: int) -> list[str]:
     """Returns sentences on the kinds, on rows that the teacher disagreed with, and on the mix of classes."""
-    shown = {row.source for row in made}
+    shown = {row.source for row in synthetic}
     texts = {row: text for row, text in enumerate(JoinedTexts(splits.train)) if row in shown}
-    remarks = describe_rows(made, texts)
-    if count > len(made):
+    remarks = describe_rows(synthetic, texts)
+    if count > len(synthetic):
         remarks.append(
-            f"augment: {count - len(made):,} of {count:,} rows were dropped, for the teacher's answer differs"
+            f"augment: {count - len(synthetic):,} of {count:,} rows were dropped, for the teacher's answer differs"
         )
     labels = splits.train.labels
     if labels and isinstance(labels[0], int):
-        remarks.append(describe_class_mix(labels, [labels[row.source] for row in made], splits.labels))
+        remarks.append(describe_class_mix(labels, [labels[row.source] for row in synthetic], splits.labels))
     return remarks
 
 

@@ -133,7 +133,7 @@ def clean_labels(
         return replace(splits, train=replace(splits.train, labels=labels))
     if step.value == "report":
         return splits
-    kept = take_rows(splits.train, np.setdiff1d(np.arange(len(labels)), wrong))
+    remaining = take_rows(splits.train, np.setdiff1d(np.arange(len(labels)), wrong))
     if step.value == "drop":
-        return replace(splits, train=kept)
-    return replace(splits, train=kept, unlabelled=take_rows(splits.train, wrong).join(splits.unlabelled))
+        return replace(splits, train=remaining)
+    return replace(splits, train=remaining, unlabelled=take_rows(splits.train, wrong).join(splits.unlabelled))

@@ -28,19 +28,19 @@ def compute_out_of_fold_logits(
 
     A finished fold is kept in `scratch`, so that a stage that is killed goes on with the next one.
     """
-    found: Tensor | None = None
+    all_logits: Tensor | None = None
     for fold in range(int(folds.max()) + 1):
-        held = np.flatnonzero(folds == fold)
+        held_out = np.flatnonzero(folds == fold)
         folder = scratch / f"fold-{fold}"
         if not (folder / LOGITS).exists():
-            logits = _train_fold(run, plan, splits, task, np.flatnonzero(folds != fold), held, precision, folder)
+            logits = _train_fold(run, plan, splits, task, np.flatnonzero(folds != fold), held_out, precision, folder)
             with replace_folder(folder) as fresh:
                 torch.save(logits, fresh / LOGITS)
         logits = torch.load(folder / LOGITS, weights_only=True)
-        found = logits.new_empty(len(folds), logits.shape[1]) if found is None else found
-        found[torch.from_numpy(held)] = logits
-    assert found is not None
-    return found
+        all_logits = logits.new_empty(len(folds), logits.shape[1]) if all_logits is None else all_logits
+        all_logits[torch.from_numpy(held_out)] = logits
+    assert all_logits is not None
+    return all_logits
 
 
 def _train_fold(
@@ -49,18 +49,18 @@ def _train_fold(
     splits: Splits,
     task: Task,
     rows: np.ndarray,
-    held: np.ndarray,
+    held_out: np.ndarray,
     precision: str,
     folder: Path,
 ) -> Tensor:
-    """Returns the logits of the `held` rows by a teacher trained on `rows`, [held rows, classes]."""
+    """Returns the logits of the `held_out` rows by a teacher trained on `rows`, [held-out rows, classes]."""
     config, source = plan.settings, plan.teacher.folder
-    tokenizer, own = plan.teacher.load_tokenizer(), replace(splits, train=take_rows(splits.train, rows))
+    tokenizer, fold_splits = plan.teacher.load_tokenizer(), replace(splits, train=take_rows(splits.train, rows))
     task.configure_tokenizer(tokenizer, source)
-    data = build_teacher_texts(run, config, own, tokenizer, task)
+    data = build_teacher_texts(run, config, fold_splits, tokenizer, task)
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     model = build_untrained_teacher(run, config, source, task, data, folder)
     finetune_teacher(run, config, model, task, data, folder, precision, Layout(), None)
-    encoded = task.encode(tokenizer, take_rows(splits.train, held), config.data.max_length)
+    encoded = task.encode(tokenizer, take_rows(splits.train, held_out), config.data.max_length)
     outputs = compute_outputs(model, encoded, find_padding_id(tokenizer), task)
     return torch.cat([sample["logits"].reshape(1, -1) for sample in outputs.samples]).float()

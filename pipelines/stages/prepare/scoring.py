@@ -60,8 +60,8 @@ def compute_outputs(
     for rows, batch in zip(batches.order, batches, strict=True):
         logits = compute_logits(model, batch)
         metric.update(task.output_rows.logits(batch, logits), task.output_rows.labels(batch))
-        for row, own in zip(rows, split_by_row(batch, {"logits": logits})["logits"], strict=True):
-            samples[row] = top_log_probs(own / temperature) if is_language_model else {"logits": own}
+        for row, row_logits in zip(rows, split_by_row(batch, {"logits": logits})["logits"], strict=True):
+            samples[row] = top_log_probs(row_logits / temperature) if is_language_model else {"logits": row_logits}
     score = float(metric.compute())
     return SplitOutputs(samples, score, list_sample_keys(split), temperature if is_language_model else None)
 
@@ -80,9 +80,9 @@ def list_sample_keys(split: EncodedRows) -> list[Hashable]:
 
 def compute_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Returns a batch's logits on the CPU; of a language model those at the queried positions, [rows, tokens]."""
-    here = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-    with restrict_logits(model, here):
-        logits = find_logits(model(**build_inputs(model, here)))
+    on_device = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    with restrict_logits(model, on_device):
+        logits = find_logits(model(**build_inputs(model, on_device)))
     assert logits is not None
     return logits.cpu()
 
@@ -126,12 +126,12 @@ class TeacherComparison:
         batches, total, count = EvalBatches(self.split, 2 * self.task.eval_batch_size, self.pad_id), 0.0, 0
         with eval_mode(student):
             for rows, batch in zip(batches.order, batches, strict=True):
-                own = split_by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
-                comparable = [i for i, row in enumerate(rows) if len(own[i]) == self.count_rows(row)]
+                student_logits = split_by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
+                comparable = [i for i, row in enumerate(rows) if len(student_logits[i]) == self.count_rows(row)]
                 if comparable:
                     part, logits = (
                         {name: value[comparable] for name, value in batch.items()},
-                        [own[i] for i in comparable],
+                        [student_logits[i] for i in comparable],
                     )
                     teacher = [self.teacher_samples[rows[i]] for i in comparable]
                     distance, size = self.compare(part, torch.cat(logits), teacher)
@@ -146,8 +146,8 @@ class TeacherComparison:
     @cached_property
     def teacher_samples(self) -> dict[int, int]:
         """Index of the teacher's sample for each of the student's samples that the teacher was evaluated on too."""
-        numbers = {place: number for number, place in enumerate(self.teacher.places)}
-        return {row: numbers[place] for row, place in enumerate(list_sample_keys(self.split)) if place in numbers}
+        numbers = {key: number for number, key in enumerate(self.teacher.places)}
+        return {row: numbers[key] for row, key in enumerate(list_sample_keys(self.split)) if key in numbers}
 
     def count_rows(self, row: int) -> int:
         """Returns the number of rows in the teacher's outputs for a sample; 0 if there are none."""

@@ -49,14 +49,14 @@ def compute_logits_of_rows(data: RowsDataModule, module: DistillationModule) -> 
     """Returns the model's logits for each training row, float32 [rows, classes]."""
     batches = EvalBatches(data.train, _ROWS, data.pad_id)
     device = next(module.parameters()).device
-    found: Tensor | None = None
+    all_logits: Tensor | None = None
     with eval_mode(module):
         for rows, batch in zip(batches.order, batches, strict=True):
             logits = module({name: value.to(device) for name, value in batch.items()})["logits"].float().cpu()
-            found = logits.new_empty(len(data.train), logits.shape[1]) if found is None else found
-            found[torch.from_numpy(rows)] = logits
-    assert found is not None
-    return found
+            all_logits = logits.new_empty(len(data.train), logits.shape[1]) if all_logits is None else all_logits
+            all_logits[torch.from_numpy(rows)] = logits
+    assert all_logits is not None
+    return all_logits
 
 
 def read_dynamics(teacher: Artefact) -> Tensor:

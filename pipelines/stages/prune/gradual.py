@@ -73,7 +73,7 @@ class MaskedModule(DistillationModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the distillation loss plus the penalty of learned masks; a zero for a batch that is skipped."""
         loss = super().training_step(batch, batch_idx)
-        if self.is_skipping or not isinstance(self.masks, LearnedMasks):
+        if self.spikes.is_skipping or not isinstance(self.masks, LearnedMasks):
             return loss
         if is_logging_step(self._trainer):
             share = self.masks.cost(self.masks.compute_open_probability()).detach()

@@ -97,8 +97,8 @@ class Distance:
         logits, labels = (each.split(counts) for each in (self.compute_rows(student, batch), rows.labels(batch)))
         signals = split_by_sample(rows.signals(batch, batch["signals"]), counts)
         sums = [
-            rows.distance(own, teacher, label, self.temperature) * len(own) if len(own) else own.sum()
-            for own, teacher, label in zip(logits, signals, labels, strict=True)
+            rows.distance(output, teacher, label, self.temperature) * len(output) if len(output) else output.sum()
+            for output, teacher, label in zip(logits, signals, labels, strict=True)
         ]
         return torch.stack(sums)
 

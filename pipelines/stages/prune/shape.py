@@ -137,7 +137,9 @@ class ShapeSearch:
         costs = read_costs(inputs.costs)
         allowed = [target.milliseconds(each.teacher_ms) for each in costs]
         self.milliseconds = allowed[0]  # at the first length of the budget; costs at the others are scaled to it
-        scaled = [each.costs.scale(allowed[0] / own) for each, own in zip(costs, allowed, strict=True)]
+        scaled = [
+            each.costs.scale(allowed[0] / milliseconds) for each, milliseconds in zip(costs, allowed, strict=True)
+        ]
         scores = Scores.load(inputs.scores.folder / SCORES, self.model)
         size = Limit(fit_size_model(inputs.costs), target.max_bytes) if target.max_bytes else None
         self.space = SearchSpace(self.axes, scores, scaled, head_width(self.model.config), self.budget.uniform, size)
@@ -239,10 +241,10 @@ class ShapeSearch:
 
     def fit_bytes(self, candidate: Candidate) -> TimedCandidate:
         """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""
-        model, most = self.build_candidate(candidate), self.target.max_bytes
-        while most is not None and model.bytes > most and self.space.size is not None:
+        model, max_bytes = self.build_candidate(candidate), self.target.max_bytes
+        while max_bytes is not None and model.bytes > max_bytes and self.space.size is not None:
             costs = self.space.size.costs
-            limit = Limit(costs, costs.predict(candidate.sizes) - (model.bytes - most))
+            limit = Limit(costs, costs.predict(candidate.sizes) - (model.bytes - max_bytes))
             self.space = replace(self.space, size=limit)
             smaller = reallocate(self.space, candidate, candidate.allocation.milliseconds)
             if smaller is None:
@@ -322,11 +324,11 @@ class ShapeSearch:
         Raises:
             InputError: The files are larger than the budget allows.
         """
-        most = self.target.max_bytes
-        if most is not None and measured["bytes"] > most:
+        max_bytes = self.target.max_bytes
+        if max_bytes is not None and measured["bytes"] > max_bytes:
             raise InputError(
-                f"budget.max_bytes: expected at most {most / 1e6:g} MB, found {measured['bytes'] / 1e6:.1f} MB for the "
-                f"best shape, {measured['label']}, at {measured['speedup']:.1f}x; --budget.precision int8, "
+                f"budget.max_bytes: expected at most {max_bytes / 1e6:g} MB, found {measured['bytes'] / 1e6:.1f} MB "
+                f"for the best shape, {measured['label']}, at {measured['speedup']:.1f}x; --budget.precision int8, "
                 "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"
             )
 

@@ -37,6 +37,8 @@ def read_cached_answers(
     """Yields all samples in batches of similar length, on `device` or the CPU."""
     batches = EvalBatches(rows, _ROWS, pad_id)
     for numbers, batch in zip(batches.order, batches, strict=True):
-        answers = cast(TeacherSignals, signals(batch))["logits"]
-        moved = {name: value.to(device) for name, value in batch.items()}
-        yield AnsweredBatch(numbers, moved, output_rows.logits(moved, answers.to(device)), output_rows.counts(moved))
+        logits = cast(TeacherSignals, signals(batch))["logits"]
+        on_device = {name: value.to(device) for name, value in batch.items()}
+        yield AnsweredBatch(
+            numbers, on_device, output_rows.logits(on_device, logits.to(device)), output_rows.counts(on_device)
+        )

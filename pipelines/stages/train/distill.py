@@ -68,8 +68,8 @@ def student_stage(
     stage's model, with a new head. One of several students has a `name`.
     """
     training = StudentTraining(run, plan, data, teacher, cache, precision, pruned, general)
-    own = name if pruned is None else pruned.name
-    stage = f"distill-{own}" if own else "distill"
+    student_name = name if pruned is None else pruned.name
+    stage = f"distill-{student_name}" if student_name else "distill"
     return run.stage(stage, training.settings(), training.inputs(), training.work, version=VERSION, together=True)
 
 

@@ -51,11 +51,11 @@ class NestedTraining(StudentTraining):
 
     def slices(self) -> list[Shape]:
         """Returns the shapes of all students but the largest, in its numbers."""
-        found: list[Shape] = []
+        shapes: list[Shape] = []
         for stage in list(self.shapes.values())[1:]:
             shape = read_shape(stage)
-            found.append(compose_shapes(found[-1], shape) if found else shape)
-        return found
+            shapes.append(compose_shapes(shapes[-1], shape) if shapes else shape)
+        return shapes
 
     def create_module(self, student: PreTrainedModel, **settings: Any) -> DistillationModule:
         """Returns the module that trains the student and its slices."""
@@ -88,7 +88,7 @@ def slice_stage(run: Run, config: DistillConfig, data: Artefact, nested: Artefac
         save_model(model, tokenizer, folder / MODEL, run.world)
         task = read_task(data)
         rows = task.encode(tokenizer, read_data(data).validation, config.data.max_length)
-        found = compute_outputs(model, rows, find_padding_id(tokenizer), task, config.loss.resolved_temperature)
-        return {"val/score": found.score, "params": model.num_parameters()}
+        outputs = compute_outputs(model, rows, find_padding_id(tokenizer), task, config.loss.resolved_temperature)
+        return {"val/score": outputs.score, "params": model.num_parameters()}
 
     return run.stage(f"distill-{name}", settings, {"data": data, "nested": nested}, work, version=VERSION)

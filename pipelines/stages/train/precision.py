@@ -53,14 +53,14 @@ def select_precision(run: Run, plan: RunPlan, data: Artefact) -> str:
         check_mode(machine.precision, choose_device(machine.accelerator))
         return machine.precision
 
-    def work(place: Path) -> dict[str, Any]:
+    def work(folder: Path) -> dict[str, Any]:
         with set_threads_within(machine.threads), torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             model, batches = student_and_batches(run, plan, data)
-            found = time_precisions(model, batches, machine, list_accepted_modes(plan))
-        (place / "precision.json").write_text(json.dumps(found, indent=1))
-        run.console.say(f"  precision: {found['chosen']} is chosen here ({measured_text(found)})")
-        return found
+            timings = time_precisions(model, batches, machine, list_accepted_modes(plan))
+        (folder / "precision.json").write_text(json.dumps(timings, indent=1))
+        run.console.say(f"  precision: {timings['chosen']} is chosen here ({measured_text(timings)})")
+        return timings
 
     # No inputs and no seed, so that there is one choice per output folder.
     stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
@@ -91,14 +91,14 @@ def list_accepted_modes(plan: RunPlan) -> list[str]:
     ]
 
 
-def measured_text(found: Mapping[str, Any]) -> str:
+def measured_text(timings: Mapping[str, Any]) -> str:
     """Returns the measured speeds as text."""
-    shares = found["share_of_ceiling"]
+    shares = timings["share_of_ceiling"]
     listed = [
         f"{name} {seconds * 1e3:.0f} ms" + (f", {shares[name]:.0%} of what products reach" if name in shares else "")
-        for name, seconds in found["seconds_a_step"].items()
+        for name, seconds in timings["seconds_a_step"].items()
     ]
-    sizes = ", ".join(f"{rows}x{length}" for rows, length in found["measured"]["batches"])
+    sizes = ", ".join(f"{rows}x{length}" for rows, length in timings["measured"]["batches"])
     return f"a step of the student on {sizes} tokens: {'; '.join(listed)}"
 
 
@@ -120,18 +120,18 @@ def student_and_batches(run: Run, plan: RunPlan, data: Artefact) -> tuple[PreTra
     """
     config, source = plan.settings, plan.teacher.folder
     task, teacher_tokenizer = read_task(data), plan.teacher.load_tokenizer()
-    own = teacher_tokenizer if plan.student is None else plan.student.load_tokenizer()
-    task.configure_tokenizer(own, source)
-    other = is_cross_tokenizer(config, teacher_tokenizer, own)
+    tokenizer = teacher_tokenizer if plan.student is None else plan.student.load_tokenizer()
+    task.configure_tokenizer(tokenizer, source)
+    other = is_cross_tokenizer(config, teacher_tokenizer, tokenizer)
     if not other:  # as in the student stage
-        own.model_max_length = teacher_tokenizer.model_max_length
+        tokenizer.model_max_length = teacher_tokenizer.model_max_length
     head = task.head_rows(plan.teacher.config)
     teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
     student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
-    rows = drawn_rows(config, read_data(data).train, task, own, teacher_tokenizer if other else None, run.seed)
+    rows = drawn_rows(config, read_data(data).train, task, tokenizer, teacher_tokenizer if other else None, run.seed)
     size, layout = config.train.rows, plan.layouts.student
     batches = TrainBatches(
-        rows, size, find_padding_id(own), seed=run.seed, ranks=layout.data_parallel, segment=(0, layout.cp)
+        rows, size, find_padding_id(tokenizer), seed=run.seed, ranks=layout.data_parallel, segment=(0, layout.cp)
     )
     window, of_rows = config.train.backward_window, (ROW_MASK, ROW_DOCUMENTS)
     measured = [{name: batch[name] for name in batch if name not in of_rows} for batch in islice(batches, BATCHES)]
@@ -201,10 +201,10 @@ def time_precisions(
 
 def loss_on(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any], Tensor]:
     """Returns a function that computes a scalar to backpropagate from: the mean square of a model's logits."""
-    here = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
+    on_device = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
 
     def loss(model: Any) -> Tensor:
-        logits = find_logits(model(**build_inputs(model, here)))
+        logits = find_logits(model(**build_inputs(model, on_device)))
         assert logits is not None
         return logits.float().square().mean()
 

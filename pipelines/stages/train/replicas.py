@@ -138,16 +138,17 @@ class ReplicaJob:
         """Trains a module on this replica's part of the data, beside the others."""
         folder = self.replica.folder
         if self.machine.asynchronous in AVERAGED:
-            train, own = self.train, self.average(data)
+            train, sharing = self.train, self.average(data)
         else:
-            train, own = self.share_weights(module, data)
+            train, sharing = self.share_weights(module, data)
         (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
         machine = replace(self.machine, strategy="", devices=1, restarts=0)
         if self.replica.index:
             machine = replace(machine, wandb="off")
         fit_module(
             module, data, folder, label=label, train=train, machine=machine, precision=precision,
-            seed=seed + self.replica.index, console=console, wandb_folder=folder / "wandb", callbacks=[*callbacks, own],
+            seed=seed + self.replica.index, console=console, wandb_folder=folder / "wandb",
+            callbacks=[*callbacks, sharing],
         )  # fmt: skip
 
     def average(self, data: RowsDataModule) -> Callback:

@@ -102,9 +102,9 @@ def measure_rows(
         device: Where both have to be; None leaves them on the CPU.
     """
     assert data.signals is not None
-    found = np.zeros(len(data.train))
+    means = np.zeros(len(data.train))
     for numbers, batch, teacher, counts in read_cached_answers(
         data.train, data.signals, output_rows, data.pad_id, device
     ):
-        found[numbers] = [float(part.mean()) for part in compute(batch, teacher).double().cpu().split(counts)]
-    return found
+        means[numbers] = [float(part.mean()) for part in compute(batch, teacher).double().cpu().split(counts)]
+    return means

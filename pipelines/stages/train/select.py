@@ -47,22 +47,22 @@ def check_selection(config: SelectConfig, splits: Splits) -> None:
     Raises:
         InputError: No row, or no fewer than there are, would be kept, or a class would be left without rows.
     """
-    kept = config.count_kept(count_rows(config, splits))
+    kept_rows = config.count_kept(count_rows(config, splits))
     labels = splits.train.labels
     if config.source != "train" or not labels or not isinstance(labels[0], int):
         return
     counts = np.bincount(labels, minlength=len(splits.labels))
-    if kept < np.count_nonzero(counts):
+    if kept_rows < np.count_nonzero(counts):
         raise InputError(
             f"data.select {config.method}: expected at least a row for each of {np.count_nonzero(counts)} classes, "
-            f"found {kept:,} rows to be kept: a class would be left empty"
+            f"found {kept_rows:,} rows to be kept: a class would be left empty"
         )
     rarest = int(np.where(counts > 0, counts, counts.max()).argmin())
-    if config.method != "balanced" and round(kept / len(labels) * counts[rarest]) < 1:
+    if config.method != "balanced" and round(kept_rows / len(labels) * counts[rarest]) < 1:
         raise InputError(
             f"data.select {config.method}: expected a share that leaves every class a row, found "
-            f"{kept / len(labels):.1%} of {counts[rarest]} rows of {splits.labels[rarest]!r}: keep more, or choose "
-            "balanced"
+            f"{kept_rows / len(labels):.1%} of {counts[rarest]} rows of {splits.labels[rarest]!r}: keep more, or "
+            "choose balanced"
         )
 
 
@@ -111,8 +111,8 @@ def select_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact, cac
         changed, rows, first = {}, {}, 0
         for name in list_split_names(config):
             part = getattr(splits, name)
-            own = np.sort(chosen[(chosen >= first) & (chosen < first + len(part))]) - first
-            changed[name], rows[name] = take_rows(part, own), own.tolist()
+            selected = np.sort(chosen[(chosen >= first) & (chosen < first + len(part))]) - first
+            changed[name], rows[name] = take_rows(part, selected), selected.tolist()
             first += len(part)
         (folder / CHOSEN).write_text(json.dumps(rows))
         share = len(chosen) / first
@@ -131,11 +131,11 @@ def select_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact, cac
     return done
 
 
-def describe_classes(splits: Splits, kept: Any) -> list[str]:
+def describe_classes(splits: Splits, selected: Any) -> list[str]:
     """Returns a sentence with the smallest and the largest class of the rows that are kept."""
-    if kept is None or not kept.labels or not isinstance(kept.labels[0], int):
+    if selected is None or not selected.labels or not isinstance(selected.labels[0], int):
         return []
-    counts = np.bincount(kept.labels, minlength=len(splits.labels))
+    counts = np.bincount(selected.labels, minlength=len(splits.labels))
     few, many = int(counts.argmin()), int(counts.argmax())
     return [
         f"select: {counts[few]:,} rows of the smallest class, {splits.labels[few]!r}, and {counts[many]:,} of the "
@@ -213,13 +213,13 @@ class Selection:
         """Returns the difficulty of each row, float64 [rows]."""
         labels = self.splits.train.labels
         if name in DYNAMICS:
-            found: Tensor = DYNAMICS[name](read_dynamics(self.teacher), torch.tensor(labels))
-            return found.double().numpy()
-        answers = self.read_answers()
+            difficulty: Tensor = DYNAMICS[name](read_dynamics(self.teacher), torch.tensor(labels))
+            return difficulty.double().numpy()
+        row_logits = self.read_answers()
         if name == "loss":
-            return compute_label_loss(torch.cat(answers), torch.tensor(labels)).double().numpy()
+            return compute_label_loss(torch.cat(row_logits), torch.tensor(labels)).double().numpy()
         measure = {"entropy": entropy, "margin": margin}[name]
-        return np.array([float(measure(logits).mean()) for logits in answers])
+        return np.array([float(measure(logits).mean()) for logits in row_logits])
 
     def read_answers(self) -> list[Tensor]:
         """Returns the teacher's logits for each row, each [rows of logits, classes]."""
@@ -236,12 +236,12 @@ class Selection:
         if self.cache is None:
             samples = compute_outputs(self.model, rows, pad_id, self.task).samples
             return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]
-        answers: list[Tensor] = [torch.zeros(0)] * len(rows)
+        row_logits: list[Tensor] = [torch.zeros(0)] * len(rows)
         signals = open_cached_signals(self.cache)
         for numbers, _, logits, counts in read_cached_answers(rows, signals, self.task.output_rows, pad_id):
             for number, each in zip(numbers, logits.split(counts), strict=True):
-                answers[number] = each
-        return answers[first:]
+                row_logits[number] = each
+        return row_logits[first:]
 
     @torch.no_grad()
     def embed(self, texts: Any) -> Tensor:
@@ -249,16 +249,18 @@ class Selection:
         tokenizer, column = self.load_tokenizer(), Examples(list(texts))
         encoded = encode_samples(tokenizer, column, self.plan.settings.data.max_length)
         batches = EvalBatches(encoded, _ROWS, find_padding_id(tokenizer))
-        found: list[Tensor] = [torch.zeros(0)] * len(column)
+        vectors: list[Tensor] = [torch.zeros(0)] * len(column)
         with self.run.console.track("select: vectors of texts", len(column), TEXTS) as advance:
             for rows, batch in zip(batches.order, batches, strict=True):
-                here = {name: each.to(self.model.device) for name, each in batch.items()}
+                on_device = {name: each.to(self.model.device) for name, each in batch.items()}
                 if self.config.vectors == "embeddings":
-                    states = self.model.get_input_embeddings()(here["input_ids"])
+                    states = self.model.get_input_embeddings()(on_device["input_ids"])
                 else:
-                    output = self.model(**build_inputs(self.model, here), output_hidden_states=True)
+                    output = self.model(**build_inputs(self.model, on_device), output_hidden_states=True)
                     states = output["hidden_states"][-1]
-                for row, vector in zip(rows, pool_states(states, here["attention_mask"], "mean").cpu(), strict=True):
-                    found[row] = vector
+                for row, vector in zip(
+                    rows, pool_states(states, on_device["attention_mask"], "mean").cpu(), strict=True
+                ):
+                    vectors[row] = vector
                 advance(len(rows))
-        return torch.stack(found)
+        return torch.stack(vectors)

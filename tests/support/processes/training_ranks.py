@@ -167,7 +167,7 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
         signals=remote,
     )
     if job.spike is not None:
-        module.spikes = SpikeAt(job.spike)
+        module.spikes.detector = SpikeAt(job.spike)
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
     dtypes = RecordDtypes()

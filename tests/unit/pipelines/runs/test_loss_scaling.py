@@ -88,7 +88,7 @@ class SkipBatch(Callback):
     """Leaves a batch out."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: DistillationModule) -> None:
-        pl_module.skipped_batches = frozenset({OVERFLOWS})
+        pl_module.spikes.skipped_batches = frozenset({OVERFLOWS})
 
 
 @pytest.mark.slow

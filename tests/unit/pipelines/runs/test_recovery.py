@@ -34,7 +34,7 @@ class RecordRates(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module, outputs, batch, batch_idx: int) -> None:
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        if not pl_module.is_skipping:
+        if not pl_module.spikes.is_skipping:
             self.rates[number] = trainer.optimizers[0].param_groups[0]["lr"]
 
 
