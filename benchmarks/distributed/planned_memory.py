@@ -20,9 +20,9 @@ from typing import TypedDict
 from benchmarks.common.machine import describe_setup
 from benchmarks.distributed.sharded_memory import (  # sets the allocator up first
     AUTO,
-    Peak,
+    MemoryUse,
     load_teacher,
-    record_peak,
+    record_memory,
     run_processes,
     save_model,
 )
@@ -95,7 +95,7 @@ def main() -> None:
             known = results.find(size=size, role=role, layout=name, checkpointing=mode)
             if known is None:
                 work = partial(measure_peak, role, options.rows, options.length, mode)
-                measured = max(peak.most for peak in run_processes(work, options.processes, folder, name))
+                measured = max(use.peak for use in run_processes(work, options.processes, folder, name))
                 known = results.add(Result(size=size, role=role, layout=name, checkpointing=mode, measured=measured))
             ratios.append(predicted / known["measured"])
             cells = f"{predicted / 1e6:,.0f}", f"{known['measured'] / 1e6:,.0f}", f"{ratios[-1]:.2f}"
@@ -201,14 +201,14 @@ def prepare_teacher(rows: int, length: int, mode: str, folder: Path, layout: Lay
 PREPARE = {"student": prepare_student, "teacher": prepare_teacher}
 
 
-def measure_peak(role: str, rows: int, length: int, mode: str, folder: Path, layout: Layout) -> Peak:
+def measure_peak(role: str, rows: int, length: int, mode: str, folder: Path, layout: Layout) -> MemoryUse:
     """Returns the memory of this process from before the model is loaded until some steps or queries are done."""
     gc.collect()
-    with record_peak() as peak:
+    with record_memory() as use:
         work = PREPARE[role](rows, length, mode, folder, layout)
         for _ in range(STEPS):
             work()
-    return peak
+    return use
 
 
 if __name__ == "__main__":

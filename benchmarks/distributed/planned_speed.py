@@ -24,7 +24,7 @@ from typing import NamedTuple, TypedDict
 
 from benchmarks.common.machine import describe_setup
 from benchmarks.distributed.planned_memory import PREPARE, predict, save_once
-from benchmarks.distributed.sharded_memory import Peak, run_processes
+from benchmarks.distributed.sharded_memory import MemoryUse, run_processes
 
 import torch  # isort: skip
 
@@ -136,7 +136,7 @@ def time_layout(model: Model, folder: Path, name: str, options: argparse.Namespa
     return float(json.loads(file.read_text()))
 
 
-def time_batches(role: str, rows: int, length: int, steps: int, file: Path, folder: Path, layout: Layout) -> Peak:
+def time_batches(role: str, rows: int, length: int, steps: int, file: Path, folder: Path, layout: Layout) -> MemoryUse:
     """Writes the median seconds of a batch, after one that isn't timed."""
     run_batch = PREPARE[role](rows, length, "none", folder, layout)
     spent = []
@@ -148,7 +148,7 @@ def time_batches(role: str, rows: int, length: int, steps: int, file: Path, fold
         spent.append(time.perf_counter() - start)
     if torch.distributed.get_rank() == 0:
         file.write_text(json.dumps(statistics.median(spent[1:])))
-    return Peak()
+    return MemoryUse()
 
 
 def describe_case(

@@ -56,15 +56,15 @@ STUDENTS = ("replicated", "zero1", "zero2", "fsdp={n}")
 
 
 @dataclass
-class Peak:
+class MemoryUse:
     """Bytes above those before: at most, at the end, and of the checkpoint's files that are in memory."""
 
-    most: int = 0
-    held: int = 0
+    peak: int = 0
+    held_bytes: int = 0
     mapped: int = 0
 
 
-Work: TypeAlias = Callable[[Path, Layout], Peak]  # measures the checkpoint of a folder in a layout
+Work: TypeAlias = Callable[[Path, Layout], MemoryUse]  # measures the checkpoint of a folder in a layout
 
 
 class Model(NamedTuple):
@@ -105,8 +105,8 @@ def main() -> None:
 def measure_teachers(model: Model, counts: list[int]) -> list[tuple[str, ...]]:
     """Returns a table row for each layout of a frozen teacher."""
     single = run_processes(measure_teacher, 1, model.folder, "replicated")[0]
-    activations = single.most - (0 if single.mapped else model.weights)
-    peak = single.most + single.mapped
+    activations = single.peak - (0 if single.mapped else model.weights)
+    peak = single.peak + single.mapped
     rows: list[tuple[str, ...]] = [
         ("1", "replicated", format_mb(peak), format_mb(model.weights), format_mb(activations), "")
     ]
@@ -114,7 +114,7 @@ def measure_teachers(model: Model, counts: list[int]) -> list[tuple[str, ...]]:
         for form in TEACHERS:
             layout, share = form.format(n=count), model.weights / count
             peaks = run_processes(measure_teacher, count, model.folder, layout)
-            peak = max(each.most + each.mapped for each in peaks)
+            peak = max(each.peak + each.mapped for each in peaks)
             addition = activations + (model.gathered if layout.startswith("fsdp") else 0)
             figures = format_mb(peak), format_mb(share), format_mb(addition), f"{(peak - addition) / share:.2f}"
             rows.append((str(count), layout, *figures))
@@ -128,7 +128,7 @@ def measure_students(model: Model, counts: list[int]) -> list[tuple[str, ...]]:
         for form in STUDENTS:
             layout = form.format(n=count)
             peaks = run_processes(measure_student, count, model.folder, layout)
-            state_bytes, peak = max(each.held for each in peaks), max(each.most for each in peaks)
+            state_bytes, peak = max(each.held_bytes for each in peaks), max(each.peak for each in peaks)
             floor = count_state_bytes(parse_layout(layout, count), model.weights)
             figures = format_mb(state_bytes), format_mb(floor), f"{state_bytes / floor:.2f}", format_mb(peak)
             rows.append((str(count), layout, *figures))
@@ -161,13 +161,13 @@ def count_state_bytes(layout: Layout, weights: int) -> float:
     return weights * 4 / n if layout.zero == 2 or layout.sharded else weights * 4
 
 
-def run_processes(work: Work, processes: int, folder: Path, layout: str) -> list[Peak]:
+def run_processes(work: Work, processes: int, folder: Path, layout: str) -> list[MemoryUse]:
     """Returns what each of several processes measures."""
     store = folder.parent.resolve() / f"store-{time.monotonic_ns()}"
     torch.multiprocessing.start_processes(
         partial(run_process, work, processes, folder, store, layout), nprocs=processes, start_method="spawn"
     )
-    return [Peak(**json.loads(Path(f"{store}.{rank}").read_text())) for rank in range(processes)]
+    return [MemoryUse(**json.loads(Path(f"{store}.{rank}").read_text())) for rank in range(processes)]
 
 
 def run_process(work: Work, processes: int, folder: Path, store: Path, layout: str, rank: int) -> None:
@@ -181,8 +181,8 @@ def run_process(work: Work, processes: int, folder: Path, store: Path, layout: s
     warmup = save_model(folder.parent / f"warmup-{rank}", 64, 2)  # the first use of the library allocates memory too
     warmup(**make_batch()).logits.sum().backward()
     del warmup
-    peak = work(folder, parse_layout(layout, processes))
-    Path(f"{store}.{rank}").write_text(json.dumps(asdict(peak)))
+    use = work(folder, parse_layout(layout, processes))
+    Path(f"{store}.{rank}").write_text(json.dumps(asdict(use)))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -205,21 +205,21 @@ def load_teacher(folder: Path, layout: Layout) -> tuple[PreTrainedModel, SignalS
     return model, ShardedTeacher(online, mesh) if layout.sharded else online
 
 
-def measure_teacher(folder: Path, layout: Layout) -> Peak:
+def measure_teacher(folder: Path, layout: Layout) -> MemoryUse:
     """Returns the memory of this process during three queries of a frozen teacher."""
-    with record_peak() as peak:
+    with record_memory() as use:
         _, teacher = load_teacher(folder, layout)
         for _ in range(3):
             teacher(make_batch())
     if detect_device_type() == "cpu":
-        peak.mapped = count_mapped_bytes(folder)
-    return peak
+        use.mapped = count_mapped_bytes(folder)
+    return use
 
 
-def measure_student(folder: Path, layout: Layout) -> Peak:
-    """Returns the memory of this process during two steps of a student; `held` includes gradients and moments."""
+def measure_student(folder: Path, layout: Layout) -> MemoryUse:
+    """Returns the memory of this process during two steps of a student; `held_bytes` includes gradients and moments."""
     mesh = build_mesh(layout, detect_device_type())
-    with record_peak() as peak:
+    with record_memory() as use:
         model = load_in_layout(folder, AUTO, layout, mesh).train()
         trained: nn.Module = model
         if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
@@ -230,31 +230,31 @@ def measure_student(folder: Path, layout: Layout) -> Peak:
             inputs = {name: value.to(model.device) for name, value in make_batch().items()}
             trained(**inputs).logits.square().mean().backward()
             optimizer.step()
-    return peak
+    return use
 
 
 @contextmanager
-def record_peak() -> Iterator[Peak]:
-    """Yields a `Peak` that is filled while the context lasts."""
-    peak, before, running = Peak(), read_memory(), True
+def record_memory() -> Iterator[MemoryUse]:
+    """Yields a `MemoryUse` that is filled while the context lasts."""
+    use, before, running = MemoryUse(), read_memory(), True
     if detect_device_type() == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
     def sample() -> None:
         while running:
-            peak.most = max(peak.most, read_memory() - before)
+            use.peak = max(use.peak, read_memory() - before)
             time.sleep(0.002)
 
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield peak
-        peak.held = read_memory() - before
+        yield use
+        use.held_bytes = read_memory() - before
     finally:
         running = False
         thread.join()
     if detect_device_type() == "cuda":
-        peak.most = torch.cuda.max_memory_allocated() - before
+        use.peak = torch.cuda.max_memory_allocated() - before
 
 
 def read_memory() -> int:

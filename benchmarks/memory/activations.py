@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.timing import median_ratio, synchronize
-from benchmarks.distributed.sharded_memory import record_peak
+from benchmarks.distributed.sharded_memory import record_memory
 from compress.measure.memory import read_peak_memory, reset_peak_memory, return_freed_memory
 from compress.measure.turns import time_in_turns
 from distill.losses.config import LossConfig
@@ -172,9 +172,9 @@ def measure_resident(
     gc.collect()
     reset_peak_memory()
     start = read_peak_memory()
-    with record_peak() as peak:
+    with record_memory() as use:
         difference = find_difference(step(), expected)
-    return difference, (peak.most, read_peak_memory() - start)
+    return difference, (use.peak, read_peak_memory() - start)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ class Effort:
     Args:
         rounds: Times that each input is run.
         size: Texts of a block.
-        least, most: Number of blocks.
-        seconds: Time after which no further block is begun, once there are `least`.
+        min_blocks, max_blocks: Number of blocks.
+        seconds: Time after which no further block is begun, once there are `min_blocks`.
     """
 
     rounds: int
     size: int
-    least: int
-    most: int
+    min_blocks: int
+    max_blocks: int
     seconds: float
 
     @staticmethod
@@ -37,8 +37,8 @@ class Effort:
         A call on a batch takes as long as many calls on single texts, so that it is repeated a third as often.
         """
         size = max(batch, min(TEXTS_PER_TURN, -(-texts // MIN_BLOCKS)) // batch * batch)
-        least = max(MIN_BLOCKS, -(-texts // size))
-        return Effort(rounds if batch == 1 else -(-rounds // 3), size, least, MAX_GROWTH * least, seconds)
+        blocks = max(MIN_BLOCKS, -(-texts // size))
+        return Effort(rounds if batch == 1 else -(-rounds // 3), size, blocks, MAX_GROWTH * blocks, seconds)
 
 
 @dataclass
@@ -92,8 +92,8 @@ def time_blocks(
     """
     block_times: dict[Name, BlockTimes] = {name: BlockTimes() for each in groups for name in each.names}
     unsettled, start = list(groups), time.perf_counter()
-    for number in range(effort.most):
-        if number >= effort.least:
+    for number in range(effort.max_blocks):
+        if number >= effort.min_blocks:
             unsettled = [each for each in unsettled if not each.is_settled(block_times)]
             if not unsettled or time.perf_counter() - start > effort.seconds:
                 break

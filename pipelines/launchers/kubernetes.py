@@ -53,10 +53,10 @@ def describe_job(job: ClusterJob, address: str, **pod: Any) -> dict[str, Any]:
     config = job.config
     command = ["sh", "-c", f"exec {quote_words(job.node_command('$JOB_COMPLETION_INDEX', address))}"]
     return {
-        "completions": config.most,
-        "parallelism": config.most,
+        "completions": config.max_nodes,
+        "parallelism": config.max_nodes,
         "completionMode": "Indexed",
-        "backoffLimit": config.restarts * config.most,
+        "backoffLimit": config.restarts * config.max_nodes,
         "activeDeadlineSeconds": round(3600 * config.hours),
         "podFailurePolicy": describe_failures(CONTAINER),
         "template": {"spec": describe_pod(config, CONTAINER, command, **pod)},
@@ -98,7 +98,7 @@ def build_trainjob(job: ClusterJob) -> list[dict[str, Any]]:
                 "trainer": {
                     "image": config.image,
                     "command": ["torchrun", f"--max-restarts={config.restarts}", "-m", job.module, *job.arguments],
-                    "numNodes": config.most,
+                    "numNodes": config.max_nodes,
                     "numProcPerNode": config.per_node,
                     "resourcesPerNode": describe_resources(config),
                 },

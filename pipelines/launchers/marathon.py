@@ -16,7 +16,7 @@ def write_marathon(job: ClusterJob) -> EngineFiles:
     config = job.config
     address = config.address or f"{config.name}-0.marathon.mesos"
     apps = []
-    for rank in range(config.most):
+    for rank in range(config.max_nodes):
         line = quote_words(job.node_command(str(rank), address))
         app: dict[str, object] = {
             "id": f"/{config.name}-{rank}",

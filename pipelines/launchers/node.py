@@ -82,9 +82,9 @@ def build_agent_config(options: argparse.Namespace) -> "AgentConfig":
     """Returns the settings of torchrun's agent, and sets the variables that its processes need."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    fewest, most = parse_nodes(options.nodes)
+    min_nodes, max_nodes = parse_nodes(options.nodes)
     host = options.address.rpartition(":")[0]
-    is_single = most == 1
+    is_single = max_nodes == 1
     address = None if is_single else find_local_address(host, is_first=options.rank == 0)
     set_thread_share(options.processes)
     interface = find_interface(address) if address else None
@@ -92,8 +92,8 @@ def build_agent_config(options: argparse.Namespace) -> "AgentConfig":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     return LaunchConfig(
-        min_nodes=fewest,
-        max_nodes=most,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
         nproc_per_node=options.processes,
         run_id=options.name,
         rdzv_backend="c10d",

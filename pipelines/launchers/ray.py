@@ -19,9 +19,9 @@ def write_ray(job: ClusterJob) -> EngineFiles:
         InputError: The number of nodes may change; Ray Train starts a fixed number of workers.
     """
     config = job.config
-    if config.fewest != config.most:
+    if config.min_nodes != config.max_nodes:
         raise InputError(f"nodes: expected one number with engine ray, found {config.nodes}: its workers are as many")
-    workers = config.most * config.per_node
+    workers = config.max_nodes * config.per_node
     entry = ["python", "-m", job.module, *job.arguments, "--engine=ray", f"--devices={workers}"]
     if job.module != "pipelines.cache":
         entry.append(f"--machine.restarts={config.restarts}")
@@ -43,9 +43,9 @@ def build_rayjob(job: ClusterJob, entry: str) -> dict[str, Any]:
     head["containers"][0]["resources"] = {"requests": {"cpu": "1", "memory": "4G"}, "limits": {"memory": "4G"}}
     group = {
         "groupName": "nodes",
-        "replicas": config.most,
-        "minReplicas": config.most,
-        "maxReplicas": config.most,
+        "replicas": config.max_nodes,
+        "minReplicas": config.max_nodes,
+        "maxReplicas": config.max_nodes,
         "rayStartParams": {},
         "template": {"spec": worker},
     }

@@ -18,7 +18,7 @@ def write_skypilot(job: ClusterJob) -> EngineFiles:
     command = job.node_command("$SKYPILOT_NODE_RANK", '$(echo "$SKYPILOT_NODE_IPS" | head -n1)')
     task: dict[str, object] = {
         "name": config.name,
-        "num_nodes": config.most,
+        "num_nodes": config.max_nodes,
         "resources": resources,
         "workdir": ".",
     }

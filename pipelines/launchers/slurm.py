@@ -10,17 +10,17 @@ def write_slurm(job: ClusterJob) -> EngineFiles:
     config = job.config
     minutes = max(1, round(60 * config.hours))
     options = [
-        f"--job-name={config.name}", f"--nodes={config.fewest}-{config.most}", "--ntasks-per-node=1",
+        f"--job-name={config.name}", f"--nodes={config.min_nodes}-{config.max_nodes}", "--ntasks-per-node=1",
         f"--cpus-per-task={config.cpus}", f"--mem={config.memory_bytes // 2**20}M", f"--time={minutes}",
         f"--signal=TERM@{config.grace}", "--requeue", "--open-mode=append",
     ]  # fmt: skip
     options += [f"--gpus-per-node={config.gpus}"] if config.gpus else []
     options += [f"--partition={config.queue}"] if config.queue else []
     options += [f"--account={config.account}"] if config.account else []
-    no_kill = ["--no-kill"] if config.fewest < config.most else []  # Slurm would end the job of a lost node
+    no_kill = ["--no-kill"] if config.min_nodes < config.max_nodes else []  # Slurm would end the job of a lost node
     command = job.node_command("$SLURM_NODEID", "$SLURM_LAUNCH_NODE_IPADDR")
-    fewest = f"{config.fewest}:" if config.fewest < config.most else ""
-    command[command.index(f"--nodes={config.nodes}")] = ShellWord(f"--nodes={fewest}$SLURM_NNODES")
+    minimum = f"{config.min_nodes}:" if config.min_nodes < config.max_nodes else ""
+    command[command.index(f"--nodes={config.nodes}")] = ShellWord(f"--nodes={minimum}$SLURM_NNODES")
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in (*options, *no_kill)),

@@ -10,7 +10,7 @@ def write_torchrun(job: ClusterJob) -> EngineFiles:
     """
     config = job.config
     command = ["torchrun", f"--nproc-per-node={config.per_node}", f"--max-restarts={config.restarts}"]
-    if config.most == 1:
+    if config.max_nodes == 1:
         command.append("--standalone")
     else:
         address = config.address or "${ADDRESS:?address of the first node}"
@@ -22,7 +22,7 @@ def write_torchrun(job: ClusterJob) -> EngineFiles:
         ]  # fmt: skip
     command += [f"--shutdown-timeout={config.worker_grace}", "-m", job.module, *job.arguments]
     lines = ["#!/bin/sh", "# Start this on every node, with its number: sh torchrun.sh 0, sh torchrun.sh 1, ..."]
-    lines += ["NODE=${1:?number of this node, from 0}"] if config.most > 1 else []
+    lines += ["NODE=${1:?number of this node, from 0}"] if config.max_nodes > 1 else []
     lines.append(f"exec {quote_words(command)}")
-    submit = ("sh", "torchrun.sh") if config.most == 1 else ()
+    submit = ("sh", "torchrun.sh") if config.max_nodes == 1 else ()
     return EngineFiles({"torchrun.sh": "\n".join(lines) + "\n"}, submit)

@@ -57,7 +57,7 @@ def add_difference(trace: StepTrace, before: StepTrace, after: StepTrace, times:
 
     return StepTrace(
         spread_negative_sizes(add(trace.memory, before.memory, after.memory)),
-        round(trace.held + times * (after.held - before.held)),
+        round(trace.held_bytes + times * (after.held_bytes - before.held_bytes)),
         trace.work.add(after.work.add(before.work, -1), times),
         add(trace.sent, before.sent, after.sent),
         add(trace.calls, before.calls, after.calls),

@@ -118,8 +118,8 @@ def estimate_offload(trace: StepTrace, hardware: Hardware) -> float:
     Weights go to the device for the forward and for the backward pass, gradients come back; AdamW then reads and writes
     weights, gradients and both moments on the CPU, whose memory the devices of a node share.
     """
-    weights = trace.held - trace.memory.get("optimizer", 0)
-    updates = (2 * trace.held + weights) * hardware.devices
+    weights = trace.held_bytes - trace.memory.get("optimizer", 0)
+    updates = (2 * trace.held_bytes + weights) * hardware.devices
     return 3 * weights / hardware.host_link + updates / hardware.host_memory
 
 

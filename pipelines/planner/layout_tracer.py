@@ -127,7 +127,7 @@ class LayoutTracer:
         """
         if self.workload.choose_signals(online=True) == self.workload.choose_signals(online=False):
             return list(cached)
-        teacher_bytes = min((teacher.trace.held for teacher in teachers if teacher.trace is not None), default=0)
+        teacher_bytes = min((teacher.trace.held_bytes for teacher in teachers if teacher.trace is not None), default=0)
         room = self.hardware.memory - teacher_bytes
         tried = {each.layout: each for each in cached if each.train and not each.refusal and each.peak <= room}
         return self._trace_all(lambda layout: self._exchange_signals(tried[layout]), list(tried))
@@ -162,7 +162,7 @@ class LayoutTracer:
             return self._plan(layout, step, rows, tried, offloads=offloads)
 
         candidate = plan(first)
-        never_fits = candidate.trace is None or candidate.trace.held > self.hardware.memory
+        never_fits = candidate.trace is None or candidate.trace.held_bytes > self.hardware.memory
         if not candidate.refusal or never_fits or len(modes) == 1:
             return candidate
         smallest = plan(modes[-1])
@@ -214,7 +214,7 @@ class LayoutTracer:
             return LayoutCandidate(layout, train, rows, refusal=reason, failed=True)
         time, offloaded = estimate_step(extrapolated.whole, self.hardware), 0
         if offloads:
-            offloaded = extrapolated.whole.held
+            offloaded = extrapolated.whole.held_bytes
             seconds = estimate_offload(extrapolated.whole, self.hardware)
             extrapolated = ExtrapolatedTrace(
                 offload_states(extrapolated.whole), offload_states(extrapolated.shallow), extrapolated.layers
@@ -275,7 +275,7 @@ def scale_states(trace: StepTrace, factor: float) -> StepTrace:
     """Returns the trace with optimizer states of this many times the size."""
     states = trace.memory.get("optimizer", 0)
     smaller = round(factor * states)
-    return replace(trace, memory={**trace.memory, "optimizer": smaller}, held=trace.held - states + smaller)
+    return replace(trace, memory={**trace.memory, "optimizer": smaller}, held_bytes=trace.held_bytes - states + smaller)
 
 
 def offload_states(trace: StepTrace) -> StepTrace:
@@ -284,7 +284,7 @@ def offload_states(trace: StepTrace) -> StepTrace:
     What is gathered for a layer stays.
     """
     states = trace.memory.get("optimizer", 0)
-    shards = trace.held - states
+    shards = trace.held_bytes - states
     smaller = {"optimizer": 0}
     smaller |= {name: max(0, trace.memory.get(name, 0) - shards) for name in ("weights", "gradients")}
-    return replace(trace, memory={**trace.memory, **smaller}, held=0)
+    return replace(trace, memory={**trace.memory, **smaller}, held_bytes=0)

@@ -58,7 +58,7 @@ def pair_online(
     assert student.trace is not None
     query = scale_rows(teacher.trace, student.rows / teacher.rows)
     queried = count_turns(teacher.layout, student.layout) * estimate_step(query, hardware).total
-    peak = max(query.peak + student.trace.held, query.held + student.peak)
+    peak = max(query.peak + student.trace.held_bytes, query.held_bytes + student.peak)
     step = (queried + student.seconds) * workload.settings.train.accumulate
     return LayoutPair("online", teacher, student, peak, step, 0.0, workload.steps * step)
 

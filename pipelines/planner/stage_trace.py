@@ -71,7 +71,7 @@ def trace_stages(work: Training | Query, layout: Layout, micro_batches: int, lim
     busiest = max(traces, key=lambda index: traces[index].work.flops)
     layers = [len(part) for part in parts]
     stretch = 1 + (sum(layers) / layers[busiest] - 1) / micro_batches
-    return replace(traces[busiest], memory=larger.memory, held=larger.held, stretch=stretch)
+    return replace(traces[busiest], memory=larger.memory, held_bytes=larger.held_bytes, stretch=stretch)
 
 
 def list_extreme_stages(parts: Sequence[range]) -> list[int]:

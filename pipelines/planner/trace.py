@@ -60,7 +60,7 @@ class StepTrace:
     Args:
         memory: Bytes at the moment when most are in use: weights (gathered ones too), gradients, optimizer,
             activations, logits, and buffers.
-        held: Bytes between steps: weights, optimizer states, and gradients that are kept.
+        held_bytes: Bytes between steps: weights, optimizer states, and gradients that are kept.
         work: What the operators of this process do.
         sent: Collective -> bytes of its results.
         calls: Collective -> how often it is called.
@@ -68,7 +68,7 @@ class StepTrace:
     """
 
     memory: Mapping[str, int]
-    held: int
+    held_bytes: int
     work: OperatorWork
     sent: Mapping[Collective, int]
     calls: Mapping[Collective, int]

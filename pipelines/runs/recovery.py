@@ -28,12 +28,12 @@ class Recovery:
     Args:
         file: Where they are written.
         checkpoints: Folder of the training's checkpoints.
-        most: Number of spikes after which the training fails instead.
+        limit: Number of spikes after which the training fails instead.
         world: The processes of the run, which all see the same spike.
     """
 
-    def __init__(self, file: Path, checkpoints: Path, most: int, world: World):
-        self.file, self.checkpoints, self.most, self.world = file, checkpoints, most, world
+    def __init__(self, file: Path, checkpoints: Path, limit: int, world: World):
+        self.file, self.checkpoints, self.limit, self.world = file, checkpoints, limit, world
         self.spikes = load_spikes(file)
 
     def prepare(self, module: "DistillationModule") -> None:
@@ -48,10 +48,10 @@ class Recovery:
             InputError: There were as many spikes before it as are allowed.
         """
         spike = error.spike
-        if len(self.spikes) >= self.most:
+        if len(self.spikes) >= self.limit:
             raise InputError(
                 f"{label}: expected a loss near {spike.usual:.4g}, found {spike.loss:.4g} in step {spike.step}, after "
-                f"{self.most} recoveries (train.recoveries): lower the learning rate, or look at the data"
+                f"{self.limit} recoveries (train.recoveries): lower the learning rate, or look at the data"
             ) from error
         self.spikes.append(spike)
         if self.world.is_rank_zero:
@@ -59,6 +59,6 @@ class Recovery:
             write_json(self.file, [asdict(spike) for spike in self.spikes])
         console.say(
             f"  {label}: {error}: back to the last checkpoint, without batch {spike.batch}, at "
-            f"{FALL ** len(self.spikes):g} times the learning rate ({len(self.spikes)} of {self.most} recoveries)"
+            f"{FALL ** len(self.spikes):g} times the learning rate ({len(self.spikes)} of {self.limit} recoveries)"
         )
         self.world.share_files(self.checkpoints)

@@ -86,7 +86,7 @@ def fit_module(
     scratch = module.scratch = folder / SCRATCH
     logs = TrainingLogs(folder / LOGS)
     recovery = Recovery(logs.spikes, scratch / "checkpoints", train.recoveries, world)
-    checkpoints = CheckpointWriter(recovery.checkpoints, train.checkpoint_every, world, from_start=recovery.most > 0)
+    checkpoints = CheckpointWriter(recovery.checkpoints, train.checkpoint_every, world, from_start=recovery.limit > 0)
     stopper = EarlyStop(scratch / "best", train.patience, world)
     if world.manages_files:
         recover_folder(stopper.folder)

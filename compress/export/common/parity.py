@@ -24,13 +24,13 @@ class Product:
     """Input and output of a matrix product, each [batch, length, …] or [batch, …].
 
     Args:
-        read: Input.
-        gave: Output.
+        input: Input.
+        output: Output.
         biased: Whether the output includes the bias.
     """
 
-    read: np.ndarray
-    gave: np.ndarray
+    input: np.ndarray
+    output: np.ndarray
     biased: bool = False
 
 
@@ -47,13 +47,13 @@ def layer_differences(products: Mapping[str, Product], reference: nn.Module) -> 
     differences = {}
     for name, seen in products.items():
         layers = [reference.get_submodule(each) for each in name.split("+")]
-        x = torch.from_numpy(seen.read)
+        x = torch.from_numpy(seen.input)
         decisive = ~torch.stack([cast(QuantizedLinear, layer).find_near_ties(x, TIE) for layer in layers]).any(0)
         if not decisive.any():
             differences[name] = float("nan")
             continue
         expected = torch.cat([compute_product(layer, x[decisive], seen.biased) for layer in layers], dim=-1)
-        difference = (torch.from_numpy(seen.gave)[decisive] - expected).abs().max()
+        difference = (torch.from_numpy(seen.output)[decisive] - expected).abs().max()
         differences[name] = float(difference / expected.abs().max().clamp(min=1))
     return differences
 

@@ -25,8 +25,8 @@ _ACTIVATIONS = {
 class ProductOutputs(NamedTuple):
     """Names of the outputs that hold a product's input and output, and whether the output includes the bias."""
 
-    read: str
-    gave: str
+    input: str
+    output: str
     biased: bool
 
 
@@ -227,8 +227,8 @@ def expose_litert_products(
         if name and set(name.split("+")) <= layers.keys():
             products[name] = ends = ProductOutputs(f"{name}:in", f"{name}:out", is_biased(operator))
             definition.outputs += [
-                build_output(ends.read, operator.inputs[0]),
-                build_output(ends.gave, operator.outputs[0]),
+                build_output(ends.input, operator.inputs[0]),
+                build_output(ends.output, operator.outputs[0]),
             ]
     graph.outputs = list(dict.fromkeys(each.tensorIndex for each in definition.outputs))
     return file.packed(), products

@@ -192,4 +192,6 @@ def run_litert_products(file: Path, source: "Source", inputs: Mapping[str, np.nd
         """Returns an output of all texts, [rows, numbers]."""
         return np.concatenate([each[name].reshape(-1, each[name].shape[-1]) for each in outputs])
 
-    return {name: Product(values(ends.read), values(ends.gave), biased=ends.biased) for name, ends in products.items()}
+    return {
+        name: Product(values(ends.input), values(ends.output), biased=ends.biased) for name, ends in products.items()
+    }

@@ -147,14 +147,14 @@ class MemoryPlanner:
         self.numbers = sum(parameter.numel() for parameter in trained)
         # The first pass loads kernels, which take memory once.
         measure_in_training(module, self.longest.build_batch(1), NONE, precision=precision)
-        self.budget, self.held = budget, 0
+        self.budget, self.held_bytes = budget, 0
         self.states = self._measure_states()
         self._update_held()
 
     @property
     def allowed(self) -> int:
         """Bytes that a plan may be predicted to take at most."""
-        return self.held + int((self.budget - self.held) / (1 + _MARGIN))
+        return self.held_bytes + int((self.budget - self.held_bytes) / (1 + _MARGIN))
 
     @property
     def rows(self) -> int:
@@ -168,9 +168,9 @@ class MemoryPlanner:
         that trains the same weights fits.
         """
         while True:
-            before = self.held
+            before = self.held_bytes
             plans = self._list_plans()
-            if self.held <= before + _GROWTH:
+            if self.held_bytes <= before + _GROWTH:
                 return plans
 
     def _list_plans(self) -> list[MemoryPlan]:
@@ -233,7 +233,7 @@ class MemoryPlanner:
         """Returns the bytes that a training holds at most, from the cost of its micro-batches' passes."""
         passes = cost.first if parts == 1 else self.gradients + cost.later
         states, step_peak = self.find_states(optimizer)
-        return self.held + max(states + self._kept_gradients + passes, self.gradients + step_peak)
+        return self.held_bytes + max(states + self._kept_gradients + passes, self.gradients + step_peak)
 
     def find_states(self, optimizer: str) -> tuple[int, int]:
         """Returns the bytes of an optimizer's states, and of a step that creates them; computed for low-bit ones."""
@@ -261,7 +261,7 @@ class MemoryPlanner:
     def _update_held(self) -> None:
         """Notes what the process holds without the training; passes of new shapes load code that stays."""
         return_freed_memory()
-        self.held = max(self.held, self._agree(read_held_memory(self.device)))
+        self.held_bytes = max(self.held_bytes, self._agree(read_held_memory(self.device)))
 
     def _measure_states(self) -> tuple[int, int]:
         """Returns the bytes of the optimizer's states, and of a step that creates them."""

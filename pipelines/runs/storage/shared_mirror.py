@@ -34,7 +34,7 @@ class SharedMirror(Mirror):
     def __init__(self, url: str, console: Console, machine: int, machines: int):
         super().__init__(url, console, f"-{machine}" if machine else "")
         self.machine, self.machines = machine, machines
-        self.held: dict[str, Entry] = {}  # files of the copy here, as the other machines know them
+        self.synced: dict[str, Entry] = {}  # files of the copy here, as the other machines know them
         self.exchanges = 0
 
     def pull(self, *, writes: bool = True) -> None:
@@ -45,7 +45,7 @@ class SharedMirror(Mirror):
         """
         self._record_state()  # so that no earlier index counts
         super().pull(writes=writes and self.machine == 0)
-        self.held = {path: entry for path, entry in self.entries.items() if (self.folder / path).is_file()}
+        self.synced = {path: entry for path, entry in self.entries.items() if (self.folder / path).is_file()}
 
     def share(self, store: KeyValueStore, unfinished: Path | None) -> None:
         """Brings files that other machines wrote here and the other way round.
@@ -61,15 +61,15 @@ class SharedMirror(Mirror):
                 written different contents to a file.
         """
         changes = self._exchange(store)
-        for path in find_removed(changes) & self.held.keys():
+        for path in find_removed(changes) & self.synced.keys():
             remove_file(self.folder, path)
-            del self.held[path]
+            del self.synced[path]
         prefix = f"{unfinished.relative_to(self.folder).as_posix()}/" if unfinished is not None else None
         wanted = {path: entry for path, entry in self.entries.items() if self._is_wanted(path, prefix)}
-        missing = {path: entry for path, entry in wanted.items() if self.held.get(path) != entry}
+        missing = {path: entry for path, entry in wanted.items() if self.synced.get(path) != entry}
         if missing:
             self._download(missing)
-            self.held |= missing
+            self.synced |= missing
         self._gather(store, None)  # objects stay until every machine has read them
 
     def publish(self, store: KeyValueStore) -> None:
@@ -83,7 +83,7 @@ class SharedMirror(Mirror):
     def _exchange(self, store: KeyValueStore) -> list[Changes]:
         """Uploads the changes of this machine and returns those of all; the index has them all at the end."""
         with self._hold_files() as (current, files):
-            local_changes = find_changes(self.held, current)
+            local_changes = find_changes(self.synced, current)
             changes = self._gather(store, local_changes)
             merged = merge_changes(self.entries, changes)
             self._upload({path: entry for path, entry in local_changes.items() if entry is not None}, files)
@@ -91,7 +91,7 @@ class SharedMirror(Mirror):
         if merged != self.entries and self.machine == 0:
             self._check_alone()
             self._replace_index(merged)
-        self.held, self.entries = current, merged
+        self.synced, self.entries = current, merged
         self._gather(store, None)
         return changes
 

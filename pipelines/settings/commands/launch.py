@@ -99,12 +99,12 @@ class LaunchConfig:
             raise InputError(f"mount: expected a path from the root, found {self.mount!r}")
 
     @property
-    def fewest(self) -> int:
+    def min_nodes(self) -> int:
         """The fewest nodes that the command goes on with."""
         return parse_nodes(self.nodes)[0]
 
     @property
-    def most(self) -> int:
+    def max_nodes(self) -> int:
         """The most nodes."""
         return parse_nodes(self.nodes)[1]
 
@@ -150,7 +150,7 @@ def check_engine(engine: str, config: LaunchConfig) -> None:
             "couldn't look for machines"
         )
     is_fixed = engine in ("skypilot", "marathon") or (engine == "kubernetes" and config.form == "trainjob")
-    if is_fixed and config.fewest != config.most:
+    if is_fixed and config.min_nodes != config.max_nodes:
         name = "a trainjob" if engine == "kubernetes" else engine
         raise InputError(f"nodes: expected a fixed number for {name}, found {config.nodes}: it starts all or none")
     for name, engines in _OWN.items():

@@ -63,7 +63,7 @@ def time_models(
         }
 
     calls = (effort.rounds + 1) * effort.size // conditions.batch * sum(len(each.names) for each in groups)
-    with run.console.track(label, effort.most * calls, CALLS) as advance:
+    with run.console.track(label, effort.max_blocks * calls, CALLS) as advance:
         return time_blocks(runners, groups, draw, effort, threads=conditions.threads, on_call=lambda: advance(1))
 
 

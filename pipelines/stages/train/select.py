@@ -206,7 +206,7 @@ class Selection:
         """Returns the label of each row, or the class that the teacher finds most probable where there is none."""
         labels = [] if self.config.source == "unlabelled" else list(self.splits.train.labels)
         if len(labels) < self.size:
-            labels += [int(logits.argmax()) for logits in self.read_answers()[len(labels) :]]
+            labels += [int(logits.argmax()) for logits in self.read_logits()[len(labels) :]]
         return np.array(labels)
 
     def score(self, name: str) -> np.ndarray:
@@ -215,13 +215,13 @@ class Selection:
         if name in DYNAMICS:
             difficulty: Tensor = DYNAMICS[name](read_dynamics(self.teacher), torch.tensor(labels))
             return difficulty.double().numpy()
-        row_logits = self.read_answers()
+        row_logits = self.read_logits()
         if name == "loss":
             return compute_label_loss(torch.cat(row_logits), torch.tensor(labels)).double().numpy()
         measure = {"entropy": entropy, "margin": margin}[name]
         return np.array([float(measure(logits).mean()) for logits in row_logits])
 
-    def read_answers(self) -> list[Tensor]:
+    def read_logits(self) -> list[Tensor]:
         """Returns the teacher's logits for each row, each [rows of logits, classes]."""
         tokenizer, length = self.load_tokenizer(), self.plan.settings.data.max_length
         self.task.configure_tokenizer(tokenizer, self.teacher.folder / MODEL)

@@ -100,7 +100,7 @@ def test_every_product_in_a_file_matches_its_layers(scheme: str, form: str, file
     layers = source.model.config.num_hidden_layers
     assert len(products) in ({layers * 3 + 2} if inside else {layers * apart + 2, layers * 6 + 2})
     assert max(layer_differences(products, source.reference).values()) <= 1e-5
-    assert all(np.abs(seen.gave).max() > 0.01 for seen in products.values())
+    assert all(np.abs(seen.output).max() > 0.01 for seen in products.values())
 
 
 @pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)

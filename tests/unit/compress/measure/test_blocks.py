@@ -9,7 +9,7 @@ from compress.measure.blocks import MAX_GROWTH, BlockTimes, Effort, TimedGroup, 
 from compress.measure.interval import MIN_BLOCKS
 from compress.measure.latency import TEXTS_PER_TURN
 
-EFFORT = Effort(rounds=2, size=3, least=2, most=5, seconds=60.0)
+EFFORT = Effort(rounds=2, size=3, min_blocks=2, max_blocks=5, seconds=60.0)
 
 
 def draw(number: int) -> dict[str, list[dict[str, np.ndarray]]]:
@@ -55,13 +55,13 @@ def test_a_settled_group_takes_no_part_in_further_blocks():
 
 def test_unsettled_groups_are_timed_to_the_limit_of_blocks():
     found = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
-    assert all(each.fastest.shape == (EFFORT.most, 3) for each in found.values())
+    assert all(each.fastest.shape == (EFFORT.max_blocks, 3) for each in found.values())
 
 
 def test_without_time_only_the_least_number_of_blocks_is_timed():
-    effort = Effort(EFFORT.rounds, EFFORT.size, EFFORT.least, EFFORT.most, seconds=0.0)
+    effort = Effort(EFFORT.rounds, EFFORT.size, EFFORT.min_blocks, EFFORT.max_blocks, seconds=0.0)
     found = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, effort)
-    assert len(found["teacher"].times) == EFFORT.least
+    assert len(found["teacher"].times) == EFFORT.min_blocks
 
 
 def test_a_summary_is_over_the_calls_of_all_blocks():
@@ -86,7 +86,7 @@ def test_a_summary_is_over_the_calls_of_all_blocks():
 )
 def test_the_planned_blocks_hold_at_least_the_requested_texts_and_are_enough_for_an_interval(texts, batch, expected):
     effort = Effort.plan(texts, 8, batch, 10.0)
-    assert (effort.rounds, effort.size, effort.least) == expected
-    assert effort.size * effort.least >= texts
+    assert (effort.rounds, effort.size, effort.min_blocks) == expected
+    assert effort.size * effort.min_blocks >= texts
     assert effort.size % batch == 0
-    assert effort.most == MAX_GROWTH * effort.least
+    assert effort.max_blocks == MAX_GROWTH * effort.min_blocks

@@ -169,11 +169,11 @@ def test_shards_go_to_the_cpu_where_nothing_else_fits():
     two = replace(FOUR, nodes=1)
     layout = parse_layout("fsdp=2", 2)
     (plain,) = LayoutTracer(workload, two).trace_students([layout])
-    tight = replace(two, memory=plain.trace.held * 2 // 3)
+    tight = replace(two, memory=plain.trace.held_bytes * 2 // 3)
     found = LayoutTracer(workload, tight).trace_students([layout])
     last = found[-1]
     assert all(choice.refusal for choice in found[:-1])
-    assert last.offloaded == plain.trace.held
+    assert last.offloaded == plain.trace.held_bytes
     assert last.trace.memory["optimizer"] == 0
     assert 0 < last.peak <= plain.peak - plain.trace.memory["optimizer"]
     assert last.seconds > plain.seconds

@@ -53,7 +53,7 @@ def test_two_stages_share_the_work_and_the_states():
     with simulate_world(2):
         first, last = (extrapolate_stage(Training(build, build_fake_batch), divide(2), 4, index) for index in (0, 1))
     assert first.work.flops + last.work.flops == pytest.approx(whole.work.flops, rel=0.01)
-    assert first.held + last.held == pytest.approx(whole.held, rel=0.02)
+    assert first.held_bytes + last.held_bytes == pytest.approx(whole.held_bytes, rel=0.02)
 
 
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
@@ -146,7 +146,7 @@ def test_checkpointing_and_frozen_models():
         frozen = trace_stages(Query(build, build_fake_batch), Layout(pp=2), 4)
     assert full.memory["activations"] < plain.memory["activations"] / 2
     assert full.work.flops > 1.2 * plain.work.flops
-    assert frozen.held == pytest.approx(plain.held / 3, rel=0.05)
+    assert frozen.held_bytes == pytest.approx(plain.held_bytes / 3, rel=0.05)
     assert frozen.work.flops == pytest.approx(plain.work.flops / 3, rel=0.1)
 
 
@@ -157,6 +157,6 @@ def test_a_stage_of_four_layers_is_that_of_its_own_trace(index, checkpointing):
     with simulate_world(2):
         found = extrapolate_stage(training, divide(2), 4, index)
         own = trace_stage(training, divide(2), 4, index, 4)
-    assert found.held == own.held
+    assert found.held_bytes == own.held_bytes
     assert found.work.flops == pytest.approx(own.work.flops, rel=1e-6)
     assert found.peak == pytest.approx(own.peak, rel=0.03)

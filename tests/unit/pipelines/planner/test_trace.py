@@ -121,17 +121,17 @@ def test_replicas_keep_all_gradients_and_sum_them(layout, parameters):
     found = trace(layout, 4)
     assert sum_sent(found, "all_reduce") == pytest.approx(4 * parameters, rel=1e-3)
     share = 4 if layout == "zero1" else 1
-    assert found.held == pytest.approx(8 * parameters + 8 * parameters / share, rel=0.25 if share > 1 else 0.02)
+    assert found.held_bytes == pytest.approx(8 * parameters + 8 * parameters / share, rel=0.25 if share > 1 else 0.02)
 
 
 def test_a_frozen_model_has_weights_and_the_activations_of_a_layer(parameters):
     found, sharded = ask("replicated", 1), ask("fsdp=4", 4)
-    assert found.held == pytest.approx(4 * parameters, rel=0.02)
+    assert found.held_bytes == pytest.approx(4 * parameters, rel=0.02)
     assert found.memory.get("gradients", 0) == found.memory.get("optimizer", 0) == 0
     assert found.peak < trace("replicated", 1).peak / 3
     trained = trace("replicated", 1).work.flops
     assert found.work.flops == pytest.approx(trained / 3, rel=0.1)  # attention's backward is 2.5 of it
-    assert sharded.held == pytest.approx(4 * parameters / 4, rel=0.05)
+    assert sharded.held_bytes == pytest.approx(4 * parameters / 4, rel=0.05)
 
 
 def test_half_precision_halves_what_is_gathered_and_kept():
@@ -139,7 +139,7 @@ def test_half_precision_halves_what_is_gathered_and_kept():
     with simulate_world(4):
         half = trace_step(Training(build, build_fake_batch, precision="bf16-mixed"), parse_layout("fsdp=4", 4))
     assert sum_sent(half, "allgather_base") == pytest.approx(sum_sent(plain, "allgather_base") / 2, rel=0.02)
-    assert half.held == pytest.approx(plain.held, rel=0.01)
+    assert half.held_bytes == pytest.approx(plain.held_bytes, rel=0.01)
     assert half.peak < plain.peak
 
 
@@ -151,7 +151,7 @@ def test_weights_of_any_size_are_traced_without_memory():
         found = trace_query(
             Query(lambda: BertForSequenceClassification(wide), build_fake_batch), parse_layout("fsdp=4", 4)
         )
-    assert found.held > 1.5e9
+    assert found.held_bytes > 1.5e9
 
 
 @pytest.mark.parametrize("measured", [("none", 11_789_825_536), ("full", 3_093_456_896)], ids=lambda each: each[0])

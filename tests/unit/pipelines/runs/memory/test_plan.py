@@ -86,7 +86,7 @@ def test_less_memory_means_more_parts_or_recomputation_within_the_budget(data):
     module = build_module()
     planner = plan_with(module, data, PLENTY)
     plain = planner.list_plans()[0]
-    floor = planner.held + planner.states[0] + 2 * planner.gradients
+    floor = planner.held_bytes + planner.states[0] + 2 * planner.gradients
     assert plain.peak - floor > 20e6  # activations
     budget = int(floor + 0.4 * (plain.peak - floor))
     planner = plan_with(module, data, budget)
@@ -160,8 +160,8 @@ def test_a_plan_whose_measured_peak_does_not_fit_is_followed_by_one_with_more_pa
     planner.costs[("none", "none", 16)] = PassCost(0, 20 << 20, 0.2)
     states, step_peak = planner.states
     passes = 42 << 20  # 32 rows are predicted to take 41 MiB, and measured with 90
-    allowed = planner.held + planner.gradients + max(states, step_peak) + passes
-    planner.budget = planner.held + round(1.1 * (allowed - planner.held))
+    allowed = planner.held_bytes + planner.gradients + max(states, step_peak) + passes
+    planner.budget = planner.held_bytes + round(1.1 * (allowed - planner.held_bytes))
     plan = planner.plan_mode("none", "none", "adamw")
     assert (plan.parts, plan.seconds) == (4, pytest.approx(0.8))
 
