@@ -85,7 +85,7 @@ def write(argv: Sequence[str]) -> None:
     parse_layout(config.layout, config.devices if not is_distributed() else count_processes(), "layout")
 
     from pipelines.stages.cache.job import open_teacher, prepare_job
-    from pipelines.stages.cache.run import check_layout, fill_here, fill_together, print_forecast
+    from pipelines.stages.cache.run import check_layout, print_forecast, write_on_all_processes, write_on_one_process
 
     opened = open_teacher(config)
     starts = (config.devices > 1 or config.engine == "ray") and not is_distributed()
@@ -115,12 +115,12 @@ def write(argv: Sequence[str]) -> None:
         print_forecast(console, config, job)
         return
     if world.size == 1:
-        fill_here(console, config, job)
+        write_on_one_process(console, config, job)
     else:
         from pipelines.runs.failure_reports import explain_failures
 
         with explain_failures(world):
-            fill_together(console, config, job, world, mesh)
+            write_on_all_processes(console, config, job, world, mesh)
     leave_world()
 
 
@@ -174,7 +174,7 @@ def rebuild(argv: Sequence[str]) -> None:
     from distill.cache.format.store import lock_plan, open_store, repair_files, require_folder
     from pipelines.stages.cache.job import open_teacher, prepare_job
     from pipelines.stages.cache.record import restore_settings
-    from pipelines.stages.cache.run import fill_here
+    from pipelines.stages.cache.run import write_on_one_process
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
@@ -185,7 +185,7 @@ def rebuild(argv: Sequence[str]) -> None:
         console.say(f"  cache: {name} restored from its other copy")
     metadata = open_store(folder).metadata
     settings = restore_settings(folder, metadata, teacher=config.teacher, data=config.data)
-    fill_here(console, settings, prepare_job(open_teacher(settings)), metadata["made_from"])
+    write_on_one_process(console, settings, prepare_job(open_teacher(settings)), metadata["made_from"])
 
 
 def set_threads(threads: int) -> None:

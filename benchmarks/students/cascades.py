@@ -75,7 +75,7 @@ def compare(options: argparse.Namespace, name: str, seed: int) -> Compared:
 
 def measure_means(options: argparse.Namespace, seed: int) -> dict[str, float]:
     """Returns each student's mean latency on validation texts, as the cascades of its seed are chosen by it."""
-    folder = name_folder(options, seed) / "member-answers"
+    folder = name_folder(options, seed) / "member-logits"
     if not list(folder.glob("*/manifest.json")):
         run_cascade(options, seed, "--score", "0.01")  # any cascade: the first one measures the students
     (manifest,) = folder.glob("*/manifest.json")

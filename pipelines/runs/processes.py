@@ -77,14 +77,14 @@ class World:
         return self.rank == 0
 
     @property
-    def is_first_here(self) -> bool:
+    def is_first_on_machine(self) -> bool:
         """Whether this process is the first one of its machine."""
-        return self.size == 1 or is_first_here()
+        return self.size == 1 or is_first_on_machine()
 
     @property
     def manages_files(self) -> bool:
         """Whether this process creates, renames and removes folders of the output, or of its machine's copy of it."""
-        return self.is_rank_zero if self.files is None else self.is_first_here
+        return self.is_rank_zero if self.files is None else self.is_first_on_machine
 
     @property
     def everyone(self) -> "World":
@@ -128,7 +128,7 @@ class World:
         """
         if self.size == 1:
             return compute()
-        values: list[_Value | None] = self.gather(compute() if self.is_first_here else None)
+        values: list[_Value | None] = self.gather(compute() if self.is_first_on_machine else None)
         return next(value for value in reversed(values[: self.rank + 1]) if value is not None)
 
     def barrier(self) -> None:
@@ -144,7 +144,7 @@ class World:
         """
         self.barrier()
         if self.files is not None:
-            if self.is_first_here:
+            if self.is_first_on_machine:
                 self.files.share(self.shared_store, unfinished)
             self.barrier()
 
@@ -271,7 +271,7 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def is_first_here() -> bool:
+def is_first_on_machine() -> bool:
     """Returns whether this process is the first one of its machine; works before they are connected."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 

@@ -80,7 +80,7 @@ class Reader:
         """
         results = []
         for rows, logits in self.run(texts, max_length):
-            results += zip(self.choose_answers(rows, logits), logits, strict=True)
+            results += zip(self.choose_classes(rows, logits), logits, strict=True)
         return results
 
     def encode(self, texts, max_length=512):
@@ -100,7 +100,7 @@ class Reader:
             inputs = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask", "type_ids"))
             yield rows, self.compute_logits(*inputs)
 
-    def choose_answers(self, rows, logits):
+    def choose_classes(self, rows, logits):
         """Returns what the logits of texts mean, see `classify`."""
         labels, problem = self.labels, self.config.get("problem_type")
         if logits[0].ndim == 2:

@@ -8,7 +8,7 @@ from typing import Any
 from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.console import Console
-from pipelines.runs.processes import FileExchange, find_machine, is_first_here, is_first_process
+from pipelines.runs.processes import FileExchange, find_machine, is_first_on_machine, is_first_process
 from pipelines.runs.storage.fetch import fetch
 from pipelines.runs.storage.mirror import Mirror
 from pipelines.runs.storage.shared_mirror import SharedMirror
@@ -37,7 +37,7 @@ def localize(settings: DistillConfig) -> Iterator[tuple[DistillConfig, FileExcha
     elif machines > 1:
         check_exchanged(settings)
         shared = SharedMirror(settings.output, Console(), machine, machines)
-        if is_first_here():
+        if is_first_on_machine():
             shared.pull(writes=not settings.dry_run)
         yield replace(settings, output=str(shared.folder)), shared
         shared.console.say(f"  output: {settings.output}, and here {shared.folder}")

@@ -147,7 +147,9 @@ def fingerprint_once(world: World, model: PreTrainedModel, stored: Path | None, 
     """
     if stored is not None:
         return world.compute_once(lambda: stored_fingerprint(stored, auto_class))
-    fingerprint = weights_fingerprint(model, keep=world.is_first_here)  # gathers sharded weights, on every process
+    fingerprint = weights_fingerprint(
+        model, keep=world.is_first_on_machine
+    )  # gathers sharded weights, on every process
     return world.compute_once(lambda: fingerprint)
 
 

@@ -42,7 +42,9 @@ def check_layout(config: WriteConfig, teacher: Checkpoint, processes: int) -> La
     return layout
 
 
-def fill_here(console: Console, config: WriteConfig, job: Job, made_from: Mapping[str, object] | None = None) -> None:
+def write_on_one_process(
+    console: Console, config: WriteConfig, job: Job, made_from: Mapping[str, object] | None = None
+) -> None:
     """Writes the missing shards in this process, and prints a description of the cache.
 
     `made_from` are the settings that are stored in the cache; by default those of `config`.
@@ -64,7 +66,9 @@ def fill_here(console: Console, config: WriteConfig, job: Job, made_from: Mappin
     print_cache(console, open_store(Path(config.cache)))
 
 
-def fill_together(console: Console, config: WriteConfig, job: Job, world: World, mesh: DeviceMesh | None) -> None:
+def write_on_all_processes(
+    console: Console, config: WriteConfig, job: Job, world: World, mesh: DeviceMesh | None
+) -> None:
     """Writes the missing shards on all processes; the first one prints a description of the cache."""
     folder = Path(config.cache)
     write_together(

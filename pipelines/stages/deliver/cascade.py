@@ -55,7 +55,7 @@ def run_cascade(config: CascadeConfig, console: Console) -> Artefact:
         exported.append(export_checkpoint(run, model_settings, each, data))
     check_refused([each.export for each in exported])
     models = CascadeModels(run, replace(config, data=settings.data), data, exported)
-    done = thresholds_stage(models, member_answers_stage(models))
+    done = thresholds_stage(models, member_logits_stage(models))
     with republish_folder(run.output / CASCADE, console.say) as fresh:
         link_tree(done.folder / CASCADE, fresh)
     return done
@@ -80,7 +80,7 @@ def check_members(checkpoints: Sequence[Checkpoint], task: str) -> None:
             )
 
 
-def member_answers_stage(models: CascadeModels) -> Artefact:
+def member_logits_stage(models: CascadeModels) -> Artefact:
     """Writes `validation.npz` and `test.npz`, the logits of every model, and measures the students' mean latencies."""
 
     def work(folder: Path) -> JsonObject:
@@ -90,7 +90,7 @@ def member_answers_stage(models: CascadeModels) -> Artefact:
             np.savez(folder / f"{part}.npz", **logits)  # type: ignore[arg-type]
         return time_members(models, {name: members[name] for name in models.students})
 
-    return models.run.stage("member-answers", models.settings, models.inputs, work, version=VERSION)
+    return models.run.stage("member-logits", models.settings, models.inputs, work, version=VERSION)
 
 
 def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonObject:

@@ -25,7 +25,7 @@ from distill.tasks.logit_rows import OutputRows
 from distill.train.module import DistillationModule
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.augment import EPOCH_ROWS, ROWS
-from pipelines.stages.train.cached_answers import read_cached_answers
+from pipelines.stages.train.cached_logits import read_cached_logits
 
 RowValues = Callable[[Batch, Tensor], Tensor]  # a batch and the teacher's logits as rows -> a value of each row
 
@@ -103,7 +103,7 @@ def measure_rows(
     """
     assert data.signals is not None
     means = np.zeros(len(data.train))
-    for numbers, batch, teacher, counts in read_cached_answers(
+    for numbers, batch, teacher, counts in read_cached_logits(
         data.train, data.signals, output_rows, data.pad_id, device
     ):
         means[numbers] = [float(part.mean()) for part in compute(batch, teacher).double().cpu().split(counts)]

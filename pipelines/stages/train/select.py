@@ -33,7 +33,7 @@ from pipelines.stages.prepare.data import read_data, read_task, read_task_settin
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
 from pipelines.stages.prepare.training_dynamics import read_dynamics
-from pipelines.stages.train.cached_answers import read_cached_answers
+from pipelines.stages.train.cached_logits import read_cached_logits
 from pipelines.stages.train.training_inputs import open_cached_signals
 
 VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -238,7 +238,7 @@ class Selection:
             return [self.task.output_rows.logits({}, sample["logits"]) for sample in samples][first:]
         row_logits: list[Tensor] = [torch.zeros(0)] * len(rows)
         signals = open_cached_signals(self.cache)
-        for numbers, _, logits, counts in read_cached_answers(rows, signals, self.task.output_rows, pad_id):
+        for numbers, _, logits, counts in read_cached_logits(rows, signals, self.task.output_rows, pad_id):
             for number, each in zip(numbers, logits.split(counts), strict=True):
                 row_logits[number] = each
         return row_logits[first:]

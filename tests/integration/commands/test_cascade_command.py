@@ -91,7 +91,7 @@ def test_another_score_reuses_the_members_answers(made, students):
     (teacher,) = (layers / "teacher").glob("*/model")
     again = [*arguments, "--teacher", str(teacher), "--output", str(made)]
     message = run_to_success("cascade", [*again, "--score", "0.5"])
-    assert "member-answers: already complete, skipped" in message
+    assert "member-logits: already complete, skipped" in message
     assert len(list((made / "thresholds").glob("*/cascade/cascade.json"))) == 2
 
 

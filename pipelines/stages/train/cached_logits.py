@@ -15,8 +15,8 @@ from distill.tasks.logit_rows import OutputRows
 _ROWS = 64
 
 
-class AnsweredBatch(NamedTuple):
-    """A batch with the teacher's answers.
+class LogitsBatch(NamedTuple):
+    """A batch with the teacher's logits.
 
     Args:
         numbers: Numbers of its samples, int64 [batch].
@@ -31,14 +31,14 @@ class AnsweredBatch(NamedTuple):
     counts: list[int]
 
 
-def read_cached_answers(
+def read_cached_logits(
     rows: EncodedRows, signals: Signals, output_rows: OutputRows, pad_id: int, device: torch.device | None = None
-) -> Iterator[AnsweredBatch]:
+) -> Iterator[LogitsBatch]:
     """Yields all samples in batches of similar length, on `device` or the CPU."""
     batches = EvalBatches(rows, _ROWS, pad_id)
     for numbers, batch in zip(batches.order, batches, strict=True):
         logits = cast(TeacherSignals, signals(batch))["logits"]
         on_device = {name: value.to(device) for name, value in batch.items()}
-        yield AnsweredBatch(
+        yield LogitsBatch(
             numbers, on_device, output_rows.logits(on_device, logits.to(device)), output_rows.counts(on_device)
         )
