@@ -47,30 +47,32 @@ def split_path(file: Path) -> tuple[str, ...]:
 
 def imported_modules(file: Path, known: dict[str, Path]) -> set[str]:
     """Returns the modules of this repository that a file imports, at its top or when it is called."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {node.module} if inner - set(known) else set()
-            found |= inner
-    return found & set(known)
+            imported |= {node.module} if inner - set(known) else set()
+            imported |= inner
+    return imported & set(known)
 
 
 def imports_between_packages() -> dict[str, list[str]]:
     """Returns package -> packages that it imports from, where a package includes the packages inside it."""
-    known, every = modules(), list_packages()
-    found: dict[str, set[str]] = {outer_package(package): set() for package in every}
+    known, packages = modules(), list_packages()
+    imports: dict[str, set[str]] = {outer_package(package): set() for package in packages}
     for name, file in known.items():
-        own = outer_package(find_package(name, every))
-        found[own] |= {outer_package(find_package(other, every)) for other in imported_modules(file, known)} - {own}
-    return {package: sorted(others) for package, others in found.items()}
+        importer = outer_package(find_package(name, packages))
+        imports[importer] |= {
+            outer_package(find_package(other, packages)) for other in imported_modules(file, known)
+        } - {importer}
+    return {package: sorted(others) for package, others in imports.items()}
 
 
-def find_package(module: str, every: Sequence[str]) -> str:
+def find_package(module: str, packages: Sequence[str]) -> str:
     """Returns the folder or module of `every` that a module belongs to."""
-    return module if module in every else module.rpartition(".")[0]
+    return module if module in packages else module.rpartition(".")[0]
 
 
 def outer_package(package: str) -> str:
@@ -110,10 +112,10 @@ def page_with_table() -> str:
 def missing_names(page: str) -> list[str]:
     """Returns `file: name` for each row `| file | name | … |` of a page whose file doesn't define the name."""
     missing = []
-    for place, name in re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", page, re.M):
-        file = ROOT / place
+    for path, name in re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", page, re.M):
+        file = ROOT / path
         if not file.is_file() or name not in defined_names(file):
-            missing.append(f"{place}: {name}")
+            missing.append(f"{path}: {name}")
     return missing
 
 
@@ -127,13 +129,13 @@ def main(argv: Sequence[str]) -> int:
     """Writes the picture and its page, or with `--check` compares them with the code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare picture and table with the code")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     missing = missing_names(PAGE.read_text())
     for name in missing:
         print(f"{PAGE.relative_to(ROOT)}: names {name}, which doesn't exist", file=sys.stderr)
     stale = int(bool(missing))
     for file, text in ((PICTURE, picture()), (PAGE, page_with_table())):
-        if not given.check:
+        if not arguments.check:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         elif not file.is_file() or file.read_text() != text:

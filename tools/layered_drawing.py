@@ -44,16 +44,16 @@ def draw(boxes: Sequence[Box], arrows: Graph) -> str:
     floors, lanes = list_floors(reduced)
     for number in range(SWEEPS):
         sort_floors(floors, lanes, downward=number % 2 == 0)
-    places = place_boxes(floors, by_name)
-    width = max(x + measure_box(name, by_name)[0] for name, (x, _) in places.items()) + MARGIN
+    positions = place_boxes(floors, by_name)
+    width = max(x + measure_box(name, by_name)[0] for name, (x, _) in positions.items()) + MARGIN
     height = MARGIN * 2 + len(floors) * HEIGHT + (len(floors) - 1) * FLOOR
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-family="sans-serif">',
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         f'orient="auto"><path d="{TIP}" fill="#607080"/></marker></defs>',
         f'<rect width="{width:.0f}" height="{height}" fill="#ffffff"/>',
-        *(arrow_path(lane, places, by_name) for lane in lanes),
-        *(box_text(by_name[name], *place) for name, place in places.items() if name in by_name),
+        *(arrow_path(lane, positions, by_name) for lane in lanes),
+        *(box_text(by_name[name], *position) for name, position in positions.items() if name in by_name),
         "</svg>\n",
     ]
     return "\n".join(parts)
@@ -104,14 +104,14 @@ def list_floors(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def sort_floors(floors: list[list[str]], lanes: Sequence[Sequence[str]], *, downward: bool) -> None:
-    """Moves each box of a floor towards the mean place of the boxes that it is joined to on the floor before."""
+    """Moves each box of a floor towards the mean position of the boxes that it is joined to on the floor before."""
     joined: dict[str, list[str]] = {}
     for lane in lanes:
         for upper, lower in zip(lane, lane[1:], strict=False):
             first, second = (lower, upper) if downward else (upper, lower)
             joined.setdefault(first, []).append(second)
     for floor in floors if downward else floors[::-1]:
-        share = {name: (place + 0.5) / len(each) for each in floors for place, name in enumerate(each)}
+        share = {name: (position + 0.5) / len(each) for each in floors for position, name in enumerate(each)}
         wanted = {
             name: sum(share[other] for other in others) / len(others) if (others := joined.get(name)) else share[name]
             for name in floor
@@ -127,20 +127,20 @@ def measure_box(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
 def place_boxes(floors: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict[str, tuple[float, int]]:
     """Returns name -> left upper corner; every floor is centred."""
     widths = [sum(measure_box(name, boxes)[0] for name in floor) + GAP * (len(floor) - 1) for floor in floors]
-    places = {}
+    positions = {}
     for number, (floor, width) in enumerate(zip(floors, widths, strict=True)):
         x = MARGIN + (max(widths) - width) / 2
         for name in floor:
-            places[name] = (x, MARGIN + number * (HEIGHT + FLOOR))
+            positions[name] = (x, MARGIN + number * (HEIGHT + FLOOR))
             x += measure_box(name, boxes)[0] + GAP
-    return places
+    return positions
 
 
-def arrow_path(lane: Sequence[str], places: Mapping[str, tuple[float, int]], boxes: Mapping[str, Box]) -> str:
+def arrow_path(lane: Sequence[str], positions: Mapping[str, tuple[float, int]], boxes: Mapping[str, Box]) -> str:
     """Returns the SVG path of an arrow through the layers."""
     points = []
     for name in lane:
-        x, y = places[name]
+        x, y = positions[name]
         middle = x + measure_box(name, boxes)[0] / 2
         points += [(middle, y)] if name == lane[-1] else [(middle, y + HEIGHT)] if name == lane[0] else []
         points += [(middle, y), (middle, y + HEIGHT)] if name not in boxes else []
@@ -156,10 +156,10 @@ def box_text(box: Box, x: float, y: int) -> str:
     """Returns the SVG text of a box."""
     middle = f"{x + WIDTH / 2:.0f}"
     lines = textwrap.wrap(box.text, COLUMNS, max_lines=LINES, placeholder=" …")
-    words = "".join(f'<tspan x="{middle}" dy="13">{escape(line)}</tspan>' for line in lines)
+    spans = "".join(f'<tspan x="{middle}" dy="13">{escape(line)}</tspan>' for line in lines)
     return (
         f'<g><rect x="{x:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{box.color}" stroke="#607080"/>'
         f'<text x="{middle}" y="{y + 17}" text-anchor="middle" font-size="13" font-weight="bold" '
         f'fill="#102030">{escape(box.name)}</text>'
-        f'<text y="{y + 20}" text-anchor="middle" font-size="10" fill="#304050">{words}</text></g>'
+        f'<text y="{y + 20}" text-anchor="middle" font-size="10" fill="#304050">{spans}</text></g>'
     )

@@ -36,15 +36,15 @@ def list_changes(commit: str) -> list[str]:
 
 def select_tests(files: list[str]) -> list[str]:
     """Returns changed unit tests, and those of the packages of changed modules: `tests/unit` mirrors the packages."""
-    found: set[str] = set()
+    tests: set[str] = set()
     for name in files:
-        place = Path(name)
-        if place.parts[:2] == ("tests", "unit") and place.name.startswith("test_") and (ROOT / place).is_file():
-            found.add(name)
-        elif place.parts[0] in PACKAGES and place.suffix == ".py":
-            found |= {str(test.relative_to(ROOT)) for test in find_tests(place.parent)}
-            found.add("tests/unit/test_package_boundaries.py")
-    return sorted(found)
+        path = Path(name)
+        if path.parts[:2] == ("tests", "unit") and path.name.startswith("test_") and (ROOT / path).is_file():
+            tests.add(name)
+        elif path.parts[0] in PACKAGES and path.suffix == ".py":
+            tests |= {str(test.relative_to(ROOT)) for test in find_tests(path.parent)}
+            tests.add("tests/unit/test_package_boundaries.py")
+    return sorted(tests)
 
 
 def find_tests(package: Path) -> list[Path]:

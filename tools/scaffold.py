@@ -85,14 +85,14 @@ def check_unused(kind: Kind, fields: Mapping[str, str]) -> None:
         ScaffoldError: One is.
     """
     new = [ROOT / fill(path, fields) for path in kind.files]
-    found = next((each for path in new for each in (path, path.with_suffix("")) if each.exists()), None)
-    if found is None:
+    existing = next((each for path in new for each in (path, path.with_suffix("")) if each.exists()), None)
+    if existing is None:
         marks = [f'"{fields["name"]}"', f'"{fields["label"]}"', f"def {fields['name']}("]
         registries = [ROOT / edit.file for edit in kind.edits if edit.file.endswith(".py")]
-        found = next((file for file in registries if any(mark in read_text(file) for mark in marks)), None)
-    if found is not None:
+        existing = next((file for file in registries if any(mark in read_text(file) for mark in marks)), None)
+    if existing is not None:
         raise ScaffoldError(
-            f"expected a name that isn't in use, found it in {found.relative_to(ROOT)}: the existing code would be "
+            f"expected a name that isn't in use, found it in {existing.relative_to(ROOT)}: the existing code would be "
             "overwritten or hidden"
         )
 
@@ -139,8 +139,8 @@ def insert_text(text: str, edit: Edit, added: str) -> str:
         )
     first = lines.index(edit.anchor) + 1
     if edit.end is None:
-        place = first - 1 if edit.before else first
-        return "\n".join([*lines[:place], *added.splitlines(), *lines[place:], ""])
+        index = first - 1 if edit.before else first
+        return "\n".join([*lines[:index], *added.splitlines(), *lines[index:], ""])
     if edit.end not in lines[first:]:
         raise ScaffoldError(
             f"{edit.file}: expected the line {edit.end.strip()!r} below {edit.anchor.strip()!r}, found none: the place "

@@ -77,12 +77,12 @@ class ParserCalledError(Exception):
 
 def all_commands() -> list[Command]:
     """Returns every command, by calling each one's main function up to the parsing of its arguments."""
-    found = []
+    commands = []
     for name in COMMANDS:
         main = import_module(f"pipelines.{name}").main
-        for words in [[word] for word in cache.ABOUT] if name == "cache" else [[]]:
-            found.append(called_parser(" ".join([name, *words]), main, words))
-    return found
+        for subcommand in [[word] for word in cache.ABOUT] if name == "cache" else [[]]:
+            commands.append(called_parser(" ".join([name, *subcommand]), main, subcommand))
+    return commands
 
 
 def called_parser(name: str, main: Any, arguments: Sequence[str]) -> Command:
@@ -238,9 +238,9 @@ def main(argv: Sequence[str]) -> int:
     """Writes the reference, or with `--check` compares it with the code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare the page with the settings")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     text = page_text(all_commands())
-    if not given.check:
+    if not arguments.check:
         PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(text)
         return 0

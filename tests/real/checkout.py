@@ -102,22 +102,22 @@ class Checkout:
     """
 
     def __init__(self, folder: Path):
-        self.place, self.record = folder / "checkout", folder / "commands.jsonl"
-        if not self.place.exists():
-            create_inputs(self.place)
+        self.root, self.record = folder / "checkout", folder / "commands.jsonl"
+        if not self.root.exists():
+            create_inputs(self.root)
         self.done: dict[str, Done] = {}
         if self.record.exists():
-            found = [Done(**json.loads(line)) for line in self.record.read_text().splitlines()]
-            self.done = {each.line: each for each in found}
+            earlier_runs = [Done(**json.loads(line)) for line in self.record.read_text().splitlines()]
+            self.done = {each.line: each for each in earlier_runs}
 
     def run(self, line: str) -> Done:
         """Runs the reduced command, or returns its earlier result."""
         if line not in self.done:
             for earlier in prerequisites_of(line):
-                found = self.run(earlier)
-                assert found.code == 0, f"{line!r} needs what {earlier!r} makes:\n{found.output}"
+                prerequisite = self.run(earlier)
+                assert prerequisite.code == 0, f"{line!r} needs what {earlier!r} makes:\n{prerequisite.output}"
             self.provide(line)
-            self.done[line] = execute(reduced_command(line), self.place, LIMIT, written=line)
+            self.done[line] = execute(reduced_command(line), self.root, LIMIT, written=line)
             with self.record.open("a") as file:
                 file.write(json.dumps(asdict(self.done[line])) + "\n")
         return self.done[line]
@@ -127,19 +127,19 @@ class Checkout:
 
         Decoders are copies of the trained ones.
         """
-        public = self.place.parent / "shared" / "data"  # of `../shared/data`
+        public = self.root.parent / "shared" / "data"  # of `../shared/data`
         if "../shared/data/" in line and not public.exists():
             write_public_sets(public)
         for name, create in ENCODERS.items():
-            if name in line and not (self.place / name).exists():
-                create(self.place / name)
+            if name in line and not (self.root / name).exists():
+                create(self.root / name)
         for name, source in (("my_llama", "small-lm"), ("my-llama", "small-lm"), ("other-llama", "other-lm")):
-            target = self.place / name
+            target = self.root / name
             if name in line and not target.exists():
-                shutil.copytree(self.place / "runs" / source / "model", target)
+                shutil.copytree(self.root / "runs" / source / "model", target)
                 settings = target / "tokenizer_config.json"
                 settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}))
-                train_on_chats(target, self.place / "my_chats" / "train.jsonl")
+                train_on_chats(target, self.root / "my_chats" / "train.jsonl")
 
 
 def reduced_command(line: str) -> str:
@@ -149,7 +149,12 @@ def reduced_command(line: str) -> str:
     if line == "make demo":
         printed = subprocess.run(shlex.split(MAKE), cwd=ROOT, capture_output=True, text=True, check=True).stdout
         return reduced_command(printed.strip())
-    changes = {name: value for part, own in SMALLER.items() if part in f"{line} " for name, value in own.items()}
+    changes = {
+        name: value
+        for part, changes_of_part in SMALLER.items()
+        if part in f"{line} "
+        for name, value in changes_of_part.items()
+    }
     if "cache write" in line or "--until" in line:
         changes.pop("until", None)
     for name, value in changes.items():
@@ -170,44 +175,44 @@ def prerequisites_of(line: str) -> list[str]:
         wanted = ["runs/small-lm", *(name for name in wanted if name != "runs/small-lm")]
     if "other-llama" in line:
         wanted.append("runs/other-lm")
-    return [maker_of(name) for name in wanted]
+    return [find_maker(name) for name in wanted]
 
 
-def maker_of(name: str) -> str:
-    own = {"runs/demo": DEMO, "runs/small-lm": SMALL_LM, "runs/other-lm": OTHER_LM}
-    if name in own:
-        return own[name]
-    every = [line for document in DOCUMENTS for line in commands_of(document)]
-    return next(line for line in every if re.search(rf"(--output|write .*--cache) {name}( |$)", line))
+def find_maker(name: str) -> str:
+    maker_commands = {"runs/demo": DEMO, "runs/small-lm": SMALL_LM, "runs/other-lm": OTHER_LM}
+    if name in maker_commands:
+        return maker_commands[name]
+    lines = [line for document in DOCUMENTS for line in commands_of(document)]
+    return next(line for line in lines if re.search(rf"(--output|write .*--cache) {name}( |$)", line))
 
 
-def create_inputs(place: Path) -> None:
+def create_inputs(root: Path) -> None:
     """Creates all inputs of the documented commands that no documented command creates."""
-    place.mkdir(parents=True)
+    root.mkdir(parents=True)
     for name in ("configs", "benchmarks", "Makefile", "pyproject.toml", "constraints.txt"):
-        (place / name).symlink_to(ROOT / name)
-    (place / ".venv").symlink_to(Path(sys.executable).parent.parent)
-    (place / "examples" / "data").mkdir(parents=True)
+        (root / name).symlink_to(ROOT / name)
+    (root / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    (root / "examples" / "data").mkdir(parents=True)
     for file in (*(ROOT / "examples").glob("*.py"), ROOT / "examples" / "notebook.ipynb"):
-        (place / "examples" / file.name).symlink_to(file)
+        (root / "examples" / file.name).symlink_to(file)
     for folder, rows in (("examples/data/banking77", 3), ("my_texts", 3), ("ten_a_class", 10)):
-        cut_banking(place / folder, rows)
-    cut_wnut(place / "examples" / "data" / "wnut17")
+        cut_banking(root / folder, rows)
+    cut_wnut(root / "examples" / "data" / "wnut17")
     minilm = locate_checkpoint(MINILM)
     for name in ("bert-base-uncased", "my_encoder", "my_sentence_encoder", "my_other_teacher"):
-        (place / name).symlink_to(minilm)
+        (root / name).symlink_to(minilm)
     texts = [text for text, _ in rows_of("train", 1200)]
     for name in ("books", "my_prose"):
-        (place / name).mkdir()
+        (root / name).mkdir()
         for number in range(4):
-            (place / name / f"{number}.txt").write_text("\n".join(texts[number::4]))
-    (place / "my_novels").mkdir()
+            (root / name / f"{number}.txt").write_text("\n".join(texts[number::4]))
+    (root / "my_novels").mkdir()
     for name, part in (("train", texts[:1000]), ("dev", texts[1000:])):
-        pa.parquet.write_table(pa.table({"text": [" ".join(part)]}), place / "my_novels" / f"{name}.parquet")
-    write_tagged(place)
-    write_pairs(place / "my_pairs")
-    write_chats(place / "my_chats")
-    write_harness_data(place)
+        pa.parquet.write_table(pa.table({"text": [" ".join(part)]}), root / "my_novels" / f"{name}.parquet")
+    write_tagged(root)
+    write_pairs(root / "my_pairs")
+    write_chats(root / "my_chats")
+    write_harness_data(root)
 
 
 def rows_of(split: str, count: int) -> list[tuple[str, str]]:
@@ -259,15 +264,15 @@ def create_masked_model(folder: Path) -> None:
     AutoTokenizer.from_pretrained(minilm).save_pretrained(folder)
 
 
-def write_tagged(place: Path) -> None:
+def write_tagged(root: Path) -> None:
     for name in ("my_entities", "conll"):
-        (place / name).mkdir()
+        (root / name).mkdir()
     for split, count in (("train", 160), ("test", 40)):
         words = [text.split() for text, _ in rows_of(split, count)]
         tags = [[TAGGED.get(word.lower().strip("?.,"), "O") for word in row] for row in words]
-        pa.parquet.write_table(pa.table({"tokens": words, "tags": tags}), place / "my_entities" / f"{split}.parquet")
+        pa.parquet.write_table(pa.table({"tokens": words, "tags": tags}), root / "my_entities" / f"{split}.parquet")
         lines = ["\n".join(map("\t".join, zip(*row, strict=True))) for row in zip(words, tags, strict=True)]
-        (place / "conll" / f"{split}.conll").write_text("\n\n".join(lines) + "\n")
+        (root / "conll" / f"{split}.conll").write_text("\n\n".join(lines) + "\n")
 
 
 def create_tagger(folder: Path, epochs: int = 6, rows: int = 16) -> None:
@@ -336,7 +341,7 @@ def train_on_chats(folder: Path, chats: Path, epochs: int = 6) -> None:
     model.save_pretrained(folder)
 
 
-def write_harness_data(place: Path) -> None:
+def write_harness_data(root: Path) -> None:
     """Writes data sets of lm-eval's tasks under their hub names, with the hub's columns."""
     rows = rows_of("test", 16)
     names = [name.replace("_", " ") for _, name in rows]
@@ -349,13 +354,13 @@ def write_harness_data(place: Path) -> None:
         {"question": text, "choices": {"text": four, "label": [*"ABCD"]}, "answerKey": "A"}
         for (text, _), four in zip(rows, endings, strict=True)
     ]
-    for folder, table in ((place / "Rowan" / "hellaswag", hellaswag), (place / "allenai" / "ai2_arc", arc)):
-        own = folder / "ARC-Easy" if folder.name == "ai2_arc" else folder
-        own.mkdir(parents=True)
+    for folder, table in ((root / "Rowan" / "hellaswag", hellaswag), (root / "allenai" / "ai2_arc", arc)):
+        data_folder = folder / "ARC-Easy" if folder.name == "ai2_arc" else folder
+        data_folder.mkdir(parents=True)
         for split in ("train", "validation", "test"):
-            (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, table)) + "\n")
+            (data_folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, table)) + "\n")
     splits = "".join(
         f"\n  - {{split: {each}, path: ARC-Easy/{each}.jsonl}}" for each in ("train", "validation", "test")
     )
     card = f"---\nconfigs:\n- config_name: ARC-Easy\n  data_files:{splits}\n---\n"
-    (place / "allenai" / "ai2_arc" / "README.md").write_text(card)
+    (root / "allenai" / "ai2_arc" / "README.md").write_text(card)

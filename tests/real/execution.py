@@ -22,7 +22,7 @@ class Done:
     output: str
 
 
-def execute(line: str, place: Path, limit: float, *, written: str | None = None) -> Done:
+def execute(line: str, folder: Path, limit: float, *, written: str | None = None) -> Done:
     """Runs a command on one thread, offline, and ends every process that it has started.
 
     Args:
@@ -32,10 +32,10 @@ def execute(line: str, place: Path, limit: float, *, written: str | None = None)
         written: The command as documented, if another one runs in its stead.
     """
     started = time.monotonic()
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-    own |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HOME": str(place / ".cache")}
+    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+    variables |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HOME": str(folder / ".cache")}
     process = subprocess.Popen(
-        ["bash", "-c", line], cwd=place, env=os.environ | own, text=True,
+        ["bash", "-c", line], cwd=folder, env=os.environ | variables, text=True,
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

@@ -48,15 +48,15 @@ class FullRuns:
         place: The working directory; stages of an earlier run in it are skipped.
     """
 
-    def __init__(self, place: Path):
-        self.place = place
+    def __init__(self, folder: Path):
+        self.folder = folder
         self.runs: dict[str, FullRun] = {}
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         names = ("configs", "benchmarks", "examples", "Makefile", "pyproject.toml", "constraints.txt")
         links = {name: ROOT / name for name in names}
         for name, target in (links | {".venv": Path(sys.executable).parent.parent}).items():
-            if not (place / name).exists():
-                (place / name).symlink_to(target)
+            if not (folder / name).exists():
+                (folder / name).symlink_to(target)
 
     def run(self, line: str) -> FullRun:
         """Runs a command, which must succeed, or returns its earlier result.
@@ -64,25 +64,25 @@ class FullRuns:
         `*` in the command stands for the one name that is there, such as a stage's key.
         """
         if line not in self.runs:
-            done = execute(line, self.place, LIMIT)
+            done = execute(line, self.folder, LIMIT)
             assert done.code == 0, done.output
             assert "Traceback" not in done.output, done.output
             named = re.search(r"--output (\S+)", line)
-            self.runs[line] = FullRun(done, self.place / (named[1] if named else "runs/demo"))
+            self.runs[line] = FullRun(done, self.folder / (named[1] if named else "runs/demo"))
         return self.runs[line]
 
     def only(self, pattern: str) -> Path:
         """Returns the only path that matches the pattern."""
-        (found,) = self.place.glob(pattern)
-        return found
+        (path,) = self.folder.glob(pattern)
+        return path
 
     def extract_novels(self, name: str, characters: int) -> None:
         """Writes the middle of each English novel of ELTeC-eng to train.parquet and dev.parquet of a folder."""
-        if not (self.place / name).exists():
-            (self.place / name).mkdir()
+        if not (self.folder / name).exists():
+            (self.folder / name).mkdir()
             for split in ("train", "dev"):
                 texts = [text[max(0, len(text) - characters) // 2 :][:characters] for text in novels(split)]
-                pq.write_table(pa.table({"text": texts}), self.place / name / f"{split}.parquet")
+                pq.write_table(pa.table({"text": texts}), self.folder / name / f"{split}.parquet")
 
 
 def novels(split: str) -> Iterator[str]:

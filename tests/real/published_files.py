@@ -18,7 +18,7 @@ RUNTIMES = {"pytorch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 
 
 @dataclass(frozen=True)
-class StockAnswer:
+class StockResult:
     """What stock libraries computed from a published folder.
 
     Args:
@@ -44,8 +44,8 @@ class StockAnswer:
 
     def accuracy(self, name: str, labels: Sequence[str]) -> float:
         """Returns the share of texts whose predicted class has the right name."""
-        found = [self.labels[str(number)] for number in self.predictions[name]]
-        return sum(a == b for a, b in zip(found, labels, strict=True)) / len(labels)
+        predicted = [self.labels[str(number)] for number in self.predictions[name]]
+        return sum(a == b for a, b in zip(predicted, labels, strict=True)) / len(labels)
 
     def tags(self, name: str) -> list[list[str]]:
         """Returns the tag of each word; words beyond the maximum length have "O"."""
@@ -58,7 +58,7 @@ def as_list(prediction: Any) -> list[Any]:
     return prediction if isinstance(prediction, list) else [prediction]
 
 
-def stock_answer(
+def run_stock_models(
     checkpoint: Path,
     texts: Sequence[Any],
     onnx: Sequence[str] = (),
@@ -66,7 +66,7 @@ def stock_answer(
     task: str,
     max_length: int,
     remote: bool = False,
-) -> StockAnswer:
+) -> StockResult:
     """Loads a checkpoint, and ONNX folders in it, with stock libraries in a process of its own.
 
     Args:
@@ -79,15 +79,15 @@ def stock_answer(
     """
     request = {"task": task, "checkpoint": str(checkpoint), "texts": list(texts), "max_length": max_length}
     request |= {"onnx": {name: str(checkpoint / name) for name in onnx}, "trust_remote_code": remote}
-    with TemporaryDirectory() as place:
-        requested, answer = (Path(place) / f"{name}.json" for name in ("request", "answer"))
-        requested.write_text(json.dumps(request))
-        arguments = [sys.executable, "-P", str(SCRIPT), str(requested), str(answer)]
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        own |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(place) / "cache")}
-        done = subprocess.run(arguments, env=own, capture_output=True, text=True, timeout=1800)
+    with TemporaryDirectory() as folder:
+        request_file, result_file = (Path(folder) / f"{name}.json" for name in ("request", "answer"))
+        request_file.write_text(json.dumps(request))
+        arguments = [sys.executable, "-P", str(SCRIPT), str(request_file), str(result_file)]
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(folder) / "cache")}
+        done = subprocess.run(arguments, env=variables, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, done.stderr
-        return StockAnswer(**json.loads(answer.read_text()))
+        return StockResult(**json.loads(result_file.read_text()))
 
 
 def check_summary(run: FullRun) -> None:

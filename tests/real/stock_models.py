@@ -28,35 +28,35 @@ OURS = {"distill", "compress", "pipelines"}
 TOKENS = 32
 
 
-def main(request_file: str, answer_file: str) -> None:
+def main(request_file: str, result_file: str) -> None:
     torch.set_num_threads(1)
     request = json.loads(Path(request_file).read_text())
     folder, remote = request["checkpoint"], request["trust_remote_code"]
     model = CLASSES[request["task"]].from_pretrained(folder, trust_remote_code=remote, attn_implementation="eager")
     runners = {"pytorch": (folder, torch_runner(model.eval()))}
     runners |= {name: (each, onnx_runner(each)) for name, each in request["onnx"].items()}
-    answer = {
+    result = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops": count_flops(model),
         "labels": model.config.id2label,
         "predictions": {name: predictions(*each, request) for name, each in runners.items()},
     }
     assert not OURS & {name.partition(".")[0] for name in sys.modules}
-    Path(answer_file).write_text(json.dumps(answer))
+    Path(result_file).write_text(json.dumps(result))
 
 
 def predictions(folder: str, run: Callable[[Any], np.ndarray], request: dict[str, Any]) -> list[Any]:
     """Returns the likeliest class of each text or position; of a tagger that of each word, None for words cut off."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    split, found = request["task"] == "token-classification", []
+    split, results = request["task"] == "token-classification", []
     for text in request["texts"]:
         encoded = tokenizer(text, is_split_into_words=split, truncation=True, max_length=request["max_length"])
         chosen = run({name: np.asarray([values]) for name, values in encoded.items()})[0].argmax(-1).tolist()
         if split:
             firsts = {word: chosen[i] for i, word in reversed([*enumerate(encoded.word_ids())])}
             chosen = [firsts.get(number) for number in range(len(text))]
-        found.append(chosen)
-    return found
+        results.append(chosen)
+    return results
 
 
 def torch_runner(model: torch.nn.Module) -> Callable[[dict[str, np.ndarray]], np.ndarray]:

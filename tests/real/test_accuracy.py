@@ -13,7 +13,7 @@ import pytest
 from seqeval.metrics import f1_score
 
 from real.full_runs import NOVELS, FullRun, FullRuns
-from real.published_files import StockAnswer, check_summary, floor_of, stock_answer
+from real.published_files import StockResult, check_summary, floor_of, run_stock_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 
@@ -52,11 +52,11 @@ def test_the_demo_keeps_its_accuracy(runs):
     assert teacher["score"] >= floor_of(0.9273, QUESTIONS)
     assert student["score"] >= floor_of(0.9237, QUESTIONS)
     assert student["score"] >= 0.98 * teacher["score"]
-    found = classify(runs, run.folder("student"), *ONNX)
-    assert found.parameters == student["params"] == 14_463_821
-    assert found.flops < 0.25 * flops_of_teacher(runs, run)
+    stock = classify(runs, run.folder("student"), *ONNX)
+    assert stock.parameters == student["params"] == 14_463_821
+    assert stock.flops < 0.25 * flops_of_teacher(runs, run)
     assert student["bytes"] < 0.65 * teacher["bytes"]
-    check_floats(runs, found, student["score"])
+    check_floats(runs, stock, student["score"])
 
 
 def test_a_student_pruned_to_4x_keeps_its_accuracy_in_the_stock_class(runs):
@@ -67,10 +67,10 @@ def test_a_student_pruned_to_4x_keeps_its_accuracy_in_the_stock_class(runs):
     assert student["score"] >= floor_of(0.92, QUESTIONS)
     assert student["score"] >= 0.98 * teacher["score"]
     assert student["bytes"] <= 40e6
-    found = classify(runs, run.folder("student"), *ONNX)
-    assert found.parameters == student["params"] <= 40e6 / 4
-    assert found.flops < 0.6 * flops_of_teacher(runs, run)
-    check_floats(runs, found, student["score"])
+    stock = classify(runs, run.folder("student"), *ONNX)
+    assert stock.parameters == student["params"] <= 40e6 / 4
+    assert stock.flops < 0.6 * flops_of_teacher(runs, run)
+    check_floats(runs, stock, student["score"])
 
 
 def test_a_student_pruned_to_10x_keeps_its_accuracy_in_10_megabytes(runs):
@@ -81,11 +81,11 @@ def test_a_student_pruned_to_10x_keeps_its_accuracy_in_10_megabytes(runs):
     assert deployed["score"] >= floor_of(0.92, QUESTIONS)
     assert deployed["score"] >= 0.98 * teacher["score"]
     assert deployed["bytes"] <= 10e6
-    found = classify(runs, run.folder("student"), *ONNX, "onnxruntime-int8", remote=True)
-    assert found.parameters == student["params"] <= 10e6
-    assert found.flops < 0.6 * flops_of_teacher(runs, run)
-    check_floats(runs, found, student["score"])
-    assert found.share_equal("pytorch", "onnxruntime-int8") > 0.97
+    stock = classify(runs, run.folder("student"), *ONNX, "onnxruntime-int8", remote=True)
+    assert stock.parameters == student["params"] <= 10e6
+    assert stock.flops < 0.6 * flops_of_teacher(runs, run)
+    check_floats(runs, stock, student["score"])
+    assert stock.share_equal("pytorch", "onnxruntime-int8") > 0.97
 
 
 def test_the_demo_in_int8_keeps_its_accuracy(runs):
@@ -97,10 +97,10 @@ def test_the_demo_in_int8_keeps_its_accuracy(runs):
     assert student["score"] >= 0.98 * before["score"]
     assert student["params"] == before["params"]
     assert student["bytes"] < 0.3 * before["bytes"]
-    found = classify(runs, run.folder("student"), "onnx-int8", "onnxruntime-int8")
+    stock = classify(runs, run.folder("student"), "onnx-int8", "onnxruntime-int8")
     for name in ("onnx-int8", "onnxruntime-int8"):
-        assert found.accuracy(name, classes_of(runs)) == pytest.approx(student["score"], abs=1e-3)
-    assert found.share_equal("onnx-int8", "onnxruntime-int8") > 0.995
+        assert stock.accuracy(name, classes_of(runs)) == pytest.approx(student["score"], abs=1e-3)
+    assert stock.share_equal("onnx-int8", "onnxruntime-int8") > 0.995
 
 
 def test_the_tagger_keeps_its_f1(runs):
@@ -110,15 +110,15 @@ def test_the_tagger_keeps_its_f1(runs):
     assert teacher["score"] >= floor_of(0.4303, ENTITIES)
     assert student["score"] >= floor_of(0.4060, ENTITIES)
     assert student["score"] >= 0.85 * teacher["score"]
-    words, tags = read_conll(runs.place / "examples/data/wnut17/test.conll")
-    whole = stock_answer(run.folder("teacher"), [], task="token-classification", max_length=128)
-    found = stock_answer(run.folder("student"), words, ONNX, task="token-classification", max_length=128)
-    assert found.parameters == student["params"]
-    assert found.flops < 0.55 * whole.flops
+    tokens, tags = read_conll(runs.folder / "examples/data/wnut17/test.conll")
+    whole = run_stock_models(run.folder("teacher"), [], task="token-classification", max_length=128)
+    stock = run_stock_models(run.folder("student"), tokens, ONNX, task="token-classification", max_length=128)
+    assert stock.parameters == student["params"]
+    assert stock.flops < 0.55 * whole.flops
     assert student["bytes"] < 0.8 * teacher["bytes"]
     for name in ONNX:
-        assert found.share_equal("pytorch", name) > 0.999
-        assert f1_score(tags, found.tags(name)) == pytest.approx(student["score"], abs=2e-3)
+        assert stock.share_equal("pytorch", name) > 0.999
+        assert f1_score(tags, stock.tags(name)) == pytest.approx(student["score"], abs=2e-3)
 
 
 @pytest.mark.skipif(
@@ -141,30 +141,30 @@ def classes_of(runs: FullRuns) -> list[str]:
 
 def questions_of(runs: FullRuns) -> list[tuple[str, str]]:
     """Returns the test questions of Banking77 with their classes."""
-    with (runs.place / "examples/data/banking77/test.csv").open(newline="", encoding="utf-8") as file:
+    with (runs.folder / "examples/data/banking77/test.csv").open(newline="", encoding="utf-8") as file:
         return [(row["text"], row["category"]) for row in csv.DictReader(file)]
 
 
-def classify(runs: FullRuns, folder: Path, *onnx: str, remote: bool = False) -> StockAnswer:
+def classify(runs: FullRuns, folder: Path, *onnx: str, remote: bool = False) -> StockResult:
     """Returns the classes of the test questions by the checkpoint and its ONNX folders, on stock libraries."""
     texts = [text for text, _ in questions_of(runs)]
-    return stock_answer(folder, texts, onnx, task="text-classification", max_length=128, remote=remote)
+    return run_stock_models(folder, texts, onnx, task="text-classification", max_length=128, remote=remote)
 
 
 def flops_of_teacher(runs: FullRuns, run: FullRun) -> int:
-    return stock_answer(run.folder("teacher"), [], task="text-classification", max_length=128).flops
+    return run_stock_models(run.folder("teacher"), [], task="text-classification", max_length=128).flops
 
 
-def check_floats(runs: FullRuns, found: StockAnswer, score: float) -> None:
+def check_floats(runs: FullRuns, stock: StockResult, score: float) -> None:
     """Checks that the files in fp32 give the checkpoint's classes and the reported score."""
     for name in ONNX:
-        assert found.share_equal("pytorch", name) > 0.999
-        assert found.accuracy(name, classes_of(runs)) == pytest.approx(score, abs=1e-3)
+        assert stock.share_equal("pytorch", name) > 0.999
+        assert stock.accuracy(name, classes_of(runs)) == pytest.approx(score, abs=1e-3)
 
 
 def read_conll(file: Path) -> tuple[list[list[str]], list[list[str]]]:
     """Returns the words and the tags of each sentence."""
     blocks = file.read_text(encoding="utf-8").strip().split("\n\n")
     sentences = [[line.split("\t") for line in block.split("\n")] for block in blocks]
-    words, tags = ([[row[column] for row in sentence] for sentence in sentences] for column in (0, 1))
-    return words, tags
+    tokens, tags = ([[row[column] for row in sentence] for sentence in sentences] for column in (0, 1))
+    return tokens, tags

@@ -17,8 +17,8 @@ OWN = {"demo": DEMO, "small-lm": SMALL_LM, "tagger": TAGGER}
 
 
 def command_of(recipe: Path) -> str:
-    place = recipe.relative_to(ROOT)
-    return OWN.get(recipe.stem, f"python -m pipelines.distill --config {place} --output runs/of-{recipe.stem}")
+    path = recipe.relative_to(ROOT)
+    return OWN.get(recipe.stem, f"python -m pipelines.distill --config {path} --output runs/of-{recipe.stem}")
 
 
 WRITTEN = [line for document in DOCUMENTS for line in commands_of(document) if line != "make test"]
@@ -34,4 +34,4 @@ def test_a_documented_command_completes(line: str, checkout: Checkout):
     assert "Traceback" not in done.output, done.output
     output = re.search(r"--(?:output|cache) (\S+)", line)
     if output and "--dry-run" not in line:
-        assert any((checkout.place / output[1]).iterdir())
+        assert any((checkout.root / output[1]).iterdir())

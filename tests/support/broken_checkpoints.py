@@ -40,20 +40,22 @@ def weights(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], name: str 
 
 def without(*parts: str) -> Break:
     """Removes every weight whose name contains one of these parts."""
-    return weights(lambda held: {key: value for key, value in held.items() if not any(part in key for part in parts)})
+    return weights(
+        lambda tensors: {key: value for key, value in tensors.items() if not any(part in key for part in parts)}
+    )
 
 
 def renamed(old: str, new: str) -> Break:
-    return weights(lambda held: {key.replace(old, new): value for key, value in held.items()})
+    return weights(lambda tensors: {key.replace(old, new): value for key, value in tensors.items()})
 
 
 def changed(part: str, change: Callable[[Tensor], Tensor]) -> Break:
     """Applies `change` to the weights whose names contain this part."""
-    return weights(lambda held: {key: change(value) if part in key else value for key, value in held.items()})
+    return weights(lambda tensors: {key: change(value) if part in key else value for key, value in tensors.items()})
 
 
 def added(name: str, value: Tensor) -> Break:
-    return weights(lambda held: held | {name: value})
+    return weights(lambda tensors: tensors | {name: value})
 
 
 def with_number(value: float) -> Callable[[Tensor], Tensor]:
@@ -82,13 +84,16 @@ def in_shards(change: Callable[[dict[str, Any]], object] = lambda index: None) -
     """Splits the weights into two files and an index, which `change` modifies."""
 
     def split(folder: Path) -> None:
-        held = load_file(folder / "model.safetensors")
+        tensors = load_file(folder / "model.safetensors")
         (folder / "model.safetensors").unlink()
-        names = sorted(held)
+        names = sorted(tensors)
         parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
-        for file, own in parts.items():
-            save_file({name: held[name] for name in own}, folder / file, {"format": "pt"})
-        index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+        for file, names_in_file in parts.items():
+            save_file({name: tensors[name] for name in names_in_file}, folder / file, {"format": "pt"})
+        index = {
+            "metadata": {},
+            "weight_map": {name: file for file, names_in_file in parts.items() for name in names_in_file},
+        }
         change(index)
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 

@@ -95,13 +95,15 @@ def start_writer(
 ) -> tuple[ForkServerProcess, Connection]:
     """Starts a writer process; the pipe delivers `ready` before writing and the result of `write` after it."""
     receive, send = fork_server().Pipe(duplex=False)
-    process = fork_server().Process(target=write_here, args=(send, folder, rows, pause, rank, ranks))
+    process = fork_server().Process(target=write_in_process, args=(send, folder, rows, pause, rank, ranks))
     process.start()
     send.close()
     return process, receive
 
 
-def write_here(send: Connection, folder: Path, rows: Sequence[np.ndarray], pause: float, rank: int, ranks: int) -> None:
+def write_in_process(
+    send: Connection, folder: Path, rows: Sequence[np.ndarray], pause: float, rank: int, ranks: int
+) -> None:
     send.send("ready")
     send.send(write(folder, rows, Teacher(whole_batch=True, pause=pause), rank=rank, ranks=ranks))
 

@@ -35,8 +35,8 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"pipelines.{module}", *with_last_flags(module, arguments)]
 
 
-def with_last_flags(module: str, words: Sequence[str]) -> list[str]:
-    return override_flags((), words, QUANTIZE_SHORT if module == "quantize" else SHORT_OPTIONS)
+def with_last_flags(module: str, arguments: Sequence[str]) -> list[str]:
+    return override_flags((), arguments, QUANTIZE_SHORT if module == "quantize" else SHORT_OPTIONS)
 
 
 def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
@@ -88,10 +88,10 @@ def refused_as_written(
     module: ModuleType, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         cli.run(module.main)
     message = capsys.readouterr().err
-    assert ended.value.code == 2, message
+    assert exit_error.value.code == 2, message
     assert "Traceback" not in message
     assert message.startswith("error: ")
     return message

@@ -34,14 +34,14 @@ def tiny_model_with_axes(family: str) -> tuple[PreTrainedModel, list[Axis]]:
     return model, list(AXES[family])
 
 
-def without_units(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]) -> nn.Module:
+def without_units(model: nn.Module, axes: list[Axis], kept_units: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy without the units that aren't kept; it can be called, but isn't a valid checkpoint."""
     smaller = copy.deepcopy(model)
     weights = dict(smaller.named_parameters(remove_duplicate=False))
-    for axis in (axis for axis in axes if axis.name in kept):
+    for axis in (axis for axis in axes if axis.name in kept_units):
         for slot in axis.slots:
-            weight, stay = weights[slot.parameter], axis.coordinates(slot, kept[axis.name])
-            weight.data = weight.data.index_select(slot.dim, stay)
+            weight, coordinates = weights[slot.parameter], axis.coordinates(slot, kept_units[axis.name])
+            weight.data = weight.data.index_select(slot.dim, coordinates)
     for module in smaller.modules():
         if isinstance(module, nn.LayerNorm):
             module.normalized_shape = tuple(module.weight.shape)

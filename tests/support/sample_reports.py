@@ -9,7 +9,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 def entry(name, runtime, score, params, size, ms, ratio, agreement):
-    def took(batch, best):
+    def describe_latency(batch, best):
         times = {"median_ms": best * 1.1, "p10_ms": best * 1.03, "p90_ms": best * 1.31, "best_ms": best}
         return {"batch": batch, "length": 14, "threads": 1, "repeats": 320} | times
 
@@ -24,8 +24,8 @@ def entry(name, runtime, score, params, size, ms, ratio, agreement):
         "score": score,
         "params": params,
         "bytes": size,
-        "latency": took(1, ms),
-        "latency_batched": took(32, ms * 19),
+        "latency": describe_latency(1, ms),
+        "latency_batched": describe_latency(32, ms * 19),
         "speedup": speedup,
         "speedup_batched": speedup,
         "agreement_with_teacher": agreement,
@@ -118,9 +118,9 @@ def pruned(name, requested, figures, code="modeling_pruned.py"):
         entry(name, "onnxruntime", whole, params, size, 4.5 / ratio, ratio, 0.96),
         entry(name, "onnxruntime", rounded, params, small, 4.5 / fast, fast, 0.95) | {"precision": "int8"},
     ]
-    places = ("huggingface", "onnxruntime", "onnxruntime-int8")
-    for each, place in zip(entries, places, strict=True):
-        each |= {"stage": f"distill-{requested}", "path": f"runs/x/{name}/{place}"} | ({"code": code} if code else {})
+    targets = ("huggingface", "onnxruntime", "onnxruntime-int8")
+    for each, target in zip(entries, targets, strict=True):
+        each |= {"stage": f"distill-{requested}", "path": f"runs/x/{name}/{target}"} | ({"code": code} if code else {})
     entries[2]["target"] = target_speed(requested, fast)
     return entries
 
@@ -171,8 +171,8 @@ def pruned_student_details(name, requested, figures, score):
 
 def family_report(names=tuple(STUDENTS), min_score=0.98):
     report = sample_report()
-    own = {name: f"student-{name}" if len(names) > 1 else "student" for name in names}
-    report["models"] = report["models"][:2] + [e for n in names for e in pruned(own[n], n, STUDENTS[n])]
+    folder_names = {name: f"student-{name}" if len(names) > 1 else "student" for name in names}
+    report["models"] = report["models"][:2] + [e for n in names for e in pruned(folder_names[n], n, STUDENTS[n])]
     report["stages"] += [stage("start", False)] + [
         stage(f"{kind}-{n}", False) for n in names for kind in ("shape", "distill")
     ]
@@ -182,7 +182,7 @@ def family_report(names=tuple(STUDENTS), min_score=0.98):
         "conditions": {"runtime": "onnxruntime", "precision": "int8", "batch": 1, "length": 0, "threads": 1},
         "teacher": {"tokens": 30522},
         "start": {"tokens": 11024, "params": 15_255_629, "student": "teacher", "sizes": WHOLE},
-        "students": [pruned_student_details(own[n], n, STUDENTS[n], scores[n]) for n in names],
+        "students": [pruned_student_details(folder_names[n], n, STUDENTS[n], scores[n]) for n in names],
     }
     return report
 
@@ -234,10 +234,10 @@ def tiny_model(folder):
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "my", "card", "pin", "how", "."]
-    (folder / "vocab.txt").write_text("\n".join(words))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "my", "card", "pin", "how", "."]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     names = {0: "arrival", 1: "pin"}
-    config = BertConfig(vocab_size=len(words), id2label=names, label2id={v: k for k, v in names.items()}, **sizes)
+    config = BertConfig(vocab_size=len(vocabulary), id2label=names, label2id={v: k for k, v in names.items()}, **sizes)
     return BertForSequenceClassification(config).eval(), BertTokenizerFast(str(folder / "vocab.txt"))

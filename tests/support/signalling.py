@@ -31,8 +31,8 @@ def answer_of(name: str, values: object, where: SignalMask) -> TeacherOutputs:
     return TeacherOutputs({name: values}, where, [key_of(i) for i in range(len(where.tokens))])
 
 
-def round_trip(signal: Signal, answer: TeacherOutputs) -> dict:
+def round_trip(signal: Signal, outputs: TeacherOutputs) -> dict:
     """Returns the answer after encoding and decoding with tables fitted to it."""
-    rows = signal.rows(answer)
+    rows = signal.rows(outputs)
     book = {name: FrequencyTable(starts) for name, starts in signal.fit(rows).items()}
-    return signal.decode([memoryview(signal.encode(row, book)) for row in rows], answer.mask, book)
+    return signal.decode([memoryview(signal.encode(row, book)) for row in rows], outputs.mask, book)

@@ -18,12 +18,14 @@ WORD_PAIRS = dict(zip(WORDS[::2], WORDS[1::2], strict=False))
 
 def tagged_data(folder: Path) -> Path:
     """Writes sentences in which every clue word is a span of its class."""
-    of = {word: label for label, words in CLUES.items() for word in words}
+    label_of_word = {word: label for label, words in CLUES.items() for word in words}
     folder.mkdir()
     for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
         rng = random.Random(seed)
-        words = [rng.choices([*of, *of, *FILLERS[:50]], k=rng.randint(3, 9)) for _ in range(count)]
-        tags = [[f"B-{of[word]}" if word in of else "O" for word in row] for row in words]
+        words = [
+            rng.choices([*label_of_word, *label_of_word, *FILLERS[:50]], k=rng.randint(3, 9)) for _ in range(count)
+        ]
+        tags = [[f"B-{label_of_word[word]}" if word in label_of_word else "O" for word in row] for row in words]
         pa.parquet.write_table(pa.table({"tokens": words, "tags": tags}), folder / f"{split}.parquet")
     return folder
 
@@ -55,11 +57,11 @@ def question_data(folder: Path) -> Path:
         rows = []
         for _ in range(count):
             words, mark = rng.choices(FILLERS[:20], k=9), rng.choice(FIRST)
-            place = rng.randrange(8)
-            words[place] = mark
-            start = len(" ".join(words[: place + 1])) + 1
-            given = {"text": [words[place + 1]], "answer_start": [start]}
-            rows.append({"question": mark, "context": " ".join(words), "answers": given})
+            position = rng.randrange(8)
+            words[position] = mark
+            start = len(" ".join(words[: position + 1])) + 1
+            answer = {"text": [words[position + 1]], "answer_start": [start]}
+            rows.append({"question": mark, "context": " ".join(words), "answers": answer})
         pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
     return folder
 

@@ -82,8 +82,8 @@ def padded_batch(model: PreTrainedModel) -> dict[str, Tensor]:
 @torch.no_grad()
 def logits(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
     """Returns the logits of each text, or of each token that isn't padding."""
-    found = model(**batch).logits
-    return found[batch["attention_mask"].bool()] if found.dim() == 3 else found
+    output = model(**batch).logits
+    return output[batch["attention_mask"].bool()] if output.dim() == 3 else output
 
 
 def random_shape(
@@ -91,14 +91,16 @@ def random_shape(
 ) -> Shape:
     """Returns a shape with random units of each axis of `kinds`: at least one, at most the share `largest`."""
     rng = random.Random(seed)
-    kept = {}
+    kept_units = {}
     for axis in (axis for axis in axes if axis.kind in kinds):
         count = rng.randint(1, max(1, int(axis.units * largest)))
-        kept[axis.name] = torch.tensor(sorted(rng.sample(range(axis.units), count)))
-    return Shape(tuple(layers), kept)
+        kept_units[axis.name] = torch.tensor(sorted(rng.sample(range(axis.units), count)))
+    return Shape(tuple(layers), kept_units)
 
 
 def last(axes: Sequence[Axis], layers: Sequence[int], **units: int) -> Shape:
     """Returns a shape that keeps the given number of last units of each kind, the same in all layers."""
-    kept = {axis.name: torch.arange(axis.units - units[axis.kind], axis.units) for axis in axes if axis.kind in units}
-    return Shape(tuple(layers), kept)
+    kept_units = {
+        axis.name: torch.arange(axis.units - units[axis.kind], axis.units) for axis in axes if axis.kind in units
+    }
+    return Shape(tuple(layers), kept_units)

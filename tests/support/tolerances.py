@@ -24,5 +24,5 @@ def assert_as_exact(
     found: Tensor, naive: Tensor, exact: Tensor, *, scale: float | None = None, name: str = "values"
 ) -> None:
     """Checks that `found` is within the `float32_tolerance` of the reference."""
-    error, most = float((found.detach() - exact.detach()).abs().max()), float32_tolerance(naive, exact, scale)
-    assert error <= most, f"{name}: {error:.1e} from the reference in float64, expected at most {most:.1e}"
+    error, tolerance = float((found.detach() - exact.detach()).abs().max()), float32_tolerance(naive, exact, scale)
+    assert error <= tolerance, f"{name}: {error:.1e} from the reference in float64, expected at most {tolerance:.1e}"

@@ -17,10 +17,10 @@ def test_encoders_are_trained_beside_those_of_model2vec(tokenizer, tmp_path, mon
 
     data = pair_data(tmp_path / "pairs")
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
-    words = ["--teacher", teacher, "--data", data, "--specs", "static", "--rates", "1e-3", "1e-2", "--width", "8"]
-    words += ["--seeds", "0", "1", "--output", tmp_path / "out", "--epochs", "2", "--data.max_length", "32"]
-    words += ["--precision", "32", "--threads", "1", *QUICK_MEASUREMENT]
-    monkeypatch.setattr(sys, "argv", ["x", *map(str, words)])
+    arguments = ["--teacher", teacher, "--data", data, "--specs", "static", "--rates", "1e-3", "1e-2", "--width", "8"]
+    arguments += ["--seeds", "0", "1", "--output", tmp_path / "out", "--epochs", "2", "--data.max_length", "32"]
+    arguments += ["--precision", "32", "--threads", "1", *QUICK_MEASUREMENT]
+    monkeypatch.setattr(sys, "argv", ["x", *map(str, arguments)])
     monkeypatch.setenv("COLUMNS", "160")
     attention_free_encoders.main()
     table = capsys.readouterr().out
@@ -31,5 +31,5 @@ def test_encoders_are_trained_beside_those_of_model2vec(tokenizer, tmp_path, mon
     }
     reports = sorted((tmp_path / "out" / "reports").iterdir())
     assert len(reports) == 3, "both rates of the first seed, the better one of the second"
-    found = [json.loads(report.read_text())["config"] for report in reports]
-    assert {config["seed"] for config in found} == {0, 1}
+    configs = [json.loads(report.read_text())["config"] for report in reports]
+    assert {config["seed"] for config in configs} == {0, 1}

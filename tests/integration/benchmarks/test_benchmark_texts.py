@@ -20,9 +20,9 @@ PARAGRAPH = f"{BUILT} {FILLER}. It fell in 1902, and Jane Barlow Smith saw."
 
 
 def test_a_cloze_answer_occurs_once_in_its_paragraph_at_the_given_position():
-    found = {answer: (sentence, start) for sentence, answer, start in find_answers(PARAGRAPH)}
-    assert set(found) == {"1871", "1902"}  # the name occurs twice, so that its position would be ambiguous
-    for answer, (sentence, start) in found.items():
+    clozes = {answer: (sentence, start) for sentence, answer, start in find_answers(PARAGRAPH)}
+    assert set(clozes) == {"1871", "1902"}  # the name occurs twice, so that its position would be ambiguous
+    for answer, (sentence, start) in clozes.items():
         assert answer in sentence
         assert PARAGRAPH[start : start + len(answer)] == answer
 
@@ -70,17 +70,19 @@ def test_only_a_checkpoint_without_a_language_modelling_head_gets_one(tokenizer,
     headed = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
     assert add_token_head(str(headed), tmp_path / "copy") == str(headed)
     bare = saved(build_model("bert", "Model"), tokenizer, tmp_path / "body")
-    given = add_token_head(str(bare), tmp_path / "copy")
-    assert AutoConfig.from_pretrained(given).architectures == ["BertForMaskedLM"]
-    assert build_start("masked-lm", given, str(headed), tmp_path / "start") == Path(headed)
-    start = build_start("masked-lm", given, "layers=1", tmp_path / "start")
+    copy = add_token_head(str(bare), tmp_path / "copy")
+    assert AutoConfig.from_pretrained(copy).architectures == ["BertForMaskedLM"]
+    assert build_start("masked-lm", copy, str(headed), tmp_path / "start") == Path(headed)
+    start = build_start("masked-lm", copy, "layers=1", tmp_path / "start")
     assert AutoConfig.from_pretrained(start).num_hidden_layers == 1
 
 
 def test_loss_terms_of_the_caller_do_not_give_a_labels_only_student_a_teacher():
-    words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
+    arguments = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
     terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
-    once = override_flags([*words, *terms], LABELS, SHORT_OPTIONS)  # as benchmarks.common.command passes them to a run
+    once = override_flags(
+        [*arguments, *terms], LABELS, SHORT_OPTIONS
+    )  # as benchmarks.common.command passes them to a run
     config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT_OPTIONS)
     assert not config.loss.needs_teacher
     assert config.loss.ce == 1

@@ -48,11 +48,11 @@ def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: 
     rounded = tmp_path / "seed-0" / "int8-static-ptq"
     rounded.mkdir()
     report(rounded)
-    monkeypatch.setattr(quantized_students, "run_command", lambda module, *words: requested.extend(words))
-    given = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[], rounds=1)
-    quantized_students.quantize_student(given, 0, "int8-static", "ptq", floats)
-    found = [requested[requested.index(word) + 1] for word in ("--model", "--teacher")]
-    assert found == [str(stages[name] / "model") for name in ("distill", "teacher")]
+    monkeypatch.setattr(quantized_students, "run_command", lambda module, *arguments: requested.extend(arguments))
+    options = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[], rounds=1)
+    quantized_students.quantize_student(options, 0, "int8-static", "ptq", floats)
+    checkpoints = [requested[requested.index(word) + 1] for word in ("--model", "--teacher")]
+    assert checkpoints == [str(stages[name] / "model") for name in ("distill", "teacher")]
 
 
 def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_path: Path, monkeypatch):
@@ -70,13 +70,13 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
     create_stage_folder(output, "teacher", "of-a", 2)
     report(output, **stages)
     requested = []
-    monkeypatch.setattr(recipes, "load_model", lambda place: requested.append(place))
-    monkeypatch.setattr(recipes, "load_tokenizer", lambda place: None)
+    monkeypatch.setattr(recipes, "load_model", lambda folder: requested.append(folder))
+    monkeypatch.setattr(recipes, "load_tokenizer", lambda folder: None)
     monkeypatch.setattr(recipes, "build_timed", lambda *_: None)
     monkeypatch.setattr(recipes, "time_together", lambda built, *_: list(built))
-    given = argparse.Namespace(seed=0, rounds=1)
+    options = argparse.Namespace(seed=0, rounds=1)
     folders = {RecipeStudent("tinybert").name: output}
-    assert recipes.measure_latencies(given, str(texts), folders) == ["teacher", "tinybert"]
+    assert recipes.measure_latencies(options, str(texts), folders) == ["teacher", "tinybert"]
     assert requested == [stages["teacher"] / "model", stages["distill"] / "model"]
 
 
@@ -89,16 +89,16 @@ def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path):
-    def given(**changes: object) -> argparse.Namespace:
+    def build_options(**changes: object) -> argparse.Namespace:
         return argparse.Namespace(**{"output": str(tmp_path), "layers": 2, "seeds": [0]} | changes)
 
-    check_settings(tmp_path, given(layers=9), free=("seeds",))
-    check_settings(tmp_path, given(), free=("seeds",))  # the first call left no results
+    check_settings(tmp_path, build_options(layers=9), free=("seeds",))
+    check_settings(tmp_path, build_options(), free=("seeds",))  # the first call left no results
     (tmp_path / "result").touch()
-    check_settings(tmp_path, given(seeds=[1]), free=("seeds",))
+    check_settings(tmp_path, build_options(seeds=[1]), free=("seeds",))
     for changes in ({"layers": 3}, {"frozen": True}):
         with pytest.raises(SystemExit, match="was made with"):
-            check_settings(tmp_path, given(**changes), free=("seeds",))
+            check_settings(tmp_path, build_options(**changes), free=("seeds",))
 
 
 @pytest.fixture
@@ -115,14 +115,14 @@ def language_model(tmp_path: Path) -> Path:
 
 
 def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp_path: Path, monkeypatch):
-    place = ["--lm", str(language_model), "--output", str(tmp_path / "out")]
-    arguments = ["cached_students", *place, "--targets", "labels"]
+    folders = ["--lm", str(language_model), "--output", str(tmp_path / "out")]
+    arguments = ["cached_students", *folders, "--targets", "labels"]
 
     def run(*more: str) -> list[tuple[int, int]]:
         monkeypatch.setattr(sys, "argv", [*arguments, *more])
         cached_students.main()
-        found = Results[cached_students.Result](tmp_path / "out").all
-        return [(result["seed"], result["steps"]) for result in found]
+        results = Results[cached_students.Result](tmp_path / "out").all
+        return [(result["seed"], result["steps"]) for result in results]
 
     assert run("--steps", "1", "--seeds", "0") == [(0, 1)]
     assert run("--steps", "2", "--seeds", "0", "1") == [(0, 1), (0, 2), (1, 2)]
@@ -135,9 +135,9 @@ def test_sparse_students_of_another_teacher_or_data_set_are_refused(
     headed_folder: Path, data_folder: Path, tmp_path: Path
 ):
     def setup(**changes: object) -> Experiment:
-        given = {"teacher": str(headed_folder), "data": str(data_folder), "student": "layers=1", "epochs": 1}
+        settings = {"teacher": str(headed_folder), "data": str(data_folder), "student": "layers=1", "epochs": 1}
         more = {"learning_rate": 1e-3, "rounds": 1, "threads": 1, "output": str(tmp_path / "out")}
-        return Experiment(argparse.Namespace(**given | more | changes))
+        return Experiment(argparse.Namespace(**settings | more | changes))
 
     setup().compute_targets()
     assert setup(epochs=2).folder != setup().folder
@@ -147,13 +147,13 @@ def test_sparse_students_of_another_teacher_or_data_set_are_refused(
 
 
 def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path, monkeypatch):
-    def run(given: argparse.Namespace, output: Path, *arguments: str) -> None:
-        stage, key = arguments[arguments.index("--until") + 1], "-".join(given.more) or "key"
+    def run(options: argparse.Namespace, output: Path, *arguments: str) -> None:
+        stage, key = arguments[arguments.index("--until") + 1], "-".join(options.more) or "key"
         for name in (stage, *(["ensemble"] if "--teacher.additional" in arguments else [])):
             (output / name / key / "model").mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(two_teachers, "run_distill", run)
-    monkeypatch.setattr(two_teachers, "measure_accuracy", lambda given, folder: 0.5)
+    monkeypatch.setattr(two_teachers, "measure_accuracy", lambda options, folder: 0.5)
     arguments = ["two_teachers", "--output", str(tmp_path), "--seeds"]
     for seeds in (["0"], ["0", "1"]):
         monkeypatch.setattr(sys, "argv", [*arguments, *seeds])

@@ -9,11 +9,11 @@ CLASSES = [str(row % 4) for row in range(100)]
 
 def test_as_much_is_damaged_as_requested_and_the_seed_decides_where():
     rows = damage_rows(TEXTS, CLASSES, Shares(), 0)
-    words = sum(len(row.original.split()) for row in rows)
+    word_count = sum(len(row.original.split()) for row in rows)
     assert len(rows) == 120
     assert sum(row.is_copy for row in rows) == 20
     assert sum(row.is_mislabelled for row in rows) == sum(row.is_miscoded for row in rows) == 12
-    assert 0.09 < sum(len(row.typos) for row in rows) / words < 0.11
+    assert 0.09 < sum(len(row.typos) for row in rows) / word_count < 0.11
     assert rows == damage_rows(TEXTS, CLASSES, Shares(), 0)
     assert rows != damage_rows(TEXTS, CLASSES, Shares(), 1)
     for row in rows:
@@ -65,7 +65,7 @@ def test_a_wrong_label_is_repaired_when_its_row_is_dropped_or_left_without_it():
         assert judged[-1] == ("wrong labels", "100.0%", "100.0%", "1")
 
 
-def test_changes_of_a_row_follow_each_other():
+def test_consecutive_changes_of_a_row_are_followed_by_its_text():
     rows = [DamagedRow("one  x", "a", "one x", 0), DamagedRow("one  x", "a", "one x", 1)]
     changes = [
         change(7, "one  x", "one x", "whitespace"),

@@ -21,8 +21,8 @@ SMALL = (
 SPEEDS = "1.1,1.3"
 
 
-def call(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
-    monkeypatch.setattr(sys, "argv", [benchmark.__name__, *map(str, words)])
+def call(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [benchmark.__name__, *map(str, arguments)])
     monkeypatch.setenv("COLUMNS", "200")
     benchmark.main()
 
@@ -43,11 +43,11 @@ def test_students_of_a_frontier_are_timed_again_and_put_into_cascades(inputs, tm
     first, second = [json.loads(line) for line in (tmp_path / "again" / "results.jsonl").read_text().splitlines()]
     assert (first["requested"], second["requested"]) == (1.1, 1.3)
     assert min(first["repeated"], second["repeated"]) > 0.2
-    place = tmp_path / "cascades"
-    words = ["--frontier", tmp_path / "frontier", "--data", data, "--seeds", 0, "--output", place]
-    call(cascades, monkeypatch, *words, "--data.max_length", 32, "--measure.texts", 12, "--measure.rounds", 2)
-    kept = json.loads((place / "student-1.3x-0.json").read_text())
-    assert {entry["name"] for entry in kept["models"]} >= {"cascade", "student-1.1x", "student-1.3x", "teacher"}
+    output = tmp_path / "cascades"
+    arguments = ["--frontier", tmp_path / "frontier", "--data", data, "--seeds", 0, "--output", output]
+    call(cascades, monkeypatch, *arguments, "--data.max_length", 32, "--measure.texts", 12, "--measure.rounds", 2)
+    result = json.loads((output / "student-1.3x-0.json").read_text())
+    assert {entry["name"] for entry in result["models"]} >= {"cascade", "student-1.1x", "student-1.3x", "teacher"}
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ def test_gains_are_over_the_plain_student_of_the_same_seed_and_speed():
         reports = [make_report({"teacher": 0.9, f"student-{n}": s}, requested=10.0 + n) for n, s in enumerate(scores)]
         return {"models": [entry for each in reports for entry in each["models"][1:]], "stages": []}
 
-    found = {"plain": [report(0.8, 0.7), report(0.8, 0.6)], "two steps": [report(0.75), report(0.65)]}
-    slow, quick, further = ingredients.build_rows(found)
+    reports_by_name = {"plain": [report(0.8, 0.7), report(0.8, 0.6)], "two steps": [report(0.75), report(0.65)]}
+    slow, quick, further = ingredients.build_rows(reports_by_name)
     assert slow[:4] == ("plain", "10", "80.00 ± 0.00", "")
     assert quick[:3] == ("plain", "11", "65.00 ± 7.07")
     assert further[:4] == ("two steps", "11", "70.00 ± 7.07", "+5.00 ± 0.00")

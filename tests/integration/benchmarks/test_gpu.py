@@ -19,7 +19,7 @@ class ParsedError(Exception):
 
 @pytest.mark.parametrize("name", [name for name, piece in PIECES.items() if piece.words.startswith("benchmarks.")])
 def test_a_piece_is_a_command_that_exists(name: str, monkeypatch: pytest.MonkeyPatch):
-    module, *words = PIECES[name].words.format(output="runs/gpu").split()
+    module, *arguments = PIECES[name].words.format(output="runs/gpu").split()
     parse = argparse.ArgumentParser.parse_args
 
     def parse_only(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def test_a_piece_is_a_command_that_exists(name: str, monkeypatch: pytest.MonkeyP
         raise ParsedError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    monkeypatch.setattr(sys, "argv", [module, *words])
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
     with pytest.raises(ParsedError):
         importlib.import_module(module).main()
 
@@ -35,18 +35,21 @@ def test_a_piece_is_a_command_that_exists(name: str, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pieces that need no GPU: one prints a line, the other's module doesn't exist."""
-    found = {"works": Piece("A title", "What it shows.", "calendar 2026 1"), "fails": Piece("B", "-", "no.such.module")}
-    monkeypatch.setattr(gpu, "PIECES", found)
+    pieces = {
+        "works": Piece("A title", "What it shows.", "calendar 2026 1"),
+        "fails": Piece("B", "-", "no.such.module"),
+    }
+    monkeypatch.setattr(gpu, "PIECES", pieces)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Returns the exit code of the command."""
-    monkeypatch.setattr(sys, "argv", ["gpu", *words])
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
+    with pytest.raises(SystemExit) as exit_error:
         gpu.main()
-    return int(ended.value.code or 0)
+    return int(exit_error.value.code or 0)
 
 
 def test_a_failed_piece_is_reported_and_the_others_are_kept_on_the_page(
@@ -94,8 +97,8 @@ def test_without_a_gpu_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_exports_keep_the_logits_of_their_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    words = "--device cpu --layers 1 --width 64 --rounds 1 --length 8 --compiled --schemes int8-weights"
-    monkeypatch.setattr(sys, "argv", ["gpu_exports", *words.split()])
+    options = "--device cpu --layers 1 --width 64 --rounds 1 --length 8 --compiled --schemes int8-weights"
+    monkeypatch.setattr(sys, "argv", ["gpu_exports", *options.split()])
     measure_exports()
     rows = {line.split("│")[1].strip(): line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line}
     assert float(rows["float32"][-2]) < 1e-5

@@ -33,8 +33,8 @@ def test_every_method_finds_labels_that_are_plainly_wrong():
     right = rng.integers(0, 5, 500)
     logits = torch.from_numpy(rng.normal(0, 1, (500, 5)))
     logits[np.arange(500), right] += 6
-    given = right.copy()
-    given[:40] = (given[:40] + 1) % 5
-    for name, doubted in find_doubted(given, logits).items():
+    wrong = right.copy()
+    wrong[:40] = (wrong[:40] + 1) % 5
+    for name, doubted in find_doubted(wrong, logits).items():
         assert doubted[:40].mean() > 0.8, name
         assert doubted[40:].mean() < 0.05, name

@@ -19,7 +19,7 @@ def test_overlapping_and_adjacent_intervals_are_merged():
     ("sending", "working", "expected"),
     [([(0, 2)], [(1, 3)], 1), ([(0, 1)], [(1, 2)], 0), ([(0, 4)], [(1, 2), (3, 5)], 2), ([(1, 2)], [(0, 9)], 1)],
 )
-def test_common_returns_the_overlap_of_two_interval_lists(sending, working, expected):
+def test_overlap_length_is_the_common_length_of_two_interval_lists(sending, working, expected):
     assert overlap_length(sending, working) == expected
 
 

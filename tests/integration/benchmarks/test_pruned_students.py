@@ -48,7 +48,7 @@ def teacher(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     return model.eval()
 
 
-def sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
+def read_sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
     """Returns the number of heads and of neurons of each layer."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "intermediate")]
     return (
@@ -67,7 +67,7 @@ def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
 
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     small = prune_with_torch_pruning(teacher, 0.5, even=even)
-    heads, neurons = sizes(small)
+    heads, neurons = read_sizes(small)
     if even:
         assert heads == [2] * 4
         assert neurons == [256] * 4
@@ -76,12 +76,12 @@ def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
     assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
     model = TorchModel.of(small)
     write_targets(Source(small, tokenizer), [ExportTarget("onnxruntime")], tmp_path)
-    given = {name: np.ones((2, 7), np.int64) for name in model.names}
-    given["input_ids"] = np.random.default_rng(0).integers(5, 100, (2, 7))
-    assert np.abs(OnnxModel(tmp_path / "onnxruntime", 1)(given) - model(given)).max() < 1e-4
+    batch = {name: np.ones((2, 7), np.int64) for name in model.names}
+    batch["input_ids"] = np.random.default_rng(0).integers(5, 100, (2, 7))
+    assert np.abs(OnnxModel(tmp_path / "onnxruntime", 1)(batch) - model(batch)).max() < 1e-4
 
 
-def test_nearest_ratio_returns_the_smallest_ratio_that_is_fast_enough():
+def test_find_ratio_returns_the_smallest_ratio_that_is_fast_enough():
     from benchmarks.pruning.peers import LARGEST_RATIO, find_ratio
 
     ratio = find_ratio(lambda ratio: 1 / (1 - ratio), 3.0)
@@ -92,10 +92,10 @@ def test_nearest_ratio_returns_the_smallest_ratio_that_is_fast_enough():
 def test_textbrewer_students_have_the_sizes_and_weights_of_its_examples(teacher: PreTrainedModel):
     from benchmarks.pruning.textbrewer import TextBrewerSize, build_textbrewer_student, list_sizes
 
-    found = list_sizes(teacher)
-    assert TextBrewerSize("T3", 2, 128, 512) in found
-    assert TextBrewerSize("T3-small", 4, 64, 256) in found
-    assert all(size.hidden % 4 == 0 for size in found)
+    student_sizes = list_sizes(teacher)
+    assert TextBrewerSize("T3", 2, 128, 512) in student_sizes
+    assert TextBrewerSize("T3-small", 4, 64, 256) in student_sizes
+    assert all(size.hidden % 4 == 0 for size in student_sizes)
     copied = build_textbrewer_student(teacher, TextBrewerSize("T3", 2, 128, 512), 0).state_dict()
     expected = build_student(teacher, "layers=0,1").state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in copied.items())
@@ -108,9 +108,9 @@ def test_textbrewer_students_have_the_sizes_and_weights_of_its_examples(teacher:
 def test_every_layer_is_matched_and_narrower_layers_are_projected():
     from benchmarks.pruning.textbrewer import match_layers
 
-    found = match_layers(2, 6, (64, 128))
-    assert [(each["layer_S"], each["layer_T"]) for each in found] == [(0, 0), (1, 3), (2, 6)]
-    assert all(each["proj"] == ["linear", 64, 128] for each in found)
+    matches = match_layers(2, 6, (64, 128))
+    assert [(each["layer_S"], each["layer_T"]) for each in matches] == [(0, 0), (1, 3), (2, 6)]
+    assert all(each["proj"] == ["linear", 64, 128] for each in matches)
     assert all("proj" not in each for each in match_layers(2, 6, (128, 128)))
 
 
@@ -119,9 +119,9 @@ def test_a_row_limit_keeps_every_class_of_train(tmp_path: Path):
     from distill.data.sources.tables import read_splits
 
     data = write_data(tmp_path / "data")
-    kept = read_splits(limit_rows(str(data), 10, tmp_path))
-    assert sorted(kept["train"]["label"].to_pylist()) == sorted(2 * list(dict(make_rows(5, 0)).values()))
-    assert kept["test"].num_rows == 40
+    splits = read_splits(limit_rows(str(data), 10, tmp_path))
+    assert sorted(splits["train"]["label"].to_pylist()) == sorted(2 * list(dict(make_rows(5, 0)).values()))
+    assert splits["test"].num_rows == 40
 
 
 def write_data(folder: Path) -> Path:
@@ -139,14 +139,14 @@ def bench(
     """The arguments and the output folder of a finished benchmark."""
     from benchmarks.pruning.pruned_students import main
 
-    place = tmp_path_factory.mktemp("bench")
-    folder, data = saved(teacher, tokenizer, place / "teacher"), write_data(place / "data")
+    root = tmp_path_factory.mktemp("bench")
+    folder, data = saved(teacher, tokenizer, root / "teacher"), write_data(root / "data")
     arguments = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --rates 1e-3 --trials 0 --rounds 2"
-    arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {place / 'out'}"
+    arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {root / 'out'}"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("benchmarks.pruning.peers.HALVINGS", 3)
         main(arguments.split())
-    return arguments.split(), place / "out"
+    return arguments.split(), root / "out"
 
 
 @pytest.mark.slow
@@ -161,10 +161,10 @@ def test_trained_students_are_measured_and_listed_in_the_table(
     arguments = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
     arguments += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {tmp_path / 'out'}"
     main([*arguments.split(), "--methods", "ours", "layers", "fresh"])
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [student["method"] for student in found["students"]] == ["ours", "layers", "fresh"]
-    for student in found["students"]:
-        assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [student["method"] for student in results["students"]] == ["ours", "layers", "fresh"]
+    for student in results["students"]:
+        assert student["speedup"] == results["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
     table = capsys.readouterr().out
     assert all(f"│ {method} " in table for method in ("teacher", "ours", "layers", "fresh"))
@@ -177,43 +177,43 @@ def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
     budget = Budget(speedup="4,2", max_bytes="8MB,10MB")
     config = DistillConfig(str(tmp_path), TeacherConfig(model="t"), data=DataConfig(path="d"), budget=budget)
     (tmp_path / "config.json").write_text(json.dumps(asdict(config)))
-    for speedup, most in ((4.0, 8_000_000), (2.0, 10_000_000)):
-        own = read_config(tmp_path, speedup).budget
-        assert (own.speedups, own.find_max_bytes(speedup)) == ((speedup,), most)
+    for speedup, max_bytes in ((4.0, 8_000_000), (2.0, 10_000_000)):
+        limits = read_config(tmp_path, speedup).budget
+        assert (limits.speedups, limits.find_max_bytes(speedup)) == ((speedup,), max_bytes)
 
 
-def found_in(bench: tuple[list[str], Path]) -> dict[str, Any]:
+def read_results(bench: tuple[list[str], Path]) -> dict[str, Any]:
     return json.loads((bench[1] / "results.json").read_text())
 
 
 @needs_peers
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path]):
-    found = found_in(bench)
-    methods = [student["method"] for student in found["students"]]
+def test_every_method_is_trained_deployed_and_measured(bench: tuple[list[str], Path]):
+    results = read_results(bench)
+    methods = [student["method"] for student in results["students"]]
     assert [method for method in METHODS if method in methods or not method.endswith("-slower")] == methods
-    for student in found["students"]:
-        assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
-        assert student["without_words"] <= found["teacher"]["without_words"]
+    for student in results["students"]:
+        assert student["speedup"] == results["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
+        assert student["without_words"] <= results["teacher"]["without_words"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
-    assert found["teacher"]["test"] > 0.9
-    assert len({student["test"] for student in found["tried"]}) > 1, "none has learnt anything"
-    assert len(found["tried"]) == len(methods) + 2, "two sizes of TextBrewer and Torch-Pruning, one of all others"
+    assert results["teacher"]["test"] > 0.9
+    assert len({student["test"] for student in results["tried"]}) > 1, "none has learnt anything"
+    assert len(results["tried"]) == len(methods) + 2, "two sizes of TextBrewer and Torch-Pruning, one of all others"
     for method in methods:
-        own = [student for student in found["tried"] if student["method"] == method]
-        taken = [student for student in own if student["taken"]]
+        students = [student for student in results["tried"] if student["method"] == method]
+        taken = [student for student in students if student["taken"]]
         assert len(taken) == 1
-        assert taken[0]["validation"] == max(student["validation"] for student in own)
+        assert taken[0]["validation"] == max(student["validation"] for student in students)
 
 
 def accuracy(folder: Path) -> float:
     """Computes the accuracy from the deployed file and its tokenizer, without the benchmark's code."""
     from tokenizers import Tokenizer
 
-    place = folder / "onnxruntime"
-    model, tokenizer = OnnxModel(place, 1), Tokenizer.from_file(str(place / "tokenizer.json"))
-    hits = []
+    export = folder / "onnxruntime"
+    model, tokenizer = OnnxModel(export, 1), Tokenizer.from_file(str(export / "tokenizer.json"))
+    correct = []
     for text, label in make_rows(40, 2):
         row = tokenizer.encode(text)
         fields: dict[str, Any] = {
@@ -222,8 +222,8 @@ def accuracy(folder: Path) -> float:
             "token_type_ids": row.type_ids,
         }
         logits = model({name: np.asarray([value], np.int64) for name, value in fields.items()})
-        hits.append(LABELS[int(logits.argmax())] == label)
-    return sum(hits) / len(hits)
+        correct.append(LABELS[int(logits.argmax())] == label)
+    return sum(correct) / len(correct)
 
 
 @needs_peers
@@ -237,9 +237,9 @@ def test_a_second_call_retrains_nothing(
 
     monkeypatch.setattr(textbrewer.GeneralDistiller, "train", None)
     monkeypatch.delattr("benchmarks.pruning.peers.fit_module")
-    before = found_in(bench)
+    before = read_results(bench)
     main(bench[0])
-    after = found_in(bench)
+    after = read_results(bench)
     assert after["tried"] == before["tried"]
     table = capsys.readouterr().out
     for student in after["students"]:
@@ -254,10 +254,10 @@ def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], 
     from benchmarks.pruning.pruned_students import main
 
     monkeypatch.delattr("benchmarks.pruning.peers.fit_module")
-    before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
+    before, run = read_results(bench), str(bench[1] / "ours" / "seed-0")
     arguments = ["--ours", run, "--speedup", "1.4", "--methods", "ours", "layers", "--epochs", "7"]
     main([*arguments, "--rounds", "1", "--output", str(bench[1])])
-    after = found_in(bench)
+    after = read_results(bench)
     assert after["settings"] == before["settings"]
     assert after["tried"] == [student for student in before["tried"] if student["method"] in ("ours", "layers")]
 
@@ -275,7 +275,7 @@ def test_further_seeds_use_the_learning_rate_that_was_best_on_validation(
         lambda *_: {"validation": next(expected), "test": 0.5},
     )
     main([*bench[0], "--methods", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
-    found = found_in(bench)
-    assert [(student["seed"], student["rate"]) for student in found["tried"]] == [(0, 1e-4), (0, 2e-3), (1, 2e-3)]
-    assert [student["seed"] for student in found["students"]] == [0, 1]
-    assert [student["validation"] for student in found["students"]] == [0.6, 0.1]
+    results = read_results(bench)
+    assert [(student["seed"], student["rate"]) for student in results["tried"]] == [(0, 1e-4), (0, 2e-3), (1, 2e-3)]
+    assert [student["seed"] for student in results["students"]] == [0, 1]
+    assert [student["validation"] for student in results["students"]] == [0.6, 0.1]

@@ -42,9 +42,9 @@ def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_pa
     rows = read_table(data, "train")
     monkeypatch.setattr(augmentation, "COMMON", f"--teacher {teacher} --precision 32 --data.max_length 32")
     monkeypatch.setattr(augmentation, "VALIDATION", 20)
-    words = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--per-class", "4", "--visits", "60"]
-    words += ["--times", "1", "--teacher-epochs", "1", "--student", "layers=2", "--seeds", "0", "--rates", "1e-3"]
-    monkeypatch.setattr("sys.argv", words)
+    arguments = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--per-class", "4", "--visits", "60"]
+    arguments += ["--times", "1", "--teacher-epochs", "1", "--student", "layers=2", "--seeds", "0", "--rates", "1e-3"]
+    monkeypatch.setattr("sys.argv", arguments)
     augmentation.main()
     results = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     assert {json.loads(line)["variant"] for line in results} >= {"none", "order", "noise", "all unlabelled text"}
@@ -61,8 +61,8 @@ def test_students_learn_from_clean_damaged_and_cleaned_rows(tmp_path, monkeypatc
     monkeypatch.setattr(cleaning, "TEACHER", f"--teacher {teacher} --precision 32")
     monkeypatch.setattr(cleaning, "TEACHER_EPOCHS", 1)
     monkeypatch.setattr(cleaning, "STUDENT", "--student layers=2 --epochs 2 --data.max_length 32")
-    words = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--students", "--seeds", "0", "1"]
-    monkeypatch.setattr("sys.argv", [*words, "--steps", "standard,language=off"])
+    arguments = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--students", "--seeds", "0", "1"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--steps", "standard,language=off"])
     cleaning.main()
     file = tmp_path / "out" / "students" / "results.jsonl"
     results = [json.loads(line) for line in file.read_text().splitlines()]

@@ -64,29 +64,29 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.fixture
 def cache(monkeypatch, capsys):
     """`cache(command, *words)` runs the command in this process and returns (exit code, output)."""
-    return lambda *words: run(*map(str, words), monkeypatch=monkeypatch, capsys=capsys)
+    return lambda *arguments: run(*map(str, arguments), monkeypatch=monkeypatch, capsys=capsys)
 
 
-def words_for(teacher: Path, data: Path, folder: Path) -> list[str]:
+def write_arguments(teacher: Path, data: Path, folder: Path) -> list[str]:
     return ["--teacher", str(teacher), "--data", str(data), "--cache", str(folder), "--data.max_length", "16"]
 
 
 def test_a_decoders_cache_is_planned_written_reused_and_inspected(cache, decoder, texts, tmp_path, tokenizer):
-    words = words_for(decoder, texts, tmp_path / "c")
-    code, message = cache("write", *words, "--dry-run")
+    arguments = write_arguments(decoder, texts, tmp_path / "c")
+    code, message = cache("write", *arguments, "--dry-run")
     assert code == 0
     assert "dry run: nothing was written" in message
     assert not (tmp_path / "c").exists()
-    code, message = cache("write", *words, "--draws", "9")
+    code, message = cache("write", *arguments, "--draws", "9")
     assert code == 0, message
     assert "task: causal-lm" in message
     assert "sampled" in message
     blocks = LanguageBlocks(token_blocks(tokenizer, read_texts(str(texts)), 16))
     reader = CacheReader(tmp_path / "c")
     assert len(reader) == len(set(build_samples(blocks, 0).keys))
-    found = reader(blocks.collate([0, 3], 0))
-    torch.testing.assert_close(found["weights"].sum(1), torch.ones(len(found["weights"])))
-    assert "nothing was missing" in cache("write", *words, "--draws", "9")[1]
+    signals = reader(blocks.collate([0, 3], 0))
+    torch.testing.assert_close(signals["weights"].sum(1), torch.ones(len(signals["weights"])))
+    assert "nothing was missing" in cache("write", *arguments, "--draws", "9")[1]
     code, message = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
     assert code == 0, message
     assert re.search(r"coverage: (\d+) of \1 samples", message)
@@ -106,8 +106,8 @@ def test_the_length_that_a_short_teacher_leaves_is_reported(cache, checkpoints, 
 @pytest.mark.parametrize("temperature", ["1", "2"])
 def test_a_top_k_over_the_whole_vocabulary_matches_its_teacher(temperature, cache, decoder, texts, tmp_path):
     everything = ("--signals", "topk", "--k", str(len(VOCABULARY)))
-    words = words_for(decoder, texts, tmp_path / "c")
-    code, message = cache("write", *words, *everything, "--keep.temperature", temperature)
+    arguments = write_arguments(decoder, texts, tmp_path / "c")
+    code, message = cache("write", *arguments, *everything, "--keep.temperature", temperature)
     assert code == 0, message
     code, message = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
     assert code == 0, message
@@ -131,8 +131,8 @@ def test_inspect_finds_no_difference_between_a_cache_and_its_own_teacher(
         labels = {"num_labels": 2} if head == "Question" else {}
         model = build_model("bert", f"For{head}{'Classification' if head == 'Token' else 'Answering'}", **labels)
         teacher = saved(model, tokenizer, tmp_path / "teacher")
-    words = ["--teacher", teacher, "--data", data, "--cache", tmp_path / "c", "--data.max_length", "48"]
-    code, message = cache("write", *words, "--task", task, "--signals", "logits")
+    arguments = ["--teacher", teacher, "--data", data, "--cache", tmp_path / "c", "--data.max_length", "48"]
+    code, message = cache("write", *arguments, "--task", task, "--signals", "logits")
     assert code == 0, message
     code, message = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2", "--student", teacher)
     assert code == 0, message
@@ -142,7 +142,7 @@ def test_inspect_finds_no_difference_between_a_cache_and_its_own_teacher(
 
 def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts, tmp_path):
     folder = tmp_path / "c"
-    cache("write", *words_for(decoder, texts, folder))
+    cache("write", *write_arguments(decoder, texts, folder))
     shard = next(folder.glob("shard-*"))
     whole = shard.read_bytes()
     assert cache("verify", "--cache", folder) == (0, f"cache {folder}: all bytes are as they were written\n")
@@ -161,11 +161,11 @@ def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts,
 
 def test_more_text_extends_a_cache_without_changing_its_first_shard(cache, decoder, texts, tmp_path):
     folder = tmp_path / "c"
-    cache("write", *words_for(decoder, texts, folder), "--limit", "5")
+    cache("write", *write_arguments(decoder, texts, folder), "--limit", "5")
     before = (folder / "shard-000000.safetensors").read_bytes()
     code, message = cache("inspect", "--cache", folder, "--data", texts)
     assert code == 0, message
-    cache("write", *words_for(decoder, texts, folder))
+    cache("write", *write_arguments(decoder, texts, folder))
     assert (folder / "shard-000000.safetensors").read_bytes() == before
     assert len(CacheReader(folder)) > 5
 
@@ -175,8 +175,8 @@ def test_masks_of_cache_and_training_are_the_same(packing, cache, tmp_path, toke
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(30, 4)))
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "mlm")
-    words = [*words_for(teacher, texts, tmp_path / "c"), "--data.packing", packing]
-    code, message = cache("write", *words, "--signals", "topk", "--k", "5", "--masking.passes", "2")
+    arguments = [*write_arguments(teacher, texts, tmp_path / "c"), "--data.packing", packing]
+    code, message = cache("write", *arguments, "--signals", "topk", "--k", "5", "--masking.passes", "2")
     assert code == 0, message
     assert "task: masked-lm" in message
     reader = CacheReader(tmp_path / "c")
@@ -187,38 +187,38 @@ def test_masks_of_cache_and_training_are_the_same(packing, cache, tmp_path, toke
     model = OnlineTeacher(build_model("bert", "ForMaskedLM"))
     for epoch in (0, 1, 2):
         batch = masked.collate([1, 4, 2], 0, epoch)
-        found = reader(batch)
-        assert len(found["ids"]) == int(batch["positions"].sum())
+        signals = reader(batch)
+        assert len(signals["ids"]) == int(batch["positions"].sum())
         dense = model(batch)["logits"].softmax(-1)
-        torch.testing.assert_close(found["log_probs"].exp(), dense.gather(-1, found["ids"]), rtol=0.14, atol=1e-4)
+        torch.testing.assert_close(signals["log_probs"].exp(), dense.gather(-1, signals["ids"]), rtol=0.14, atol=1e-4)
 
 
 def test_cached_embeddings_and_hidden_states_match_the_teacher(cache, body_folder, data_folder, tmp_path, tokenizer):
-    words = words_for(body_folder, data_folder, tmp_path / "c")
-    code, message = cache("write", *words, "--signals", "embedding,hidden,relations", "--layers", "0,3")
+    arguments = write_arguments(body_folder, data_folder, tmp_path / "c")
+    code, message = cache("write", *arguments, "--signals", "embedding,hidden,relations", "--layers", "0,3")
     assert code == 0, message
     assert "task: sentence-embedding" in message
     reader = CacheReader(tmp_path / "c")
     batch = dict(tokenizer([make_rows(120, 1)[7][0]], return_tensors="pt", max_length=16, truncation=True))
-    found = reader(batch)
+    cached = reader(batch)
     online = OnlineTeacher(build_model("bert", "Model"), ("embedding", "hidden", "relations"))(batch)
-    torch.testing.assert_close(found["embedding"], online["embedding"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cached["embedding"], online["embedding"], rtol=1e-4, atol=1e-5)
     for layer in (0, 3):
         top = online["hidden"][layer].abs().max()
-        assert (found["hidden"][layer] - online["hidden"][layer]).abs().max() <= top / 127 / 2 * 1.01
-        assert len(found["relations"][layer]) == 3
+        assert (cached["hidden"][layer] - online["hidden"][layer]).abs().max() <= top / 127 / 2 * 1.01
+        assert len(cached["relations"][layer]) == 3
 
 
 def test_generated_sequences_are_cached_without_other_signals(cache, decoder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(6, 9)))
-    words = words_for(decoder, prompts, tmp_path / "c")
+    arguments = write_arguments(decoder, prompts, tmp_path / "c")
     few = ("--keep.new_tokens", "7")
-    code, message = cache("write", *words, "--signals", "generated", *few)
+    code, message = cache("write", *arguments, "--signals", "generated", *few)
     assert code == 0, message
     assert "generated (" in message
     assert "new_tokens 7" in message
-    both = words_for(decoder, prompts, tmp_path / "d")
+    both = write_arguments(decoder, prompts, tmp_path / "d")
     assert (
         "expected generated without other signals, found generated, topk"
         in cache("write", *both, "--signals", "generated,topk", *few)[1]
@@ -229,9 +229,9 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
     cache, decoder, texts, tmp_path, tokenizer, headed_folder, data_folder
 ):
     folder = tmp_path / "c"
-    cache("write", *words_for(decoder, texts, folder))
+    cache("write", *write_arguments(decoder, texts, folder))
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    code, message = cache("write", *words_for(headed_folder, data_folder, folder))
+    code, message = cache("write", *write_arguments(headed_folder, data_folder, folder))
     assert code == 2
     assert "made from other inputs: preprocessing: expected 'text-classification', found 'causal-lm'" in message
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
@@ -281,7 +281,7 @@ def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch,
     ],
 )
 def test_settings_that_do_not_fit_the_teacher_are_refused(more, message, cache, decoder, texts, tmp_path):
-    code, output = cache("write", *words_for(decoder, texts, tmp_path / "c"), *more)
+    code, output = cache("write", *write_arguments(decoder, texts, tmp_path / "c"), *more)
     assert code == 2
     assert message in output
     assert not (tmp_path / "c").exists()
@@ -302,19 +302,19 @@ def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["replicated", "fsdp=2"])
 def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decoder, texts, tmp_path):
-    assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
-    arguments = words_for(decoder, texts, tmp_path / "two")
+    assert cache("write", *write_arguments(decoder, texts, tmp_path / "one"))[0] == 0
+    arguments = write_arguments(decoder, texts, tmp_path / "two")
     message = run_to_success("cache", ["write", *arguments, "--devices", "2", "--layout", layout])
     assert message.count("bytes per token") == 1
-    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    assert read_contents(tmp_path / "two") == read_contents(tmp_path / "one")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
 
 
 def test_the_recorded_template_path_is_absolute(tmp_path, monkeypatch):
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     monkeypatch.chdir(tmp_path)
-    kept = record_settings(WriteConfig("c", "t", data=DataConfig(path="d"), chat=ChatConfig(template="chat.jinja")))
-    assert kept["chat"]["template"] == str(tmp_path / "chat.jinja")
+    recorded = record_settings(WriteConfig("c", "t", data=DataConfig(path="d"), chat=ChatConfig(template="chat.jinja")))
+    assert recorded["chat"]["template"] == str(tmp_path / "chat.jinja")

@@ -36,21 +36,21 @@ def ask_reader(output: Path, texts: list[str]) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def students(tmp_path_factory) -> tuple[Path, Path, Path]:
     """Returns the data, and the folders of runs with a static student and with one of two layers."""
-    place = tmp_path_factory.mktemp("students")
-    teacher, data = make_inputs(place)
+    folder = tmp_path_factory.mktemp("students")
+    teacher, data = make_inputs(folder)
     tuned = ("--teacher_train.epochs", "12", "--teacher_train.dropout", "0")
     runs = []
     for name, more in (
         ("static", ("--student", "static", "--epochs", "4", "--train.learning_rate", "0.01")),
         ("layers", ("--student", "layers=3", "--epochs", "12")),
     ):
-        run_to_success("distill", small_run(teacher, data, place / name, *tuned, *more))
-        runs.append(place / name)
+        run_to_success("distill", small_run(teacher, data, folder / name, *tuned, *more))
+        runs.append(folder / name)
     return data, *runs
 
 
 @pytest.fixture(scope="module")
-def made(students, tmp_path_factory) -> Path:
+def cascade_run(students, tmp_path_factory) -> Path:
     data, static, layers = students
     output = tmp_path_factory.mktemp("cascade") / "run"
     (teacher,) = (layers / "teacher").glob("*/model")
@@ -60,22 +60,22 @@ def made(students, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_cascade_answers_in_a_process_of_its_own_as_it_was_evaluated(made, students):
-    result = read_result(made)
+def test_a_cascade_predicts_in_a_separate_process_as_it_was_evaluated(cascade_run, students):
+    result = read_result(cascade_run)
     with (students[0] / "test.csv").open() as file:
         rows = list(csv.DictReader(file))
-    found = ask_reader(made, [row["text"] for row in rows])
-    assert [text for *_, text in found] == [row["text"] for row in rows]
-    accuracy = np.mean([label == row["label"] for (label, *_), row in zip(found, rows, strict=True)])
+    lines = ask_reader(cascade_run, [row["text"] for row in rows])
+    assert [text for *_, text in lines] == [row["text"] for row in rows]
+    accuracy = np.mean([label == row["label"] for (label, *_), row in zip(lines, rows, strict=True)])
     cascade_entry = result["models"][0]
     assert accuracy == pytest.approx(cascade_entry["score"])
     for name, share in cascade_entry["shares"].items():
-        assert np.mean([member == name for _, member, _ in found]) == pytest.approx(share)
+        assert np.mean([member == name for _, member, _ in lines]) == pytest.approx(share)
 
 
 @pytest.mark.slow
-def test_every_model_is_measured_beside_the_cascade(made):
-    entries = {entry["name"]: entry for entry in read_result(made)["models"]}
+def test_every_model_is_measured_beside_the_cascade(cascade_run):
+    entries = {entry["name"]: entry for entry in read_result(cascade_run)["models"]}
     assert set(entries) == {"cascade", "teacher", "static-student", "layers-student"}
     assert all(0 < each["mean_ms"] <= 1.5 * each["p95_ms"] and 0 <= each["score"] <= 1 for each in entries.values())
     assert (
@@ -85,25 +85,25 @@ def test_every_model_is_measured_beside_the_cascade(made):
 
 
 @pytest.mark.slow
-def test_another_score_reuses_the_members_answers(made, students):
+def test_another_score_reuses_the_members_logits(cascade_run, students):
     data, static, layers = students
     arguments = ["--models", f"{layers / 'student'},{static / 'student'}", "--data", str(data), *QUICK]
     (teacher,) = (layers / "teacher").glob("*/model")
-    again = [*arguments, "--teacher", str(teacher), "--output", str(made)]
+    again = [*arguments, "--teacher", str(teacher), "--output", str(cascade_run)]
     message = run_to_success("cascade", [*again, "--score", "0.5"])
     assert "member-logits: already complete, skipped" in message
-    assert len(list((made / "thresholds").glob("*/cascade/cascade.json"))) == 2
+    assert len(list((cascade_run / "thresholds").glob("*/cascade/cascade.json"))) == 2
 
 
 @pytest.mark.slow
-def test_an_unreachable_latency_is_refused_and_the_exports_stay(made, students, monkeypatch, capsys):
+def test_an_unreachable_latency_is_refused_and_the_exports_stay(cascade_run, students, monkeypatch, capsys):
     data, static, layers = students
-    given = ["--models", f"{layers / 'student'},{static / 'student'}", "--data", str(data), *QUICK]
+    arguments = ["--models", f"{layers / 'student'},{static / 'student'}", "--data", str(data), *QUICK]
     (teacher,) = (layers / "teacher").glob("*/model")
-    given += ["--teacher", str(teacher), "--latency-ms", "0.000001", "--output", str(made)]
-    message = refusal_of(cascade, given, monkeypatch, capsys)
+    arguments += ["--teacher", str(teacher), "--latency-ms", "0.000001", "--output", str(cascade_run)]
+    message = refusal_of(cascade, arguments, monkeypatch, capsys)
     assert "cascade: expected a mean latency of at most 1e-06 ms, found" in message
-    assert list(made.glob("export-*/*/manifest.json"))
+    assert list(cascade_run.glob("export-*/*/manifest.json"))
 
 
 @pytest.mark.slow
@@ -122,15 +122,15 @@ def test_students_with_several_labels_make_a_cascade(body_folder, tmp_path):
     assert len(ask_reader(output, ["baka deka", "wober"])) == 2
 
 
-def save_pair(tokenizer, place: Path, head: str = "ForSequenceClassification") -> str:
-    folders = [saved(build_model("bert", head, num_hidden_layers=n), tokenizer, place / str(n)) for n in (1, 2)]
+def save_pair(tokenizer, folder: Path, head: str = "ForSequenceClassification") -> str:
+    folders = [saved(build_model("bert", head, num_hidden_layers=n), tokenizer, folder / str(n)) for n in (1, 2)]
     return ",".join(map(str, folders))
 
 
 def test_a_task_without_confidences_is_refused_before_any_stage(tokenizer, tmp_path, monkeypatch, capsys):
     models = save_pair(tokenizer, tmp_path, "ForTokenClassification")
-    given = ["--models", models, "--data", str(tagged_data(tmp_path / "data")), "--score", "0.9"]
-    message = refusal_of(cascade, [*given, "--output", str(tmp_path / "out")], monkeypatch, capsys)
+    arguments = ["--models", models, "--data", str(tagged_data(tmp_path / "data")), "--score", "0.9"]
+    message = refusal_of(cascade, [*arguments, "--output", str(tmp_path / "out")], monkeypatch, capsys)
     assert "cascade: expected task multi-label or text-classification, found token-classification" in message
     assert not (tmp_path / "out").exists()
 
@@ -138,8 +138,8 @@ def test_a_task_without_confidences_is_refused_before_any_stage(tokenizer, tmp_p
 def test_a_student_whose_texts_are_cleaned_beside_it_is_refused(tokenizer, data_folder, tmp_path, monkeypatch, capsys):
     models = save_pair(tokenizer, tmp_path)
     (tmp_path / "2" / "preprocessing.json").write_text('{"clean_texts_by": "spaces"}')
-    given = ["--models", models, "--data", str(data_folder), "--score", "0.9", "--output", str(tmp_path / "out")]
-    assert "found preprocessing.json beside it" in refusal_of(cascade, given, monkeypatch, capsys)
+    arguments = ["--models", models, "--data", str(data_folder), "--score", "0.9", "--output", str(tmp_path / "out")]
+    assert "found preprocessing.json beside it" in refusal_of(cascade, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(("more", "message"), [
@@ -152,5 +152,5 @@ def test_a_student_whose_texts_are_cleaned_beside_it_is_refused(tokenizer, data_
     (("--models", "./a,b", "--score", "0.9"), "a './a': no such folder here"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_by_name(more, message, data_folder, tmp_path, monkeypatch, capsys):
-    given = [*more, "--data", str(data_folder), "--output", str(tmp_path / "out")]
-    assert message in refusal_of(cascade, given, monkeypatch, capsys)
+    arguments = [*more, "--data", str(data_folder), "--output", str(tmp_path / "out")]
+    assert message in refusal_of(cascade, arguments, monkeypatch, capsys)

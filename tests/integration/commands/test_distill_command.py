@@ -30,18 +30,18 @@ from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, save
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory):
+def finished_run(tmp_path_factory: pytest.TempPathFactory):
     """(output folder, printed output, arguments) of an undisturbed run with wandb offline."""
-    place = tmp_path_factory.mktemp("finished")
-    teacher, data = make_inputs(place)
+    folder = tmp_path_factory.mktemp("finished")
+    teacher, data = make_inputs(folder)
     arguments = small_run(
-        teacher, data, place / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline"
+        teacher, data, folder / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline"
     )
-    return place / "run", run_to_success("distill", arguments, fresh=True), arguments
+    return folder / "run", run_to_success("distill", arguments, fresh=True), arguments
 
 
-def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished):
-    output, _, _ = finished
+def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished_run):
+    output, _, _ = finished_run
     student = AutoModelForSequenceClassification.from_pretrained(output / "student")
     tokenizer = AutoTokenizer.from_pretrained(output / "student")
     assert student.config.num_hidden_layers == 2
@@ -51,11 +51,11 @@ def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished):
         assert (output / "student" / name).is_file(), name
 
 
-def test_onnx_and_checkpoint_agree_on_texts_of_different_lengths(finished):
+def test_onnx_and_checkpoint_agree_on_texts_of_different_lengths(finished_run):
     from compress.export.common.huggingface import TorchModel
     from compress.export.onnx.graph import OnnxModel
 
-    output, _, _ = finished
+    output, _, _ = finished_run
     tokenizer = AutoTokenizer.from_pretrained(output / "student")
     batch = dict(tokenizer([text for text, _ in make_rows(7, 5)], padding=True, return_tensors="np"))
     ours = TorchModel(output / "student")(batch)
@@ -63,8 +63,8 @@ def test_onnx_and_checkpoint_agree_on_texts_of_different_lengths(finished):
     np.testing.assert_allclose(theirs, ours, atol=1e-3)
 
 
-def test_the_report_contains_every_model_in_every_runtime(finished):
-    output, _, _ = finished
+def test_the_report_contains_every_model_in_every_runtime(finished_run):
+    output, _, _ = finished_run
     report = json.loads((output / "report.json").read_text())
     assert {(m["name"], m["runtime"]) for m in report["models"]} == {
         (name, runtime) for name in ("teacher", "student") for runtime in ("pytorch", "onnxruntime")
@@ -83,8 +83,8 @@ def test_the_report_contains_every_model_in_every_runtime(finished):
     assert (output / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
 
-def test_scores_in_the_report_match_the_exported_student(finished):
-    output, _, _ = finished
+def test_scores_in_the_report_match_the_exported_student(finished_run):
+    output, _, _ = finished_run
     report = json.loads((output / "report.json").read_text())
     model = AutoModelForSequenceClassification.from_pretrained(output / "student").eval()
     tokenizer = AutoTokenizer.from_pretrained(output / "student")
@@ -99,8 +99,8 @@ def test_scores_in_the_report_match_the_exported_student(finished):
     assert params == {model.num_parameters()}
 
 
-def test_every_manifest_lists_its_files_with_their_hashes(finished):
-    output, _, _ = finished
+def test_every_manifest_lists_its_files_with_their_hashes(finished_run):
+    output, _, _ = finished_run
     for name in ("data", "teacher", "cache", "distill", "export", "evaluate", "report"):
         folder = stage_folder(output, name)
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -111,8 +111,8 @@ def test_every_manifest_lists_its_files_with_their_hashes(finished):
             assert hash_file(folder / file) == stated["sha256"]
 
 
-def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
-    output, _, _ = finished
+def test_loss_terms_are_logged_with_weight_and_gradient_share(finished_run):
+    output, _, _ = finished_run
     (file,) = (stage_folder(output, "distill") / "logs").glob("attempt-*/metrics.csv")
     header = file.read_text().splitlines()[0].split(",")
     for name in ("train/kl", "train/kl_weight", "train/kl_gradient_share", "val/score", "lr"):
@@ -120,8 +120,8 @@ def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
     assert list((output / "wandb").rglob("*.wandb"))
 
 
-def test_repeating_the_command_skips_every_stage(finished):
-    output, _, arguments = finished
+def test_repeating_the_command_skips_every_stage(finished_run):
+    output, _, arguments = finished_run
     before = {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")}
     message = run_to_success("distill", arguments)
     for name in ("data", "teacher", "cache", "distill", "export-teacher", "export", "evaluate", "report"):
@@ -130,8 +130,8 @@ def test_repeating_the_command_skips_every_stage(finished):
 
 
 @pytest.mark.slow
-def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path):
-    output, _, arguments = finished
+def test_another_setting_adds_a_new_result_and_keeps_the_old(finished_run, tmp_path):
+    output, _, arguments = finished_run
     copy = shutil.copytree(output, tmp_path / "copy")
     old = hash_file(stage_folder(copy, "distill") / "model/model.safetensors")
     changed = [str(copy) if word == str(output) else word for word in arguments]
@@ -170,13 +170,13 @@ def test_requested_cache_formats_are_used_for_a_classifier():
     assert choose_signals(config, task, sizes, sizes) == KeepConfig(signals="logits")
     requested = replace(config, keep=KeepConfig(dtype="float16", compression="zstd", signals="logits"))
     check_ignored_keep(Facts(requested, 1, "text-classification"))
-    found = choose_signals(requested, task, sizes, sizes)
-    assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
+    chosen = choose_signals(requested, task, sizes, sizes)
+    assert (chosen.dtype, chosen.compression, chosen.signals) == ("float16", "zstd", "logits")
 
 
 @pytest.mark.slow
-def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
-    output, _, arguments = finished
+def test_a_dry_run_prints_the_plan_and_writes_nothing(finished_run, tmp_path):
+    output, _, arguments = finished_run
     message = run_to_success("distill", [*arguments, "--dry-run", "--predict", "false"])
     assert message.count("complete, will be skipped") >= 7
     fresh = [str(tmp_path / "none") if word == str(output) else word for word in arguments]
@@ -187,8 +187,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
-    output, _, arguments = finished
+def test_two_runs_at_once_in_one_folder_are_refused(finished_run, tmp_path):
+    output, _, arguments = finished_run
     arguments = [str(tmp_path / "shared") if word == str(output) else word for word in arguments]
     first = start("distill", arguments)
     for line in first.stdout:
@@ -202,8 +202,8 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
     assert "another process is writing there" in message
 
 
-def test_a_finished_run_is_redrawn_with_charts_of_defined_colors(finished):
-    output, _, _ = finished
+def test_a_finished_run_is_redrawn_with_charts_of_defined_colors(finished_run):
+    output, _, _ = finished_run
     assert "report.html" in run_to_success("report", ["--run", str(output), "--charts", "true"])
     charts = {file.name: file.read_text() for file in (output / "charts").iterdir()}
     assert {"accuracy-against-latency-1-text-per-call.svg", "distill-training-loss.svg"} <= charts.keys()
@@ -213,8 +213,8 @@ def test_a_finished_run_is_redrawn_with_charts_of_defined_colors(finished):
         assert all(f"{each}:" in svg for each in used), f"{name}: a color without a value"
 
 
-def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):
-    output, _, arguments = finished
+def test_a_changed_output_file_is_refused_by_name(finished_run, tmp_path):
+    output, _, arguments = finished_run
     copy = shutil.copytree(output, tmp_path / "copy")
     weights = stage_folder(copy, "teacher") / "model/model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -226,14 +226,14 @@ def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):
     assert "model/model.safetensors was changed" in message
 
 
-def bad_head(place: Path, tokenizer) -> str:
-    return str(saved(build_model("bert", "ForMultipleChoice"), tokenizer, place / "chooser"))
+def bad_head(folder: Path, tokenizer) -> str:
+    return str(saved(build_model("bert", "ForMultipleChoice"), tokenizer, folder / "chooser"))
 
 
-def other_tokenizer(place: Path) -> str:
-    words = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=64)
-    return str(saved(build_model("bert"), tokenizer, place / "other"))
+def other_tokenizer(folder: Path) -> str:
+    vocabulary = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)}, model_max_length=64)
+    return str(saved(build_model("bert"), tokenizer, folder / "other"))
 
 
 def pickled(folder: Path) -> str:
@@ -242,10 +242,10 @@ def pickled(folder: Path) -> str:
     return str(folder)
 
 
-def occupied(place: Path) -> str:
-    place.mkdir()
-    (place / "thesis.txt").write_text("years of work")
-    return str(place)
+def occupied(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    return str(folder)
 
 
 BAD = {

@@ -37,7 +37,7 @@ from support.tiny_models import WORDS, build_model, saved
 DEEP = LossConfig(kl=0, hidden=1, relations=1, relation_heads=4)
 
 
-def documents(count: int, seed: int = 1) -> list[str]:
+def draw_documents(count: int, seed: int = 1) -> list[str]:
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.randint(30, 60))) for _ in range(count)]
 
@@ -47,7 +47,7 @@ def prose(tmp_path):
     """A folder of 24 txt documents."""
     folder = tmp_path / "prose"
     folder.mkdir()
-    for i, text in enumerate(documents(24)):
+    for i, text in enumerate(draw_documents(24)):
         (folder / f"{i:02}.txt").write_text(text)
     return folder
 
@@ -60,11 +60,11 @@ def module_of(student, teacher, loss=DEEP, **train) -> DistillationModule:
     )
 
 
-def rows(tokenizer, length: int = 16) -> LanguageBlocks:
-    return LanguageBlocks(token_blocks(tokenizer, documents(12), length))
+def build_blocks(tokenizer, length: int = 16) -> LanguageBlocks:
+    return LanguageBlocks(token_blocks(tokenizer, draw_documents(12), length))
 
 
-def trained(module, blocks, *callbacks, epochs: int = 2) -> None:
+def train_module(module, blocks, *callbacks, epochs: int = 2) -> None:
     data = RowsDataModule(blocks, blocks, batch_size=8, seed=1)
     trainer = lightning.Trainer(
         max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
@@ -73,7 +73,7 @@ def trained(module, blocks, *callbacks, epochs: int = 2) -> None:
     trainer.fit(module, datamodule=data)
 
 
-def hooks(model) -> int:
+def count_hooks(model) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
@@ -98,21 +98,21 @@ def test_a_forward_pass_that_ends_early_returns_the_same_hidden_states(family, t
     model = build_model(family, "Model")
     with torch.no_grad():
         whole = model(**token_batch, output_hidden_states=True).hidden_states
-        before = hooks(model)
+        before = count_hooks(model)
         for layer in (1, 3, 4):
             with stop_after_layer(model, layer) as states:
                 model(**token_batch)
             assert len(states) == layer + 1
-            for found, expected in zip(states, whole, strict=False):
-                assert torch.equal(found, expected)
-    assert hooks(model) == before
+            for state, expected in zip(states, whole, strict=False):
+                assert torch.equal(state, expected)
+    assert count_hooks(model) == before
 
 
 def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
     """In each turn only the layer whose turn it is changes, together with the embeddings in the first turn."""
     teacher = build_model("bert", "Model")
     student = build_student(teacher, "mobilebert")
-    module, blocks = module_of(student, teacher), rows(tokenizer)
+    module, blocks = module_of(student, teacher), build_blocks(tokenizer)
     moved: list[set[str]] = []
 
     class Watch(lightning.Callback):
@@ -127,14 +127,14 @@ def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
             moved.append(layers | others)
 
     # The watcher runs after the callback that starts the turn.
-    trained(module, blocks, LayerByLayer(0.8), Watch())
+    train_module(module, blocks, LayerByLayer(0.8), Watch())
     steps = len(moved)
-    own = int(0.8 * steps)
-    turns = [min(4, step * 4 // own + 1) for step in range(own)]
+    layerwise_steps = int(0.8 * steps)
+    turns = [min(4, step * 4 // layerwise_steps + 1) for step in range(layerwise_steps)]
     assert set(turns) == {1, 2, 3, 4}
     for turn, changed in zip(turns, moved, strict=False):
         assert changed == ({"0", "embeddings"} if turn == 1 else {str(turn - 1)})
-    for changed in moved[own:]:
+    for changed in moved[layerwise_steps:]:
         assert changed == {"0", "1", "2", "3", "embeddings"}
     assert all(each.requires_grad for each in student.parameters())
     assert module.layer_terms.active_layer == 0
@@ -144,17 +144,17 @@ def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
 def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer):
     teacher = build_model("bert", "Model")
     student = build_student(teacher, "mobilebert,embeddings=32")
-    blocks = rows(tokenizer)
+    blocks = build_blocks(tokenizer)
     batch = blocks.collate(range(16), 0)
 
-    def apart(layer: int) -> float:
+    def measure_loss(layer: int) -> float:
         with torch.no_grad():
-            found = module_of(student, teacher, LossConfig(kl=0, hidden=1, layer_map=f"{layer}:{layer}"))
-            return found.compute_terms(batch)["hidden"].item()
+            module = module_of(student, teacher, LossConfig(kl=0, hidden=1, layer_map=f"{layer}:{layer}"))
+            return module.compute_terms(batch)["hidden"].item()
 
-    before = [apart(layer) for layer in range(5)]
-    trained(module_of(student, teacher, epochs=12), blocks, LayerByLayer(1.0), epochs=12)
-    after = [apart(layer) for layer in range(5)]
+    before = [measure_loss(layer) for layer in range(5)]
+    train_module(module_of(student, teacher, epochs=12), blocks, LayerByLayer(1.0), epochs=12)
+    after = [measure_loss(layer) for layer in range(5)]
     assert all(now < 0.9 * then for now, then in zip(after[1:], before[1:], strict=True)), (before, after)
 
 
@@ -168,9 +168,9 @@ def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, 
     assert not seen & {row.tobytes() for row in held_out.input_ids}
     assert seen != {row.tobytes() for row in read_blocks(config, tokenizer, 4)[0].input_ids}
     with (tmp_path / "train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("text",), *((text,) for text in documents(5))])
+        csv.writer(file).writerows([("text",), *((text,) for text in draw_documents(5))])
     with (tmp_path / "dev.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("text",), *((text,) for text in documents(2, seed=9))])
+        csv.writer(file).writerows([("text",), *((text,) for text in draw_documents(2, seed=9))])
     (tmp_path / "tables").mkdir()
     for name in ("train.csv", "dev.csv"):
         (tmp_path / name).rename(tmp_path / "tables" / name)
@@ -178,7 +178,7 @@ def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, 
     config = GeneralConfig(data=str(tmp_path / "tables"), length=16)
     train, held_out = read_blocks(config, tokenizer, 3)
     assert [row.tolist() for row in held_out.input_ids] == [
-        row.tolist() for row in token_blocks(tokenizer, documents(2, seed=9), 16)
+        row.tolist() for row in token_blocks(tokenizer, draw_documents(2, seed=9), 16)
     ]
 
 

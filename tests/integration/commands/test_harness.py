@@ -51,7 +51,7 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
     process = start("harness", arguments, fresh=True)  # libraries read that variable on import
     message, _ = process.communicate(timeout=300)
     assert process.returncode == 0, message
-    found = json.loads((output / "harness.json").read_text())["model"]["endings"]["acc"]
+    accuracy = json.loads((output / "harness.json").read_text())["model"]["endings"]["acc"]
     right = 0
     for row in rows:
         prompt = tokenizer(row["question"])["input_ids"]
@@ -62,7 +62,7 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
                 logs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
             scores.append(sum(logs[i - 1, ids[i]].item() for i in range(len(prompt), len(ids))))
         right += max(range(2), key=scores.__getitem__) == row["answer"]
-    assert math.isclose(found, right / len(rows), abs_tol=0.051)  # one of the twenty rows may be a tie
+    assert math.isclose(accuracy, right / len(rows), abs_tol=0.051)  # one of the twenty rows may be a tie
 
 
 @pytest.mark.slow

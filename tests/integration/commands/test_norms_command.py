@@ -55,5 +55,5 @@ def test_a_finished_student_with_other_norms_cannot_be_pruned(inputs, tmp_path, 
     arguments = small_run(*inputs, tmp_path / "run", "--student", "layers=2,norm=rmsnorm")
     run_to_success("distill", arguments)
     model, data = tmp_path / "run" / "student", inputs[1]
-    given = ["--model", str(model), "--data", str(data), "--speedup", "2", "--output", str(tmp_path / "pruned")]
-    assert "it can't be pruned" in refusal_of(prune, given, monkeypatch, capsys)
+    options = ["--model", str(model), "--data", str(data), "--speedup", "2", "--output", str(tmp_path / "pruned")]
+    assert "it can't be pruned" in refusal_of(prune, options, monkeypatch, capsys)

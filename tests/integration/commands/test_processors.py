@@ -138,12 +138,12 @@ def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> tuple[Path, Path]:
     """(a classifier, data)"""
-    place = tmp_path_factory.mktemp("inputs")
-    _, data = make_inputs(place)
-    return saved(build_model("bert"), tokenizer, place / "classifier"), data
+    folder = tmp_path_factory.mktemp("inputs")
+    _, data = make_inputs(folder)
+    return saved(build_model("bert"), tokenizer, folder / "classifier"), data
 
 
-def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
+def quantize_arguments(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
     teacher, data = inputs
     return [
         *("--model", str(teacher), "--data", str(data), "--output", str(output), "--method", "ptq"),
@@ -155,14 +155,14 @@ def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
 @pytest.mark.slow
 def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
-    arguments = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
+    arguments = quantize_arguments(inputs, output, "--scheme", "int8-static", "--until", "distill")
     message = run_to_success("quantize", [*arguments, "--quantize.processor", "avx2"])
     assert "with 7-bit weights" in message
-    made = stage_folder(output, "quantize")
-    kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
-    assert kept["reduce_range"] is True
-    assert "processor" not in kept, "it says nothing more than reduce_range, and would make the stage again"
-    assert {each.scheme.bits for each in load_quantization(made / "model").values() if each.scheme is not None} == {7}
+    stage = stage_folder(output, "quantize")
+    stored = json.loads((stage / "manifest.json").read_text())["config"]["quantize"]
+    assert stored["reduce_range"] is True
+    assert "processor" not in stored, "it says nothing more than reduce_range, and would make the stage again"
+    assert {each.scheme.bits for each in load_quantization(stage / "model").values() if each.scheme is not None} == {7}
     # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
     plan = run_to_success("quantize", [*arguments, "--quantize.reduce_range", "--dry-run", "--predict", "false"])
     assert "complete, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
@@ -230,8 +230,8 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
 )
 def test_unverifiable_8_bit_weights_are_refused_before_training(command, arguments, message, inputs, tmp_path):
     output = tmp_path / "run"
-    own = words_of(inputs, output) if command == "quantize" else small_run(*inputs, output)
-    done = python_without_vnni(["-m", f"pipelines.{command}", *own, *arguments])
+    run_arguments = quantize_arguments(inputs, output) if command == "quantize" else small_run(*inputs, output)
+    done = python_without_vnni(["-m", f"pipelines.{command}", *run_arguments, *arguments])
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -255,11 +255,11 @@ def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, token
         ["-c", READ, str(tmp_path / "small"), str(tmp_path / "batch.npz"), str(tmp_path / "out.npy")]
     )
     assert done.returncode == 0, done.stderr
-    found, here = np.load(tmp_path / "out.npy"), OnnxModel(tmp_path / "small", 1)(batch)
+    found, local = np.load(tmp_path / "out.npy"), OnnxModel(tmp_path / "small", 1)(batch)
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(value) for name, value in batch.items()}).logits.numpy()
     # The error must be that of rounding, as on this processor; saturated products would cause several times as much.
-    assert np.abs(found - expected).mean() <= 1.5 * np.abs(here - expected).mean()
+    assert np.abs(found - expected).mean() <= 1.5 * np.abs(local - expected).mean()
 
 
 def test_an_unknown_processor_is_refused_with_the_known_ones(monkeypatch, capsys, tmp_path):

@@ -22,41 +22,41 @@ from support.tiny_models import make_rows
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+def quantized_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
     """(output folder, arguments, printed output) of a run up to its student, trained in 8 bits (static ranges)."""
-    place = tmp_path_factory.mktemp("quantize")
-    teacher, data = make_inputs(place)
-    arguments = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    folder = tmp_path_factory.mktemp("quantize")
+    teacher, data = make_inputs(folder)
+    arguments = small_run(teacher, data, folder / "run", "--epochs", "20", "--teacher_train.epochs", "20")
     arguments += ["--quantize", "int8", "--quantize.samples", "32"]
-    return place / "run", arguments, run_to_success("distill", [*arguments, "--until", "distill"])
+    return folder / "run", arguments, run_to_success("distill", [*arguments, "--until", "distill"])
 
 
 @pytest.fixture(scope="module")
-def finished(quantized) -> tuple[Path, str]:
+def finished_run(quantized_run) -> tuple[Path, str]:
     """(output folder, printed output) of the same run with its exports and its report."""
-    output, arguments, _ = quantized
+    output, arguments, _ = quantized_run
     return output, run_to_success("distill", arguments)
 
 
-def test_every_layer_of_the_student_is_trained_in_8_bits_and_it_tells_classes_apart(quantized):
-    output, _, message = quantized
+def test_every_layer_of_the_student_is_trained_in_8_bits_and_it_tells_classes_apart(quantized_run):
+    output, _, message = quantized_run
     assert "layers round as int8-static" in message
-    made = stage_folder(output, "quantize") / "model"
-    rounding, source = load_quantization(made), load_source(made)
+    checkpoint = stage_folder(output, "quantize") / "model"
+    rounding, source = load_quantization(checkpoint), load_source(checkpoint)
     assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
-    given = source.tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
-    logits = source.runner({name: value.astype(np.int64) for name, value in given.items()})
+    tokens = source.tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
+    logits = source.runner({name: value.astype(np.int64) for name, value in tokens.items()})
     assert len(set(logits.argmax(-1))) > 2
 
 
 @pytest.mark.slow
-def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
-    output, _ = finished
-    made = stage_folder(output, "quantize") / "model"
-    rounding, source = load_quantization(made), load_source(made)
-    tokenizer = AutoTokenizer.from_pretrained(made)
-    given = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
-    batch = {name: value.astype(np.int64) for name, value in given.items()}
+def test_the_deployed_student_computes_the_same_as_the_trained_one(finished_run):
+    output, _ = finished_run
+    checkpoint = stage_folder(output, "quantize") / "model"
+    rounding, source = load_quantization(checkpoint), load_source(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokens = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
+    batch = {name: value.astype(np.int64) for name, value in tokens.items()}
     expected = source.runner(batch)
     for target in ("onnx-int8", "onnxruntime-int8"):
         found = OnnxModel(output / "student" / target, 1)(batch)
@@ -71,11 +71,11 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
 
 
 @pytest.mark.slow
-def test_the_report_contains_the_int8_student_with_its_parity(finished):
-    output, message = finished
+def test_the_report_contains_the_int8_student_with_its_parity(finished_run):
+    output, message = finished_run
     entries = json.loads((output / "report.json").read_text())["models"]
-    found = {(e["name"], e["runtime"], e["precision"]): e for e in entries}
-    small, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
+    by_format = {(e["name"], e["runtime"], e["precision"]): e for e in entries}
+    small, whole = by_format["student", "onnxruntime", "int8"], by_format["student", "onnxruntime", "fp32"]
     assert small["bytes"] < 0.7 * whole["bytes"]
     assert abs(small["score"] - whole["score"]) <= 0.1
     proofs = json.loads(next((output / "export").glob("*/manifest.json")).read_text())["metrics"]["parity"]
@@ -102,23 +102,23 @@ def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refuse
 
 
 @pytest.fixture(scope="module")
-def trained(quantized) -> Path:
+def float_student(quantized_run) -> Path:
     """The float student of the run above."""
-    return stage_folder(quantized[0], "distill") / "model"
+    return stage_folder(quantized_run[0], "distill") / "model"
 
 
-def own_words(trained: Path, data: Path, output: Path) -> list[str]:
-    return ["--model", str(trained), "--data", str(data), "--output", str(output), "--quantize.samples", "32"] + [
+def quantize_arguments(float_student: Path, data: Path, output: Path) -> list[str]:
+    return ["--model", str(float_student), "--data", str(data), "--output", str(output), "--quantize.samples", "32"] + [
         "--measure.texts", "4", "--measure.rounds", "2", "--measure.batch", "2", "--data.max_length", "24",
         "--measure.seconds", "0",
     ]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_trained_model_is_quantized_without_training(trained, tmp_path):
+def test_a_trained_model_is_quantized_without_training(float_student, tmp_path):
     data = tmp_path / "data"
     make_inputs(tmp_path)
-    arguments = own_words(trained, data, tmp_path / "run")
+    arguments = quantize_arguments(float_student, data, tmp_path / "run")
     message = run_to_success("quantize", [*arguments, "--method", "ptq", "--scheme", "auto"])
     assert "student: distilling" not in message
     assert "layers have more bits" in message
@@ -129,14 +129,14 @@ def test_a_trained_model_is_quantized_without_training(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_format_with_another_scheme_gets_its_own_student(trained, tmp_path):
+def test_a_format_with_another_scheme_gets_its_own_student(float_student, tmp_path):
     make_inputs(tmp_path)
-    arguments = own_words(trained, tmp_path / "data", tmp_path / "run")
+    arguments = quantize_arguments(float_student, tmp_path / "data", tmp_path / "run")
     run_to_success("quantize", [*arguments, "--method", "ptq", "--export", "onnx,executorch"])
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    found = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
-    assert ("student-int8-dynamic", "executorch", "int8") in found
-    assert ("student", "executorch", "int8") not in found
+    formats = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
+    assert ("student-int8-dynamic", "executorch", "int8") in formats
+    assert ("student", "executorch", "int8") not in formats
     for name, scheme in (("student", "int8-static"), ("student-int8-dynamic", "int8-dynamic")):
         rounding = load_quantization(tmp_path / "run" / name)
         assert {each.scheme.name for each in rounding.values() if each.scheme is not None} == {scheme}
@@ -164,20 +164,29 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     assert {p["target"] for p in proofs} >= {"onnx"}
 
 
-def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained, tmp_path):
+def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(float_student, tmp_path):
     teacher, data = make_inputs(tmp_path)
     message = run_to_success(
         "quantize",
-        [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run", "--predict", "false"],
+        [
+            *quantize_arguments(float_student, data, tmp_path / "run"),
+            "--teacher",
+            str(teacher),
+            "--dry-run",
+            "--predict",
+            "false",
+        ],
     )
     assert not (tmp_path / "run").exists()
     for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):
         assert f" {stage} " in message, stage
 
 
-def test_a_quantized_model_is_refused(quantized, tmp_path, monkeypatch, capsys):
+def test_a_quantized_model_is_refused(quantized_run, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
-    arguments = own_words(stage_folder(quantized[0], "quantize") / "model", tmp_path / "data", tmp_path / "run")
+    arguments = quantize_arguments(
+        stage_folder(quantized_run[0], "quantize") / "model", tmp_path / "data", tmp_path / "run"
+    )
     message = refusal_of(quantize, arguments, monkeypatch, capsys)
     assert "already quantized (quantization.safetensors)" in message
     assert not (tmp_path / "run").exists()
@@ -193,28 +202,28 @@ def test_a_quantized_model_is_refused(quantized, tmp_path, monkeypatch, capsys):
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )
-def test_invalid_settings_are_refused_before_the_run(arguments, message, trained, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_are_refused_before_the_run(arguments, message, float_student, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
-    given = own_words(trained, tmp_path / "data", tmp_path / "run")
+    usual = quantize_arguments(float_student, tmp_path / "data", tmp_path / "run")
     if "--student.spec" in arguments:
-        given = ["--teacher", *given[1:]]
-    assert message in refusal_of(quantize, [*given, *arguments], monkeypatch, capsys)
+        usual = ["--teacher", *usual[1:]]
+    assert message in refusal_of(quantize, [*usual, *arguments], monkeypatch, capsys)
 
 
-def test_a_missing_runtime_is_refused_with_the_package_to_install(trained, tmp_path, monkeypatch, capsys):
+def test_a_missing_runtime_is_refused_with_the_package_to_install(float_student, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
-    arguments = [*own_words(trained, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
+    arguments = [*quantize_arguments(float_student, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
     assert "pip install -e '.[openvino]'" in refusal_of(quantize, arguments, monkeypatch, capsys)
 
 
-def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch, capsys):
+def test_weights_that_are_not_finite_are_refused(float_student, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     broken = tmp_path / "broken"
-    shutil.copytree(trained, broken)
+    shutil.copytree(float_student, broken)
     weights = load_file(broken / "model.safetensors")
     name = next(n for n in weights if n.endswith("intermediate.dense.weight"))
     weights[name][0, 0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    message = refusal_of(quantize, own_words(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
+    message = refusal_of(quantize, quantize_arguments(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
     assert "NaN" in message or "aren't finite" in message

@@ -26,7 +26,7 @@ def word_tokenizer() -> BertTokenizerFast:
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
-def other(**changes: int):
+def build_other_teacher(**changes: int):
     """Returns a tiny BERT with different weights."""
     model = build_model("bert", **changes)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def other(**changes: int):
 
 @pytest.mark.parametrize("mix", ["weighted", "confidence"])
 def test_a_reloaded_ensemble_outputs_the_mixture_of_its_members(mix, tmp_path):
-    members = [build_model("bert"), other(num_hidden_layers=2)]
+    members = [build_model("bert"), build_other_teacher(num_hidden_layers=2)]
     whole = Ensemble.from_models(members, weights=[3.0, 1.0], mix=mix, sharpness=2.0, mix_temperature=2.0)
     whole.save_pretrained(tmp_path)
     register_ensemble()
@@ -46,20 +46,20 @@ def test_a_reloaded_ensemble_outputs_the_mixture_of_its_members(mix, tmp_path):
     assert [again.config.id2label[i] for i in range(5)] == list(LABELS)
     with torch.no_grad():
         logits = [member(**BATCH).logits for member in members]
-        found = again(**BATCH).logits
-        assert torch.equal(found, whole(**BATCH).logits)
+        reloaded_logits = again(**BATCH).logits
+        assert torch.equal(reloaded_logits, whole(**BATCH).logits)
     shares = torch.tensor([0.75, 0.25]).expand(6, 2)
     if mix == "confidence":
         entropies = [-(z.softmax(-1) * z.log_softmax(-1)).sum(-1) for z in logits]
         shares = torch.stack([w * (-2 * h).exp() for w, h in zip((3, 1), entropies, strict=True)], -1)
         shares = shares / shares.sum(-1, keepdim=True)
     wanted = sum(shares[:, i, None] * (each / 2).softmax(-1) for i, each in enumerate(logits))
-    torch.testing.assert_close((found / 2).softmax(-1), wanted)
+    torch.testing.assert_close((reloaded_logits / 2).softmax(-1), wanted)
 
 
 def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_folder):
     first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
-    second = saved(other(), word_tokenizer, tmp_path / "second")
+    second = saved(build_other_teacher(), word_tokenizer, tmp_path / "second")
     run = tmp_path / "run"
     requested = (
         "--teacher.additional",
@@ -81,9 +81,9 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_
         texts = [row["text"] for row in csv.DictReader(file)]
     reader = CacheReader(written)
     batches = [dict(word_tokenizer(text, return_tensors="pt")) for text in texts]
-    held = [batch for batch in batches if reader.contains(sample_keys(batch)).all()]
-    assert len(held) > 80, "all but the texts of the validation split"
-    for batch in held[:8]:
+    cached = [batch for batch in batches if reader.contains(sample_keys(batch)).all()]
+    assert len(cached) > 80, "all but the texts of the validation split"
+    for batch in cached[:8]:
         torch.testing.assert_close(reader(batch)["logits"], whole(batch)["logits"], rtol=1e-4, atol=1e-5)
     assert "ensemble" in json.dumps(json.loads((written / "cache.json").read_text())["made_from"])
     again = run_to_success("distill", small_run(first, data_folder, run, *requested))
@@ -107,7 +107,7 @@ def test_ensemble_settings_that_cannot_be_combined_are_refused(
     more, expected, tmp_path, word_tokenizer, data_folder, monkeypatch, capsys
 ):
     first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
-    second = saved(other(), word_tokenizer, tmp_path / "second")
+    second = saved(build_other_teacher(), word_tokenizer, tmp_path / "second")
     requested = ("--teacher.additional", f'["{second}"]', *more)
     assert expected in refusal_of(
         distill, small_run(first, data_folder, tmp_path / "run", *requested), monkeypatch, capsys
@@ -119,7 +119,7 @@ def test_teachers_with_different_tokenizers_are_refused(
 ):
     first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
     turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
-    second = saved(other(), turned, tmp_path / "second")
+    second = saved(build_other_teacher(), turned, tmp_path / "second")
     requested = small_run(first, data_folder, tmp_path / "run", "--teacher.additional", f'["{second}"]')
     message = refusal_of(distill, requested, monkeypatch, capsys)
     assert f"teacher {str(second)!r}: expected the teacher's tokenizer" in message

@@ -32,8 +32,8 @@ def test_help_lists_every_command():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_is_that_of_its_module(name: str):
     module = [sys.executable, "-m", f"pipelines.{name}", "--help"]
-    own = subprocess.run(module, cwd=ROOT, text=True, capture_output=True, timeout=120, check=True)
-    assert stillroom(name, "--help").stdout == own.stdout != ""
+    module_help = subprocess.run(module, cwd=ROOT, text=True, capture_output=True, timeout=120, check=True)
+    assert stillroom(name, "--help").stdout == module_help.stdout != ""
 
 
 def test_an_unknown_command_is_refused_with_the_nearest():

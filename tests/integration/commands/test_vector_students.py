@@ -55,8 +55,8 @@ def test_a_static_student_is_trained_and_exported(static_run):
 def test_a_finished_static_student_is_trained_on_and_not_pruned(static_run, inputs, tmp_path, monkeypatch, capsys):
     student = str(static_run / "student")
     run_to_success("distill", small_run(*inputs, tmp_path / "run", "--student", student, "--until", "distill"))
-    given = ["--model", student, "--data", str(inputs[1]), "--speedup", "2", "--output", str(tmp_path / "pruned")]
-    assert "budget: expected none for a static student" in refusal_of(prune, given, monkeypatch, capsys)
+    arguments = ["--model", student, "--data", str(inputs[1]), "--speedup", "2", "--output", str(tmp_path / "pruned")]
+    assert "budget: expected none for a static student" in refusal_of(prune, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monke
     (("--task", "token-classification"), "expected text-classification, multi-label, regression, sentence-embedding"),
     (("--task", "causal-lm"), "found causal-lm; take a student with attention, such as layers=2"),
 ])  # fmt: skip
-def test_what_such_a_student_cannot_do_is_refused_before_any_stage(
+def test_settings_that_a_student_without_attention_does_not_support_are_refused(
     more, message, inputs, tmp_path, monkeypatch, capsys
 ):
     arguments = small_run(*inputs, tmp_path / "run", "--student", "static", *more)
@@ -155,7 +155,7 @@ def test_a_sentence_encoders_student_keeps_the_similarity_of_pairs_in_all_its_fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["static", "gru,hidden=32"])
-def test_numbers_of_pairs_are_predicted(spec, body_folder, tmp_path):
+def test_a_student_without_attention_is_trained_for_regression_on_pairs(spec, body_folder, tmp_path):
     more = ("--student", spec, "--task", "regression", "--export", "onnxruntime,numpy", "--epochs", "10")
     run_to_success("distill", small_run(body_folder, pair_data(tmp_path / "data"), tmp_path / "run", *more))
     scores = read_scores(tmp_path / "run")

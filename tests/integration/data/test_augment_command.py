@@ -19,7 +19,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def augmented(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
+def augmented_run(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
     """The output of a run up to its student, its arguments, and what it printed."""
     output = tmp_path_factory.mktemp("augmented") / "run"
     more = ("--data.augment", KINDS, "--augment.times", "3", "--augment.agreement", "0.5", "--augment.ratio", "1")
@@ -32,8 +32,8 @@ def read_splits(output: Path, stage: str) -> dict[str, list]:
     return {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
 
 
-def test_synthetic_rows_are_unlabelled_texts_and_everything_else_stays(augmented):
-    output, _, message = augmented
+def test_synthetic_rows_are_unlabelled_texts_and_everything_else_stays(augmented_run):
+    output, _, message = augmented_run
     before, after = read_splits(output, "data"), read_splits(output, "augment")
     record = [json.loads(line) for line in (stage_folder(output, "augment") / "augment.jsonl").read_text().splitlines()]
     assert [row["text"] for row in after["unlabelled"]] == [row["text"] for row in record]
@@ -47,8 +47,8 @@ def test_synthetic_rows_are_unlabelled_texts_and_everything_else_stays(augmented
 
 
 @pytest.mark.slow
-def test_the_report_counts_the_synthetic_rows(augmented):
-    output, arguments, _ = augmented
+def test_the_report_counts_the_synthetic_rows(augmented_run):
+    output, arguments, _ = augmented_run
     run_to_success("distill", arguments)
     record = (stage_folder(output, "augment") / "augment.jsonl").read_text().splitlines()
     data = json.loads((output / "report.json").read_text())["data"]
@@ -56,8 +56,8 @@ def test_the_report_counts_the_synthetic_rows(augmented):
     assert any(remark.startswith("augment: classes: the largest change") for remark in data["remarks"])
 
 
-def test_the_student_sees_the_share_of_synthetic_rows_in_each_epoch(augmented):
-    output, _, message = augmented
+def test_the_student_sees_the_share_of_synthetic_rows_in_each_epoch(augmented_run):
+    output, _, message = augmented_run
     rows = len(read_splits(output, "data")["train"])
     manifest = json.loads((stage_folder(output, "augment") / "manifest.json").read_text())
     assert manifest["metrics"]["augment_epoch_rows"] == rows
@@ -65,8 +65,8 @@ def test_the_student_sees_the_share_of_synthetic_rows_in_each_epoch(augmented):
 
 
 @pytest.mark.slow
-def test_a_finished_stage_is_skipped_and_other_settings_make_a_new_one(augmented):
-    output, arguments, _ = augmented
+def test_a_finished_stage_is_skipped_and_other_settings_make_a_new_one(augmented_run):
+    output, arguments, _ = augmented_run
     assert "augment: already complete, skipped" in run_to_success("distill", [*arguments, "--until", "cache"])
     run_to_success("distill", [*arguments, "--until", "cache", "--augment.times", "2"])
     assert len(list((output / "augment").iterdir())) == 2

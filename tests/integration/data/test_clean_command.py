@@ -31,7 +31,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def cleaned(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
+def cleaned_run(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
     """The output of a run up to its student, its arguments, and what it printed."""
     output = tmp_path_factory.mktemp("cleaned") / "run"
     arguments = small_run(*inputs, output, "--data.clean", STEPS, "--data.clean.deploy", "html", "--epochs", "1")
@@ -39,9 +39,9 @@ def cleaned(inputs, tmp_path_factory) -> tuple[Path, list[str], str]:
 
 
 @pytest.fixture(scope="module")
-def reported(cleaned) -> Path:
+def reported_run(cleaned_run) -> Path:
     """The output of the same run with its exports and its report."""
-    output, arguments, _ = cleaned
+    output, arguments, _ = cleaned_run
     run_to_success("distill", arguments)
     return output
 
@@ -58,8 +58,8 @@ def texts_of(folder: Path, split: str) -> list[str]:
     return pq.read_table(folder / f"{split}.parquet")["text"].to_pylist()
 
 
-def test_later_stages_read_the_cleaned_data(cleaned):
-    output, _, _ = cleaned
+def test_later_stages_read_the_cleaned_data(cleaned_run):
+    output, _, _ = cleaned_run
     folder = stage_folder(output, "clean")
     before, after = (texts_of(each, "train") for each in (stage_folder(output, "data"), folder))
     assert sum("<p>" in text for text in before) > 0
@@ -67,8 +67,8 @@ def test_later_stages_read_the_cleaned_data(cleaned):
     assert len(after) < len(before)
 
 
-def test_every_change_is_in_the_record(cleaned):
-    output, _, message = cleaned
+def test_every_change_is_in_the_record(cleaned_run):
+    output, _, message = cleaned_run
     rows = record_of(output)
     assert {row["why"].partition(":")[0] for row in rows} == {"html", "html, whitespace", "duplicates"}
     dropped = [row for row in rows if row["after"] is None]
@@ -76,8 +76,8 @@ def test_every_change_is_in_the_record(cleaned):
     assert "clean: train, dropped by duplicates: " in message
 
 
-def test_the_test_split_keeps_its_rows_and_labels(cleaned):
-    output, _, _ = cleaned
+def test_the_test_split_keeps_its_rows_and_labels(cleaned_run):
+    output, _, _ = cleaned_run
     before, after = (pq.read_table(stage_folder(output, stage) / "test.parquet") for stage in ("data", "clean"))
     assert before["label"].equals(after["label"])
     changed = [row for row in range(40) if before["text"][row] != after["text"][row]]
@@ -85,18 +85,18 @@ def test_the_test_split_keeps_its_rows_and_labels(cleaned):
 
 
 @pytest.mark.slow
-def test_the_report_and_the_students_folders_tell_of_the_cleaning(reported):
-    data = json.loads((reported / "report.json").read_text())["data"]
-    assert data["train"] == len(texts_of(stage_folder(reported, "clean"), "train"))
-    assert data["clean_train_dropped_duplicates"] == sum(row["after"] is None for row in record_of(reported))
+def test_the_report_and_the_students_folders_describe_the_cleaning(reported_run):
+    data = json.loads((reported_run / "report.json").read_text())["data"]
+    assert data["train"] == len(texts_of(stage_folder(reported_run, "clean"), "train"))
+    assert data["clean_train_dropped_duplicates"] == sum(row["after"] is None for row in record_of(reported_run))
     assert any(remark.startswith("clean: train, changed by html: ") for remark in data["remarks"])
-    for folder in (reported / "student", reported / "student" / "onnxruntime"):
+    for folder in (reported_run / "student", reported_run / "student" / "onnxruntime"):
         assert read_preprocessing(folder)("<b>bado</b>  bada") == "bado  bada"
 
 
 @pytest.mark.slow
-def test_a_finished_stage_is_skipped_and_other_steps_make_a_new_one(cleaned):
-    output, arguments, _ = cleaned
+def test_a_finished_stage_is_skipped_and_other_steps_make_a_new_one(cleaned_run):
+    output, arguments, _ = cleaned_run
     assert "clean: already complete, skipped" in run_to_success("distill", [*arguments, "--until", "teacher"])
     arguments[arguments.index(STEPS)] = "html,duplicates"
     run_to_success("distill", [*arguments, "--until", "teacher"])
@@ -114,8 +114,8 @@ def test_a_dry_run_lists_the_stage(inputs, tmp_path):
 def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how):
     data = shutil.copytree(inputs[1], tmp_path / "data")
     right = dict(make_rows(400, 1))
-    given = {text: shift_label(label) if row < 40 else label for row, (text, label) in enumerate(right.items())}
-    write_csv(data / "train.csv", [*given.items()])
+    stored = {text: shift_label(label) if row < 40 else label for row, (text, label) in enumerate(right.items())}
+    write_csv(data / "train.csv", [*stored.items()])
     steps = (
         "--data.clean",
         f"html,labels={how}",
@@ -127,7 +127,7 @@ def test_wrong_labels_are_found_by_the_teachers_own_folds(inputs, tmp_path, how)
     run_to_success("distill", small_run(inputs[0], data, tmp_path / "run", *steps, "--until", "teacher"))
     rows = [row for row in record_of(tmp_path / "run") if row["why"].startswith("labels")]
     assert len(rows) >= 15
-    assert sum(given[row["before"]] != right[row["before"]] for row in rows) > 0.8 * len(rows)
+    assert sum(stored[row["before"]] != right[row["before"]] for row in rows) > 0.8 * len(rows)
     assert {row["after"] is None for row in rows} == {how == "drop"}
     before, after = (
         pq.read_table(stage_folder(tmp_path / "run", stage) / "train.parquet")["label"].to_pylist()
@@ -200,11 +200,11 @@ def test_a_model_that_finds_no_names_is_refused(inputs, tmp_path, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_a_served_student_cleans_its_texts(reported, tmp_path):
+def test_a_served_student_cleans_its_texts(reported_run, tmp_path):
     import runpy
     import sys
 
-    folder = shutil.copytree(reported / "student" / "onnxruntime", tmp_path / "served", symlinks=False)
+    folder = shutil.copytree(reported_run / "student" / "onnxruntime", tmp_path / "served", symlinks=False)
     examples = Path(__file__).parents[3] / "examples"
     sys.path.insert(0, str(examples))
     try:

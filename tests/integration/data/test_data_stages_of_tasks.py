@@ -27,7 +27,7 @@ def test_a_tagger_learns_from_synthetic_sentences_with_their_tags(labels, body_f
     assert all(len(row["label"]) == len(row["text"]) for row in added) if labels == "row" else "label" not in added[0]
 
 
-def test_answers_are_where_their_words_are_now(body_folder, tmp_path):
+def test_the_positions_of_answers_follow_the_augmented_context(body_folder, tmp_path):
     more = ("--data.augment", "swap,delete,insert,crop", "--augment.labels", "row", "--data.max_length", "64")
     data = question_data(tmp_path / "questions")
     run_to_success("distill", small_run(body_folder, data, tmp_path / "run", *UNTIL, *more))

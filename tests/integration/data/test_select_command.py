@@ -66,7 +66,7 @@ def test_a_share_of_the_rows_is_kept_with_every_class(more, inputs, output):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_teacher_answers_for_augmentation_and_selection_on_a_gpu(inputs, tmp_path):
+def test_the_teacher_predicts_for_augmentation_and_selection_on_a_gpu(inputs, tmp_path):
     more = ("--data.augment", "order", "--augment.times", "1", "--augment.agreement", "0.1", "--accelerator", "gpu")
     for method in ("margin", "k-centre"):
         selection = ("--data.select", method, "--select.share", "0.25", "--until", "cache")
@@ -107,7 +107,7 @@ def test_texts_of_a_pool_are_chosen_by_their_similarity_to_a_target(inputs, tmp_
     assert len(read_train(folder)) == len(read_train(stage_folder(tmp_path / "run", "data")))
 
 
-def test_texts_of_a_pool_are_balanced_by_the_teachers_answers(inputs, tmp_path):
+def test_texts_of_a_pool_are_balanced_by_the_teachers_predictions(inputs, tmp_path):
     more = ("--data.unlabelled", str(inputs[1].parent / "pool.csv"), "--data.select", "balanced", "--select.rows", "5")
     run_to_success(
         "distill", small_run(*inputs, tmp_path / "run", *more, "--select.source", "unlabelled", "--until", "cache")
@@ -120,8 +120,8 @@ def test_texts_of_a_pool_are_balanced_by_the_teachers_answers(inputs, tmp_path):
     pool = [row["text"] for row in read_train(stage_folder(tmp_path / "run", "data"), "unlabelled")]
     with torch.no_grad():
         classes = [int(model(**tokenizer(text, return_tensors="pt")).logits.argmax()) for text in pool]
-    answered = dict(zip(pool, classes, strict=True))
-    counts = Counter(answered[text] for text in texts)
+    class_of_text = dict(zip(pool, classes, strict=True))
+    counts = Counter(class_of_text[text] for text in texts)
     assert sum(counts.values()) == 5
     rare = min(Counter(classes).values())
     assert all(counts[name] >= min(rare, 5 // len(set(classes))) for name in set(classes))

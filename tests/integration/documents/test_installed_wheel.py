@@ -16,17 +16,17 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel, and with the libraries of the running one."""
-    place = tmp_path_factory.mktemp("installed")
-    source = place / "source"
+    folder = tmp_path_factory.mktemp("installed")
+    source = folder / "source"
     subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(source)], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", place, source], check=True)
-    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-    (packages,) = (place / "venv").glob("lib/python*/site-packages")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source], check=True)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (wheel,) = place.glob("*.whl")
-    install = [place / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    (wheel,) = folder.glob("*.whl")
+    install = [folder / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", wheel]
     subprocess.run(install, env=own_environment(), check=True)
-    return place / "venv"
+    return folder / "venv"
 
 
 def own_environment() -> dict[str, str]:

@@ -20,33 +20,33 @@ def read_notebook() -> nbformat.NotebookNode:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
+def finished_notebook(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
     """The executed notebook with its outputs, and its output folder."""
-    place = tmp_path_factory.mktemp("notebook")
+    folder = tmp_path_factory.mktemp("notebook")
     # A separate kernel spec: `python3` may name another interpreter in the user's home, or be absent.
-    write_kernel_spec(place / "kernels" / "stillroom-test")
+    write_kernel_spec(folder / "kernels" / "stillroom-test")
     notebook = read_notebook()
     client = NotebookClient(
         notebook, kernel_name="stillroom-test", timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_PATH", str(place))
+        patch.setenv("JUPYTER_PATH", str(folder))
         patch.setenv("NOTEBOOK_ROWS", "160")
         patch.setenv("NOTEBOOK_EPOCHS", "1")
-        patch.setenv("NOTEBOOK_OUTPUT", str(place / "output"))
+        patch.setenv("NOTEBOOK_OUTPUT", str(folder / "output"))
         patch.setenv("OMP_NUM_THREADS", "1")
         client.execute()
-    return notebook, place / "output"
+    return notebook, folder / "output"
 
 
-def printed(notebook: nbformat.NotebookNode) -> str:
+def read_output(notebook: nbformat.NotebookNode) -> str:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
 
 @pytest.mark.slow
-def test_every_cell_runs_without_an_error(finished):
-    notebook, _ = finished
+def test_every_cell_runs_without_an_error(finished_notebook):
+    notebook, _ = finished_notebook
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output.output_type == "error"]
     message = "".join(output.get("text", "") for output in outputs)
@@ -55,9 +55,9 @@ def test_every_cell_runs_without_an_error(finished):
 
 
 @pytest.mark.slow
-def test_the_notebooks_students_are_better_than_chance(finished):
-    notebook, _ = finished
-    scores = [(name, float(score)) for name, score in re.findall(r"(.*): accuracy (\d\.\d+)", printed(notebook))]
+def test_the_notebooks_students_are_better_than_chance(finished_notebook):
+    notebook, _ = finished_notebook
+    scores = [(name, float(score)) for name, score in re.findall(r"(.*): accuracy (\d\.\d+)", read_output(notebook))]
     assert [name for name, _ in scores] == [
         *("teacher", "teacher", "student", "student, loaded", "student with our own objective")
     ]
@@ -68,8 +68,8 @@ def test_the_notebooks_students_are_better_than_chance(finished):
 
 
 @pytest.mark.slow
-def test_the_notebooks_student_folder_is_a_stock_checkpoint(finished):
-    _, output = finished
+def test_the_notebooks_student_folder_is_a_stock_checkpoint(finished_notebook):
+    _, output = finished_notebook
     student = AutoModelForSequenceClassification.from_pretrained(output / "student")
     assert student.config.num_hidden_layers == 2
     assert student.config.num_labels == CLASSES
@@ -84,12 +84,12 @@ def test_the_data_is_found_from_the_root_and_from_the_examples_folder(monkeypatc
         monkeypatch.delenv(name, raising=False)
     for start in (ROOT, ROOT / "examples"):
         monkeypatch.chdir(start)
-        found: dict = {}
-        exec(first, found)
-        assert found["ROOT"].samefile(ROOT)
-        assert (found["ROOT"] / found["DATA"] / "train.csv").is_file()
-        assert (found["ROWS"], found["EPOCHS"]) == (600, 1)
-        assert found["OUTPUT"] == found["ROOT"] / "runs" / "notebook"
+        variables: dict = {}
+        exec(first, variables)
+        assert variables["ROOT"].samefile(ROOT)
+        assert (variables["ROOT"] / variables["DATA"] / "train.csv").is_file()
+        assert (variables["ROWS"], variables["EPOCHS"]) == (600, 1)
+        assert variables["OUTPUT"] == variables["ROOT"] / "runs" / "notebook"
 
 
 def test_the_notebook_is_stored_without_outputs():

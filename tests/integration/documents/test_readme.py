@@ -56,45 +56,45 @@ WRITTEN = dict.fromkeys(line for document in DOCUMENTS for line in commands_of(d
 
 
 @pytest.mark.parametrize("line", [line for line in WRITTEN if "-m pipelines." in line and "--help" not in line])
-def test_every_command_of_the_documents_is_understood(line: str, monkeypatch):
+def test_every_command_of_the_documents_is_parsed(line: str, monkeypatch):
     monkeypatch.chdir(ROOT)
-    understood(line)
+    check_parsing(line)
 
 
-def understood(line: str) -> None:
-    _, _, module, *words = shlex.split(line)
+def check_parsing(line: str) -> None:
+    _, _, module, *arguments = shlex.split(line)
     if module == "pipelines.launch":
-        engine, words, command = launch.split_engine(words)
-        config = parse(launch.LaunchConfig, words, prog=module, about="", examples="", short={})
+        engine, arguments, command = launch.split_engine(arguments)
+        config = parse(launch.LaunchConfig, arguments, prog=module, about="", examples="", short={})
         check_engine(engine, config)
         read_command(command, config)
-        understood(shlex.join(command))
+        check_parsing(shlex.join(command))
         return
     if module == "pipelines.cache":
-        command = words.pop(0)
+        command = arguments.pop(0)
         config_class, short = CACHE[command], CACHE_SHORT_OPTIONS if command == "write" else {}
     else:
         config_class, short = CONFIGS[module]
-        words = {"pipelines.prune": prune.with_teacher, "pipelines.quantize": quantize.with_defaults}.get(module, list)(
-            words
-        )
-    assert parse(config_class, words, prog=module, about="", examples="", short=short)
+        arguments = {"pipelines.prune": prune.with_teacher, "pipelines.quantize": quantize.with_defaults}.get(
+            module, list
+        )(arguments)
+    assert parse(config_class, arguments, prog=module, about="", examples="", short=short)
 
 
 @pytest.mark.parametrize("command", list(CACHE))
-def test_every_example_of_the_caches_help_is_understood(command):
+def test_every_example_of_the_caches_help_is_parsed(command):
     lines = [line for line in cache.EXAMPLES[command].splitlines() if line.strip().startswith("python -m")]
     assert lines
     for line in lines:
         if "…" not in line:
-            understood(line)
+            check_parsing(line)
 
 
 @pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report, launch, plan])
-def test_every_example_of_the_help_is_understood(module, monkeypatch):
+def test_every_example_of_the_help_is_parsed(module, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in module.EXAMPLES.replace("\\\n", " ").splitlines():
-        understood(line)
+        check_parsing(line)
 
 
 def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
@@ -109,8 +109,10 @@ def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
 def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tmp_path):
     flags = next(line for line in WRITTEN if "--loss.ce 0.2 --loss.hidden" in line)
     arguments = shlex.split(flags)
-    own = arguments[arguments.index("--loss.ce") : arguments.index("--output")]
-    run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
+    options = arguments[arguments.index("--loss.ce") : arguments.index("--output")]
+    run = small_run(
+        body_folder, data_folder, tmp_path / "run", *options, "--epochs", "1", "--teacher_train.epochs", "1"
+    )
     message = run_to_success("distill", [*run, "--until", "distill"])
     about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
     assert about["signals"]["hidden"]["layers"] == [0, 2, 4], message
@@ -125,15 +127,15 @@ def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tm
 def test_two_processes_and_early_stopping_run_as_documented(body_folder, data_folder, tmp_path):
     flags = next(line for line in WRITTEN if "--patience 2 --devices" in line)
     arguments = shlex.split(flags)
-    own = arguments[arguments.index("--epochs") : arguments.index("--output")]
-    run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
+    options = arguments[arguments.index("--epochs") : arguments.index("--output")]
+    run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *options)
     run_to_success("distill", [*run, "--until", "distill"])
     assert list(tmp_path.glob("run/distill/*/model/model.safetensors"))
 
 
 def test_the_result_table_is_of_a_real_run_of_this_recipe():
     table = TEXT.split("<!-- result:begin -->")[1].split("<!-- result:end -->")[0]
-    scores = [float(found) for found in re.findall(r"(\d\d\.\d\d) %", table)]
+    scores = [float(score) for score in re.findall(r"(\d\d\.\d\d) %", table)]
     assert len(scores) >= 2
     assert "ONNX Runtime" in table
     assert re.search(r"\d{4}-\d\d-\d\d", table), "the table says when it was measured"
@@ -148,11 +150,11 @@ PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_to_files_and_headings(page: Path):
-    for place, heading in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
-        target = (page.parent / place).resolve() if place else page
-        assert target.exists(), f"{page.name}: {place}"
+    for path, heading in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {path}"
         if heading:
-            assert heading in anchors_of(target), f"{page.name}: {place}#{heading}"
+            assert heading in anchors_of(target), f"{page.name}: {path}#{heading}"
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -27,13 +27,13 @@ from support.tiny_models import WORDS
 RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
 
 
-def config_of(recipe: Path, *words: str) -> DistillConfig:
-    given = ["--config", str(recipe), "--output", "unused", *words]
-    return parse(DistillConfig, given, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
+def config_of(recipe: Path, *more: str) -> DistillConfig:
+    arguments = ["--config", str(recipe), "--output", "unused", *more]
+    return parse(DistillConfig, arguments, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
 
 
-def planned(*words: str) -> Layouts:
-    config = config_of(ROOT / "configs" / "demo.yaml", *words)
+def plan_layouts(*arguments: str) -> Layouts:
+    config = config_of(ROOT / "configs" / "demo.yaml", *arguments)
     return resolve(config, config.machine.devices).layouts
 
 
@@ -41,22 +41,22 @@ def planned(*words: str) -> Layouts:
 def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = config_of(recipe)
-    found = resolve(config, config.machine.devices).layouts
-    assert found.student.processes + config.teacher.processes == config.machine.devices
-    assert found.teacher.processes in (config.teacher.processes, config.machine.devices)
-    assert found.teacher.processes > 1
+    chosen = resolve(config, config.machine.devices).layouts
+    assert chosen.student.processes + config.teacher.processes == config.machine.devices
+    assert chosen.teacher.processes in (config.teacher.processes, config.machine.devices)
+    assert chosen.teacher.processes > 1
     if config.teacher.layout != "auto":
-        assert str(found.teacher) == config.teacher.layout
+        assert str(chosen.teacher) == config.teacher.layout
     if config.student.layout != "auto":
-        assert str(found.student) == config.student.layout
+        assert str(chosen.student) == config.student.layout
 
 
-def run_distill_rank(rank: int, processes: int, arguments: list[str], port: int, place: Path) -> None:
+def run_distill_rank(rank: int, processes: int, arguments: list[str], port: int, folder: Path) -> None:
     """Runs the command as one of its launched processes."""
     dist.destroy_process_group()
     set_torchrun_environment(rank, processes, port)
     distill.main(arguments)
-    dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ended", rank=rank, world_size=processes)
 
 
 FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # launches its own processes: test_launch.py
@@ -85,12 +85,12 @@ def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body
 def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(layouts, "process_memory", lambda processes: memory)
-    found = planned("--devices", "2")
-    assert found.teacher == found.student == found.finetuning == expected
+    chosen = plan_layouts("--devices", "2")
+    assert chosen.teacher == chosen.student == chosen.finetuning == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("--teacher.processes", "1"), "expected teacher.signals online, found cached"),
         (("--teacher.signals", "online", "--teacher.processes", "2"), "expected fewer than the 2 processes"),
@@ -100,10 +100,10 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
         (("--student.offload", "true", "--student.layout", "zero1"), "expected student.layout fsdp=N or zero2"),
     ],
 )
-def test_conflicting_layout_settings_are_refused(words, expected, monkeypatch):
+def test_conflicting_layout_settings_are_refused(arguments, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(InputError, match=expected):
-        planned("--devices", "2", *words)
+        plan_layouts("--devices", "2", *arguments)
 
 
 def test_a_missing_deepspeed_is_refused_with_the_package_to_install(monkeypatch):

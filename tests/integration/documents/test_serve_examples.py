@@ -28,8 +28,8 @@ def source() -> Source:
 def score_classes(source: Source) -> list[tuple[str, float]]:
     batch = source.tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
-        chances = source.model(**batch).logits.softmax(-1)
-    return [(source.model.config.id2label[int(row.argmax())], float(row.max())) for row in chances]
+        probabilities = source.model(**batch).logits.softmax(-1)
+    return [(source.model.config.id2label[int(row.argmax())], float(row.max())) for row in probabilities]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,11 @@ def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     assert [row[2] for row in rows] == TEXTS
-    for (label, chance, _), (own, most) in zip(rows, score_classes(source), strict=True):
-        assert label == own
-        assert float(chance) == pytest.approx(most, abs=2e-3)
+    for (label, probability, _), (expected_label, expected_probability) in zip(
+        rows, score_classes(source), strict=True
+    ):
+        assert label == expected_label
+        assert float(probability) == pytest.approx(expected_probability, abs=2e-3)
 
 
 @pytest.mark.slow
@@ -61,10 +63,10 @@ def test_a_serving_example_refuses_token_and_multi_label_classifiers(changes: di
     write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     file = tmp_path / "onnxruntime" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    assert "expected a single-label text classifier" in refused("serve_onnxruntime", str(file.parent), *TEXTS)
+    assert "expected a single-label text classifier" in read_refusal("serve_onnxruntime", str(file.parent), *TEXTS)
 
 
-def refused(example: str, *arguments: str) -> str:
+def read_refusal(example: str, *arguments: str) -> str:
     """Runs an example that must end with exit code 2 and returns its single error line."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -93,12 +95,12 @@ def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: 
     (damaged / "config.json").write_text('{"id2label": {"0": "yes"}}')
     for name in ("tokenizer.json", "generation_config.json", "inputs.json", "model.bin", model):
         (damaged / name).write_text("{")
-    assert f"{nowhere}: expected a folder that a run exported, found nothing there" in refused(
+    assert f"{nowhere}: expected a folder that a run exported, found nothing there" in read_refusal(
         example, str(nowhere), "x"
     )
-    assert f"{file}: expected a folder that a run exported, found a file" in refused(example, str(file), "x")
-    assert "found no config.json and no " in refused(example, str(empty), "x")
-    assert f"{damaged}/" in (line := refused(example, str(damaged), "x"))
+    assert f"{file}: expected a folder that a run exported, found a file" in read_refusal(example, str(file), "x")
+    assert "found no config.json and no " in read_refusal(example, str(empty), "x")
+    assert f"{damaged}/" in (line := read_refusal(example, str(damaged), "x"))
     assert "can't be read: " in line
 
 
@@ -106,12 +108,12 @@ def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: 
 def test_examples_refuse_a_classifiers_folder_that_does_not_fit(source: Source, tmp_path: Path):
     write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     folder = tmp_path / "onnxruntime"
-    assert "found no generation_config.json" in refused("generate_onnxruntime", str(folder), "x")
+    assert "found no generation_config.json" in read_refusal("generate_onnxruntime", str(folder), "x")
     (folder / "generation_config.json").write_text("{}")
-    assert "expected a decoder with a key-value cache" in refused("generate_onnxruntime", str(folder), "x")
-    assert "found no model.xml and no model.bin" in refused("serve_openvino", str(folder), *TEXTS)
-    assert "expected a folder and texts, found 1 arguments" in refused("serve_onnxruntime", str(folder))
+    assert "expected a decoder with a key-value cache" in read_refusal("generate_onnxruntime", str(folder), "x")
+    assert "found no model.xml and no model.bin" in read_refusal("serve_openvino", str(folder), *TEXTS)
+    assert "expected a folder and texts, found 1 arguments" in read_refusal("serve_onnxruntime", str(folder))
     (folder / "config.json").write_text("[")
-    assert "config.json: can't be read" in refused("serve_onnxruntime", str(folder), *TEXTS)
+    assert "config.json: can't be read" in read_refusal("serve_onnxruntime", str(folder), *TEXTS)
     (folder / "config.json").write_text('{"id2label": {}}')
-    assert "expected the classes in id2label" in refused("serve_onnxruntime", str(folder), *TEXTS)
+    assert "expected the classes in id2label" in read_refusal("serve_onnxruntime", str(folder), *TEXTS)

@@ -16,7 +16,7 @@ from pipelines.runs import cli
 from pipelines.runs.files import hash_content
 from support.broken_inputs import broken_checkpoints, broken_data, broken_runs, broken_settings
 from support.broken_inputs.broken_runs import REFUSED_OR_REBUILT, STAGES, folder_of
-from support.broken_inputs.case import ACCEPTED, Case, Place, Words, place_from
+from support.broken_inputs.case import ACCEPTED, Case, Flags, Workspace, copy_workspace
 from support.commands import small_run
 from support.tiny_models import VOCABULARY, build_model, make_rows, saved
 
@@ -40,18 +40,18 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished_run(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a finished run with its inputs, and the hash of its student."""
-    place = place_from(pristine, tmp_path_factory.mktemp("finished"))
-    assert run(words_of(place, {})) == ACCEPTED
-    return place.root, student_hash(place)
+    workspace = copy_workspace(pristine, tmp_path_factory.mktemp("finished"))
+    assert run(build_arguments(workspace, {})) == ACCEPTED
+    return workspace.root, student_hash(workspace)
 
 
-def words_of(place: Place, more: Words) -> list[str]:
-    usual = small_run(place.teacher, place.data, place.run, "--until", "distill", "--epochs", "1")
-    given: Words = dict(zip(usual[::2], usual[1::2], strict=True)) | more
-    listed = [(flag, each) for flag, value in given.items() for each in ([value] if isinstance(value, str) else value)]
-    return [f"{flag}={value}" for flag, value in listed]
+def build_arguments(workspace: Workspace, more: Flags) -> list[str]:
+    usual = small_run(workspace.teacher, workspace.data, workspace.run, "--until", "distill", "--epochs", "1")
+    flags: Flags = dict(zip(usual[::2], usual[1::2], strict=True)) | more
+    values = [(flag, each) for flag, value in flags.items() for each in ([value] if isinstance(value, str) else value)]
+    return [f"{flag}={value}" for flag, value in values]
 
 
 def run(arguments: list[str]) -> int:
@@ -66,39 +66,41 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def student_hash(place: Place) -> str:
-    return hash_content(folder_of(place, "distill") / "model")
+def student_hash(workspace: Workspace) -> str:
+    return hash_content(folder_of(workspace, "distill") / "model")
 
 
 @pytest.mark.parametrize("case", FRESH, ids=lambda case: case.name)
 def test_a_broken_input_is_named_without_a_traceback(
     case: Case, pristine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    place = place_from(pristine, tmp_path)
-    more = case.damage(place)
-    before = {name: hash_content(place.root / name) for name in ("teacher", "data") if (place.root / name).is_dir()}
-    code = run(words_of(place, more))
+    workspace = copy_workspace(pristine, tmp_path)
+    more = case.damage(workspace)
+    before = {
+        name: hash_content(workspace.root / name) for name in ("teacher", "data") if (workspace.root / name).is_dir()
+    }
+    code = run(build_arguments(workspace, more))
     printed = "".join(capfd.readouterr())
     assert code == case.ends, printed
     assert "Traceback" not in printed
     assert re.search(case.message, printed, re.DOTALL), printed
     assert len(printed) < 20_000, "a message that nobody can read"
-    after = {name: hash_content(place.root / name) for name in before}
+    after = {name: hash_content(workspace.root / name) for name in before}
     assert after == before, "an input was changed"
 
 
 @pytest.mark.parametrize("case", broken_runs.CASES, ids=lambda case: case.name)
 def test_a_damaged_run_is_named_or_rebuilt_identically(
-    case: Case, finished: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    case: Case, finished_run: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    root, student = finished
-    place = place_from(root, tmp_path)
-    case.damage(place)
-    code = run(words_of(place, {}))
+    root, student = finished_run
+    workspace = copy_workspace(root, tmp_path)
+    case.damage(workspace)
+    code = run(build_arguments(workspace, {}))
     printed = "".join(capfd.readouterr())
     assert code in (0, 2) if case.ends == REFUSED_OR_REBUILT else code == case.ends, printed
     assert "Traceback" not in printed
     assert re.search(case.message, printed), printed
     if code == 0:
-        assert student_hash(place) == student, "built on something unknown"
-        assert all(json.loads((folder_of(place, stage) / "manifest.json").read_text()) for stage in STAGES)
+        assert student_hash(workspace) == student, "built on something unknown"
+        assert all(json.loads((folder_of(workspace, stage) / "manifest.json").read_text()) for stage in STAGES)

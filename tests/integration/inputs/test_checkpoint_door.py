@@ -86,7 +86,7 @@ WEIGHTS = {
         r"\(1 of 2,048 numbers\)\)",
     ),
     "infinite": (changed("embeddings.LayerNorm.bias", broken.with_number(-INFINITY)), "expected finite weights"),
-    "no-weights-in-file": (weights(lambda held: {}), r"missing \(bert\.embeddings"),
+    "no-weights-in-file": (weights(lambda tensors: {}), r"missing \(bert\.embeddings"),
     "cut-off": (
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000]),
         r"model\.safetensors is damaged or not a safetensors file",
@@ -183,14 +183,14 @@ def test_every_command_refuses_a_broken_checkpoint(
 ):
     change, message = CASES[name]
     folder, data, output = changed_copy("headed", change), checkpoints / "data", tmp_path / "run"
-    given = ["--data", str(data), "--output", str(output)]
+    options = ["--data", str(data), "--output", str(output)]
     module, arguments = {
         "cache": (cache, ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(output)]),
-        "prune": (prune, ["--model", str(folder), *given, "--speedup", "2"]),
-        "quantize": (quantize, ["--model", str(folder), *given]),
-        "export": (export, ["--model", str(folder), *given]),
-        "evaluate": (evaluate, ["--model", str(folder), *given]),
-        "report": (report, ["--teacher", str(checkpoints / "headed"), "--model", str(folder), *given]),
+        "prune": (prune, ["--model", str(folder), *options, "--speedup", "2"]),
+        "quantize": (quantize, ["--model", str(folder), *options]),
+        "export": (export, ["--model", str(folder), *options]),
+        "evaluate": (evaluate, ["--model", str(folder), *options]),
+        "report": (report, ["--teacher", str(checkpoints / "headed"), "--model", str(folder), *options]),
     }[command]
     assert re.search(message, refusal_of(module, arguments, monkeypatch, capsys))
     assert not list(output.rglob("manifest.json"))

@@ -133,15 +133,17 @@ def test_a_single_label_head_is_refused_for_multi_label_classification(
     assert "trained for text-classification" in expected
 
 
-def no_length(words: list[str]) -> list[str]:
-    place = words.index("--data.max_length")
-    return words[:place] + words[place + 2 :]
+def remove_length(arguments: list[str]) -> list[str]:
+    position = arguments.index("--data.max_length")
+    return arguments[:position] + arguments[position + 2 :]
 
 
 @pytest.mark.slow
 def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.positions(16))
-    message = run_to_success("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
+    message = run_to_success(
+        "distill", remove_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    )
     assert "texts are cut at 16 tokens: the teacher has 16 positions" in message
     (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["config"]["max_length"] == 16
@@ -163,8 +165,8 @@ def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_cop
 @pytest.mark.parametrize("what", ["config.json", "model.safetensors", "."])
 def test_files_without_read_permission_are_named(what, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", lambda folder: None)
-    for place in (*tmp_path.parents[:-2], tmp_path, folder):
-        place.chmod(0o755)
+    for parent in (*tmp_path.parents[:-2], tmp_path, folder):
+        parent.chmod(0o755)
     (folder / what).chmod(0)
     (tmp_path / "out").mkdir()
     (tmp_path / "out").chmod(0o777)
@@ -177,37 +179,37 @@ def test_files_without_read_permission_are_named(what, checkpoints, changed_copy
     assert "write" not in expected
 
 
-def sentence_folder(place: Path, tokenizer: PreTrainedTokenizerBase, change: broken.Break) -> Path:
+def save_encoder(folder: Path, tokenizer: PreTrainedTokenizerBase, change: broken.Break) -> Path:
     """Saves a sentence encoder with one Dense module and applies `change` to that module's folder."""
     form = SentenceForm("mean", (DenseProjection(16),))
-    saved(sentence_encoder("bert", form), tokenizer, place)
-    (dense,) = place.glob("*_Dense")
+    saved(sentence_encoder("bert", form), tokenizer, folder)
+    (dense,) = folder.glob("*_Dense")
     change(dense)
-    return place
+    return folder
 
 
-def dense_shape(folder: Path) -> None:
-    held = load_file(folder / "model.safetensors")
-    save_file({name: value[:8].clone() for name, value in held.items()}, folder / "model.safetensors")
+def cut_dense_rows(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: value[:8].clone() for name, value in tensors.items()}, folder / "model.safetensors")
 
 
-def dense_nan(folder: Path) -> None:
-    held = load_file(folder / "model.safetensors")
-    held["linear.weight"][0, 0] = float("nan")
-    save_file(held, folder / "model.safetensors")
+def write_nan(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["linear.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dense_shape, r"expected weights \{'weight': \[16, 32\], 'bias': \[16\]\} of Dense module 1.*\[8, 32\]"),
-        (dense_nan, "expected finite floating-point numbers in Dense module 1, found others in weight"),
+        (cut_dense_rows, r"expected weights \{'weight': \[16, 32\], 'bias': \[16\]\} of Dense module 1.*\[8, 32\]"),
+        (write_nan, "expected finite floating-point numbers in Dense module 1, found others in weight"),
     ],
 )
 def test_a_sentence_encoder_with_broken_projections_is_refused(
     change, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
-    folder = sentence_folder(tmp_path / "encoder", tokenizer, change)
+    folder = save_encoder(tmp_path / "encoder", tokenizer, change)
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
     assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
 
@@ -235,7 +237,7 @@ MODULE = {"path": "", "type": "sentence_transformers.models.Transformer"}
 def test_a_sentence_encoder_with_settings_of_another_shape_is_refused(
     file, content, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
-    folder = sentence_folder(tmp_path / "encoder", tokenizer, lambda dense: None)
+    folder = save_encoder(tmp_path / "encoder", tokenizer, lambda dense: None)
     (folder / file).write_text(json.dumps(content))
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
     assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))

@@ -17,30 +17,32 @@ from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, saved
 
 
 @pytest.fixture
-def boundless() -> BertTokenizerFast:
+def boundless_tokenizer() -> BertTokenizerFast:
     """A tokenizer without a maximum length, like many on the hub."""
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, eos_token="[SEP]")
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
-def test_positions_of_returns_the_longest_row_that_the_model_accepts(family):
+def test_find_max_tokens_returns_the_longest_row_that_the_model_accepts(family):
     model = build_model(family)
-    most = find_max_tokens(model.config)
-    assert most is not None
-    ids = torch.full((1, most), 9)
+    max_tokens = find_max_tokens(model.config)
+    assert max_tokens is not None
+    ids = torch.full((1, max_tokens), 9)
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
     with pytest.raises((IndexError, RuntimeError)):
-        model(input_ids=torch.full((1, most + 1), 9), attention_mask=torch.ones(1, most + 1))
+        model(input_ids=torch.full((1, max_tokens + 1), 9), attention_mask=torch.ones(1, max_tokens + 1))
 
 
 def test_a_pruned_model_accepts_as_many_positions_as_its_stock_class():
     model = build_model("roberta")
-    own, stock = copy.deepcopy(model.config), find_max_tokens(model.config)
-    own.model_type = "pruned_roberta"
-    assert find_max_tokens(own) == stock == model.config.max_position_embeddings - model.config.pad_token_id - 1
+    pruned_config, stock = copy.deepcopy(model.config), find_max_tokens(model.config)
+    pruned_config.model_type = "pruned_roberta"
+    assert (
+        find_max_tokens(pruned_config) == stock == model.config.max_position_embeddings - model.config.pad_token_id - 1
+    )
 
 
-def test_positions_of_returns_none_for_models_without_a_limit():
+def test_find_max_tokens_returns_none_for_models_without_a_limit():
     assert find_max_tokens(LlamaConfig(max_position_embeddings=64)) == 64
     stretched = LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 4.0})
     assert find_max_tokens(stretched) is None
@@ -49,19 +51,19 @@ def test_positions_of_returns_none_for_models_without_a_limit():
     assert find_max_tokens(DebertaV2Config(position_biased_input=False)) is None
 
 
-def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates(tokenizer, boundless):
-    own, task, words = build_model("bert").config, TASKS["text-classification"](()), TASKS["masked-lm"](())
-    check_length(task, own, tokenizer, 512, "teacher")  # this tokenizer's own limit equals the model's
-    check_length(task, own, boundless, MAX_LENGTH, "teacher")
-    check_length(words, own, tokenizer, MAX_LENGTH, "teacher")
-    for kind, cutting in ((task, boundless), (words, tokenizer)):
+def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates(tokenizer, boundless_tokenizer):
+    config, task, language_task = build_model("bert").config, TASKS["text-classification"](()), TASKS["masked-lm"](())
+    check_length(task, config, tokenizer, 512, "teacher")  # this tokenizer's own limit equals the model's
+    check_length(task, config, boundless_tokenizer, MAX_LENGTH, "teacher")
+    check_length(language_task, config, tokenizer, MAX_LENGTH, "teacher")
+    for kind, truncating in ((task, boundless_tokenizer), (language_task, tokenizer)):
         with pytest.raises(InputError, match=r"data.max_length: expected at most 64 tokens, .* teacher, found 512"):
-            check_length(kind, own, cutting, 512, "teacher")
+            check_length(kind, config, truncating, 512, "teacher")
 
 
 @pytest.mark.parametrize("head", ["masked", "causal", "classes"])
 def test_rows_longer_than_the_teachers_positions_are_refused(
-    head, boundless, data_folder, tmp_path, monkeypatch, capsys
+    head, boundless_tokenizer, data_folder, tmp_path, monkeypatch, capsys
 ):
     data = data_folder if head == "classes" else books_data(tmp_path / "books")
     if head == "causal":
@@ -69,7 +71,7 @@ def test_rows_longer_than_the_teachers_positions_are_refused(
         model = GPT2LMHeadModel(GPT2Config(vocab_size=len(VOCABULARY), **sizes))
     else:
         model = build_model("bert", "ForMaskedLM" if head == "masked" else "ForSequenceClassification")
-    folder = saved(model, boundless, tmp_path / "model")
+    folder = saved(model, boundless_tokenizer, tmp_path / "model")
     long = ("--data.max_length", "100")
     wanted = "data.max_length: expected at most 64 tokens, the positions of the teacher, found 100"
     assert wanted in refusal_of(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
@@ -78,9 +80,9 @@ def test_rows_longer_than_the_teachers_positions_are_refused(
 
 
 def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused(
-    body_folder, boundless, data_folder, tmp_path, monkeypatch, capsys
+    body_folder, boundless_tokenizer, data_folder, tmp_path, monkeypatch, capsys
 ):
-    short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless, tmp_path / "short")
+    short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless_tokenizer, tmp_path / "short")
     arguments = small_run(body_folder, data_folder, tmp_path / "run")
     message = refusal_of(distill, [*arguments, "--student", str(short)], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in message

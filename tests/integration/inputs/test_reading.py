@@ -46,7 +46,7 @@ def write_files(folder: Path, files: Files) -> Path:
     return folder
 
 
-def separated(rows: list[tuple[str, ...]], separator: str = ",", header: tuple[str, ...] = ("text", "label")) -> str:
+def format_csv(rows: list[tuple[str, ...]], separator: str = ",", header: tuple[str, ...] = ("text", "label")) -> str:
     """Returns a csv file with quotes only where they are needed."""
     lines = [[*header], *map(list, rows)]
     special = (separator, '"', "\n")
@@ -59,11 +59,11 @@ def separated(rows: list[tuple[str, ...]], separator: str = ",", header: tuple[s
     )
 
 
-def objects(rows: list[tuple[str, str]]) -> list[dict[str, str]]:
+def build_objects(rows: list[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"text": text, "label": label} for text, label in rows]
 
 
-def read(
+def read_splits(
     body: Path,
     data: Path,
     output: Path,
@@ -85,40 +85,40 @@ def read(
     return capsys.readouterr().out, rows
 
 
-def everything(rows: dict[str, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+def list_rows(rows: dict[str, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
     """Returns the sorted rows of all splits, without absent second texts."""
     return sorted(tuple(cell for cell in row if cell is not None) for part in rows.values() for row in part)
 
 
-def refusal(
+def read_refusal(
     body: Path,
     files: Files,
-    place: Path,
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     *more: str,
 ) -> str:
-    arguments = small_run(body, write_files(place / "data", files), place / "run", "--until", "general", *more)
+    arguments = small_run(body, write_files(folder / "data", files), folder / "run", "--until", "general", *more)
     message = refusal_of(distill, arguments, monkeypatch, capsys)
-    assert not list(place.rglob("manifest.json"))
+    assert not list(folder.rglob("manifest.json"))
     return message
 
 
 # --- formats of one table
 
 FORMS: dict[str, tuple[str, Callable[[], str | bytes], str]] = {
-    "semicolons": ("train.csv", lambda: separated(ROWS, ";"), "a semicolon"),
-    "tabs in a csv": ("train.csv", lambda: separated(ROWS, "\t"), "a tab"),
-    "vertical bars": ("train.csv", lambda: separated(ROWS, "|"), "a vertical bar"),
+    "semicolons": ("train.csv", lambda: format_csv(ROWS, ";"), "a semicolon"),
+    "tabs in a csv": ("train.csv", lambda: format_csv(ROWS, "\t"), "a tab"),
+    "vertical bars": ("train.csv", lambda: format_csv(ROWS, "|"), "a vertical bar"),
     "empty columns at the end": (
         "train.csv",
-        lambda: separated([(*row, "", "") for row in ROWS], ";", ("text", "label", "", "")),
+        lambda: format_csv([(*row, "", "") for row in ROWS], ";", ("text", "label", "", "")),
         "a semicolon",
     ),
-    "csv.gz": ("train.csv.gz", lambda: gzip.compress(separated(ROWS, ";").encode()), "a semicolon"),
+    "csv.gz": ("train.csv.gz", lambda: gzip.compress(format_csv(ROWS, ";").encode()), "a semicolon"),
     "blanks around names, and a mark": (
         "train.csv",
-        lambda: "\ufeff" + separated(ROWS, header=(" text ", "label ")),
+        lambda: "\ufeff" + format_csv(ROWS, header=(" text ", "label ")),
         "",
     ),
     "blanks in keys": (
@@ -126,14 +126,14 @@ FORMS: dict[str, tuple[str, Callable[[], str | bytes], str]] = {
         lambda: "".join(json.dumps({" text": text, "label ": label}) + "\n" for text, label in ROWS),
         "",
     ),
-    "an ending in capitals": ("Train.CSV", lambda: separated(ROWS), ""),
-    "tsv.gz": ("train.tsv.gz", lambda: gzip.compress(separated(ROWS, "\t").encode()), ""),
-    "jsonl.gz": ("train.jsonl.gz", lambda: gzip.compress("\n".join(map(json.dumps, objects(ROWS))).encode()), ""),
-    "json.gz": ("train.json.gz", lambda: gzip.compress(json.dumps(objects(ROWS)).encode()), ""),
-    "a list in json": ("train.json", lambda: json.dumps(objects(ROWS), indent=1), ""),
-    "a list under data": ("train.json", lambda: json.dumps({"version": "1", "data": objects(ROWS)}), ""),
+    "an ending in capitals": ("Train.CSV", lambda: format_csv(ROWS), ""),
+    "tsv.gz": ("train.tsv.gz", lambda: gzip.compress(format_csv(ROWS, "\t").encode()), ""),
+    "jsonl.gz": ("train.jsonl.gz", lambda: gzip.compress("\n".join(map(json.dumps, build_objects(ROWS))).encode()), ""),
+    "json.gz": ("train.json.gz", lambda: gzip.compress(json.dumps(build_objects(ROWS)).encode()), ""),
+    "a list in json": ("train.json", lambda: json.dumps(build_objects(ROWS), indent=1), ""),
+    "a list under data": ("train.json", lambda: json.dumps({"version": "1", "data": build_objects(ROWS)}), ""),
     "as pandas splits it": ("train.json", lambda: json.dumps({"columns": ["text", "label"], "data": ROWS}), ""),
-    "an object a line in json": ("train.json", lambda: "\n".join(map(json.dumps, objects(ROWS))), ""),
+    "an object a line in json": ("train.json", lambda: "\n".join(map(json.dumps, build_objects(ROWS))), ""),
 }
 
 
@@ -146,8 +146,8 @@ QUICK_FORMS = ("csv.gz", "a list in json", "an object a line in json", "semicolo
 def test_every_file_format_gives_the_same_rows(form, body, tmp_path, monkeypatch, capsys):
     name, content, separator = FORMS[form]
     data = write_files(tmp_path / "data", {name: content()})
-    message, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
-    assert everything(rows) == sorted(ROWS)
+    message, rows = read_splits(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert list_rows(rows) == sorted(ROWS)
     assert (f"data: {name}: its columns are separated by {separator}\n" in message) == bool(separator)
 
 
@@ -155,9 +155,9 @@ def test_a_comma_separated_file_with_other_separators_in_its_texts_is_split_at_c
     body, tmp_path, monkeypatch, capsys
 ):
     rows = [(f"{text} ; {i} | x\ty", label) for i, (text, label) in enumerate(make_rows(30, 1))]
-    data = write_files(tmp_path / "data", {"train.csv": separated(rows)})
-    message, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
-    assert everything(found) == sorted(rows)
+    data = write_files(tmp_path / "data", {"train.csv": format_csv(rows)})
+    message, splits = read_splits(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert list_rows(splits) == sorted(rows)
     assert "separated by" not in message
 
 
@@ -167,15 +167,15 @@ def test_a_comma_separated_file_with_other_separators_in_its_texts_is_split_at_c
 def test_a_cell_of_three_megabytes_is_read_completely(ending, body, tmp_path, monkeypatch, capsys):
     rows = [*ROWS, ("baka deka " * 300_000 + "end", "login")]
     content: dict[str, str | bytes | pa.Table] = {
-        "csv": separated(rows),
-        "tsv": separated(rows, "\t"),
-        "jsonl": "\n".join(map(json.dumps, objects(rows))),
-        "json": json.dumps(objects(rows)),
-        "parquet": pa.Table.from_pylist(objects(rows)),
+        "csv": format_csv(rows),
+        "tsv": format_csv(rows, "\t"),
+        "jsonl": "\n".join(map(json.dumps, build_objects(rows))),
+        "json": json.dumps(build_objects(rows)),
+        "parquet": pa.Table.from_pylist(build_objects(rows)),
     }
     data = write_files(tmp_path / "data", {f"train.{ending}": content[ending]})
-    _, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
-    assert everything(found) == sorted(rows)
+    _, splits = read_splits(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert list_rows(splits) == sorted(rows)
 
 
 def test_class_names_in_a_parquet_file_apply_to_columns_with_blanks_in_their_names(body, tmp_path, monkeypatch, capsys):
@@ -184,19 +184,19 @@ def test_class_names_in_a_parquet_file_apply_to_columns_with_blanks_in_their_nam
     columns = {"text ": [text for text, _ in ROWS], " label": [names.index(label) for _, label in ROWS]}
     described = {"huggingface": json.dumps({"info": {"features": features}})}
     data = write_files(tmp_path / "data", {"train.parquet": pa.table(columns).replace_schema_metadata(described)})
-    _, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
-    assert everything(rows) == sorted(ROWS)
+    _, rows = read_splits(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert list_rows(rows) == sorted(ROWS)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_a_column_named_score_selects_the_regression_task(ending, body, tmp_path, monkeypatch, capsys):
     rows = [(text, str(i)) for i, (text, _) in enumerate(make_rows(30, 1))]
     lines = "\n".join(json.dumps({"text": text, "score": int(number)}) for text, number in rows)
-    content = {"csv": separated(rows, header=("text", "score")), "jsonl": lines}[ending]
+    content = {"csv": format_csv(rows, header=("text", "score")), "jsonl": lines}[ending]
     data = write_files(tmp_path / "data", {f"train.{ending}": content})
-    message, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
+    message, splits = read_splits(body, data, tmp_path / "run", monkeypatch, capsys)
     assert "task: regression (column score contains numbers)" in message
-    assert everything(found) == sorted((text, float(number)) for text, number in rows)
+    assert list_rows(splits) == sorted((text, float(number)) for text, number in rows)
 
 
 def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkeypatch, capsys):
@@ -208,33 +208,33 @@ def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkey
     arguments = small_run(speaker, data, tmp_path / "run", "--until", "general")
     monkeypatch.setattr(sys, "argv", ["distill", *arguments])
     cli.run(distill.main)
-    found = [
+    documents = [
         text
         for split in ("train", "validation", "test")
         for text in pq.read_table(next((tmp_path / "run").glob(f"data/*/{split}.parquet")))["text"].to_pylist()
     ]
-    assert sorted(found) == sorted(texts)
+    assert sorted(documents) == sorted(texts)
     assert "data: not read: config.json, notes.md, because they aren't txt files" in capsys.readouterr().out
 
 
 def test_two_text_files_of_one_split_are_refused(tokenizer, tmp_path, monkeypatch, capsys):
     speaker = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "speaker")
     files: Files = {"train.txt": "a\nb\n", "dev.txt": "c\n", "val.txt": "d\n"}
-    message = refusal(speaker, files, tmp_path, monkeypatch, capsys)
+    message = read_refusal(speaker, files, tmp_path, monkeypatch, capsys)
     assert "expected one validation file, found dev.txt and val.txt" in message
 
 
 def test_unread_files_of_the_folder_are_named(body, tmp_path, monkeypatch, capsys):
     files: Files = {
-        "train.csv": separated(ROWS),
+        "train.csv": format_csv(ROWS),
         "test.xlsx": b"PK",
         "test-00000-of-00001.parquet": pa.table({"text": ["a"]}),
-        "more.csv": separated(ROWS),
+        "more.csv": format_csv(ROWS),
         "README.md": "about",
         ".hidden.csv": "x",
     }
-    message, rows = read(body, write_files(tmp_path / "data", files), tmp_path / "run", monkeypatch, capsys)
-    assert everything(rows) == sorted(ROWS)
+    message, rows = read_splits(body, write_files(tmp_path / "data", files), tmp_path / "run", monkeypatch, capsys)
+    assert list_rows(rows) == sorted(ROWS)
     assert (
         "data: not read: more.csv, test-00000-of-00001.parquet, test.xlsx, because their names or extensions" in message
     )
@@ -260,8 +260,8 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return content.getvalue()
 
 
-TABLE = separated(ROWS)
-PARQUET = pa.Table.from_pylist(objects(ROWS))
+TABLE = format_csv(ROWS)
+PARQUET = pa.Table.from_pylist(build_objects(ROWS))
 TWICE = pa.Table.from_arrays([pa.array(["a", "b"])] * 3, ["text", "label", "text"])
 REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "the label is the text": (
@@ -295,17 +295,17 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
         ("data.text and data.text_pair, found 'question' for both",),
     ),
     "two columns of one name in csv": (
-        {"train.csv": separated([(t, v, v) for t, v in ROWS], header=("text", "label", "label"))},
+        {"train.csv": format_csv([(t, v, v) for t, v in ROWS], header=("text", "label", "label"))},
         (),
         ("train.csv': expected columns of different names, found 'label' as the name of columns 2 and 3",),
     ),
     "two columns that differ in blanks": (
-        {"train.csv": separated([(t, v, v) for t, v in ROWS], header=("text", "label", " label"))},
+        {"train.csv": format_csv([(t, v, v) for t, v in ROWS], header=("text", "label", " label"))},
         (),
         ("found 'label' as the name of columns 2 and 3",),
     ),
     "two columns that differ in case": (
-        {"train.csv": separated([(t, v, t) for t, v in ROWS], header=("text", "label", "Label"))},
+        {"train.csv": format_csv([(t, v, t) for t, v in ROWS], header=("text", "label", "Label"))},
         (),
         ("expected one column 'label', found 'label' and 'Label'",),
     ),
@@ -390,7 +390,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
         ("train.csv.gz': expected a complete gzip file, found one that is damaged or cut off",),
     ),
     "a gz by name alone": (
-        {"train.jsonl.gz": json.dumps(objects(ROWS)[0])},
+        {"train.jsonl.gz": json.dumps(build_objects(ROWS)[0])},
         (),
         ("train.jsonl.gz': expected a complete gzip file, found one that is damaged or cut off: Not a gzipped file",),
     ),
@@ -412,7 +412,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a folder for a file": ({"train.csv/part.csv": TABLE}, (), ("train.csv': expected a file, found a folder",)),
     "a broken row between semicolons": (
-        {"train.csv": separated(ROWS, ";") + "one;two;three\n"},
+        {"train.csv": format_csv(ROWS, ";") + "one;two;three\n"},
         (),
         ("Expected 2 columns, got 3: one;two;three", "quote cells that contain a semicolon"),
     ),
@@ -432,12 +432,12 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
         ("train.json': expected a list of objects, or one under 'data', found an object with 'text', 'label'",),
     ),
     "json with rows in two places": (
-        {"train.json": json.dumps({"data": objects(ROWS), "test": objects(ROWS)})},
+        {"train.json": json.dumps({"data": build_objects(ROWS), "test": build_objects(ROWS)})},
         (),
         ("train.json': expected the rows under 'data' alone, found more under 'test'",),
     ),
     "json with something else among its rows": (
-        {"train.json": json.dumps([*objects(ROWS), "x"])},
+        {"train.json": json.dumps([*build_objects(ROWS), "x"])},
         (),
         (f"train.json': row {len(ROWS) + 1}: expected an object, found str",),
     ),
@@ -458,7 +458,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_unreadable_data_is_refused_with_one_message(case, body, tmp_path, monkeypatch, capsys):
     files, more, expected = REFUSED[case]
-    message = refusal(body, files, tmp_path, monkeypatch, capsys, *more)
+    message = read_refusal(body, files, tmp_path, monkeypatch, capsys, *more)
     for part in expected:
         assert part in message
 
@@ -481,13 +481,13 @@ def cached_data_set(folder: Path, splits: dict[str, dict[str, list[Any]]], names
         datasets.Dataset.from_dict(columns, kinds).to_parquet(folder / "source" / f"{split}.parquet")
     files = {split: str(folder / "source" / f"{split}.parquet") for split in splits}
     datasets.load_dataset("parquet", data_files=files, cache_dir=str(folder / "made"))
-    made = next(folder.glob("made/parquet/*/*/*/dataset_info.json")).parent
-    place = folder / "cache" / "somebody___texts" / "default" / "0.0.0" / made.name
-    shutil.copytree(made, place)
-    for file in place.glob("parquet-*.arrow"):
-        file.rename(place / file.name.replace("parquet-", "texts-", 1))
-    info = json.loads((place / "dataset_info.json").read_text())
-    (place / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "texts", "config_name": "default"}))
+    built = next(folder.glob("made/parquet/*/*/*/dataset_info.json")).parent
+    cached = folder / "cache" / "somebody___texts" / "default" / "0.0.0" / built.name
+    shutil.copytree(built, cached)
+    for file in cached.glob("parquet-*.arrow"):
+        file.rename(cached / file.name.replace("parquet-", "texts-", 1))
+    info = json.loads((cached / "dataset_info.json").read_text())
+    (cached / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "texts", "config_name": "default"}))
     return folder / "cache"
 
 
@@ -499,8 +499,8 @@ def test_unread_splits_of_a_hub_data_set_are_named(body, tmp_path, monkeypatch, 
     names = sorted({label for _, label in ROWS})
     splits = {"train": hub_columns(ROWS, names), "validation_matched": hub_columns(ROWS[:5], names)}
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
-    message, rows = read(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
-    assert everything(rows) == sorted(ROWS)
+    message, rows = read_splits(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
+    assert list_rows(rows) == sorted(ROWS)
     assert "data: not read: validation_matched, because their names aren't those of splits" in message
 
 
@@ -534,8 +534,8 @@ def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, mo
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
     arguments = small_run(body, Path("somebody/texts"), tmp_path / "run", "--until", "general")
     monkeypatch.setattr(sys, "argv", ["distill", *arguments])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         cli.run(distill.main)
     message = capsys.readouterr().err.splitlines()[-1]  # after the library's warnings about reading from its cache
-    assert ended.value.code == 2
+    assert exit_error.value.code == 2
     assert message.startswith("error: data 'somebody/texts': expected one validation split, found dev and validation")

@@ -26,7 +26,7 @@ def server() -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
+def single_writer_cache(tmp_path_factory) -> Path:
     """A cache written by one undisturbed writer."""
     folder = tmp_path_factory.mktemp("alone") / "cache"
     assert write(folder, ROWS, Teacher(whole_batch=True)).computed_shards == SHARDS
@@ -34,7 +34,7 @@ def alone(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory) -> Path:
+def grown_cache(tmp_path_factory) -> Path:
     """A cache that one writer fills with FIRST rows, then with all rows."""
     folder = tmp_path_factory.mktemp("grown") / "cache"
     for count in (FIRST, len(ROWS)):
@@ -45,13 +45,13 @@ def grown(tmp_path_factory) -> Path:
 def write_at_once(folder: Path, ranks: list[int], pause: float = PAUSE) -> list:
     """Runs one writer per rank concurrently and returns what each one returned."""
     writers = [start_writer(folder, ROWS, pause, rank, len(ranks)) for rank in ranks]
-    found = []
+    results = []
     for process, pipe in writers:
         assert pipe.recv() == "ready"
-        found.append(pipe.recv())
+        results.append(pipe.recv())
         process.join()
         assert process.exitcode == 0
-    return found
+    return results
 
 
 def check_ends_alike(folder: Path, expected: Path, rows=ROWS) -> None:
@@ -63,34 +63,34 @@ def check_ends_alike(folder: Path, expected: Path, rows=ROWS) -> None:
 # --- concurrent writers
 
 
-def test_four_concurrent_writers_write_the_same_cache_as_one(alone, tmp_path):
-    found = write_at_once(tmp_path / "four", [0, 1, 2, 3])
-    assert files_of(tmp_path / "four") == files_of(alone)
-    assert sum(written.computed_shards for written in found) == SHARDS
-    assert sum(written.queried_samples for written in found) == len(ROWS), "a sample was asked twice"
+def test_four_concurrent_writers_write_the_same_cache_as_one(single_writer_cache, tmp_path):
+    results = write_at_once(tmp_path / "four", [0, 1, 2, 3])
+    assert files_of(tmp_path / "four") == files_of(single_writer_cache)
+    assert sum(written.computed_shards for written in results) == SHARDS
+    assert sum(written.queried_samples for written in results) == len(ROWS), "a sample was asked twice"
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 0]])
-def test_two_writers_of_one_folder_share_the_work(ranks, alone, tmp_path):
+def test_two_writers_of_one_folder_share_the_work(ranks, single_writer_cache, tmp_path):
     first, second = write_at_once(tmp_path / "two", ranks)
-    assert files_of(tmp_path / "two") == files_of(alone)
+    assert files_of(tmp_path / "two") == files_of(single_writer_cache)
     assert first.computed_shards + second.computed_shards == first.computed_shards + first.reused_shards == SHARDS
     assert min(first.computed_shards, second.computed_shards) >= 1, "one of them only waited"
     assert first.queried_samples + second.queried_samples == len(ROWS)
 
 
-def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(alone, tmp_path):
-    folder = shutil.copytree(alone, tmp_path / "cache")
+def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(single_writer_cache, tmp_path):
+    folder = shutil.copytree(single_writer_cache, tmp_path / "cache")
     (folder / "shard-000001.safetensors").unlink()
     file = folder / "shard-000003.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     (folder / "codebook.safetensors").unlink()
-    found = write_at_once(folder, [0, 1])
-    assert sum(written.computed_shards for written in found) == 2
-    assert files_of(folder) == files_of(alone)
+    results = write_at_once(folder, [0, 1])
+    assert sum(written.computed_shards for written in results) == 2
+    assert files_of(folder) == files_of(single_writer_cache)
 
 
-def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
+def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown_cache, tmp_path):
     folder = tmp_path / "cache"
     write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
     before = files_of(folder)
@@ -105,7 +105,7 @@ def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
     assert {name: after[name] for name in before if "shard-" in name} == {
         name: data for name, data in before.items() if "shard-" in name
     }
-    assert after == files_of(grown)
+    assert after == files_of(grown_cache)
 
 
 # --- killed writers
@@ -122,13 +122,13 @@ def kill_at_random(folder: Path, seed: int, longest: float) -> None:
     assert process.exitcode in (0, -signal.SIGKILL)
 
 
-def check_killed(seed: int, alone: Path, grown: Path, folder: Path) -> None:
+def check_killed(seed: int, single_writer_cache: Path, grown_cache: Path, folder: Path) -> None:
     """The seed selects a fresh, a growing or a damaged cache; writers with odd seeds are killed twice."""
-    expected = grown if seed % 3 == 1 else alone
+    expected = grown_cache if seed % 3 == 1 else single_writer_cache
     if seed % 3 == 1:
         write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
     elif seed % 3 == 2:
-        shutil.copytree(alone, folder)
+        shutil.copytree(single_writer_cache, folder)
         for number in (0, 2, 3):
             (folder / f"shard-{number:06d}.safetensors").write_bytes(b"damaged")
     for again in range(1 + seed % 2):
@@ -137,17 +137,17 @@ def check_killed(seed: int, alone: Path, grown: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_cache_of_a_killed_writer_is_completed_identically(seed, alone, grown, tmp_path):
-    check_killed(seed, alone, grown, tmp_path / "cache")
+def test_the_cache_of_a_killed_writer_is_completed_identically(seed, single_writer_cache, grown_cache, tmp_path):
+    check_killed(seed, single_writer_cache, grown_cache, tmp_path / "cache")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 53))
-def test_the_caches_of_fifty_killed_writers_are_completed_identically(seed, alone, grown, tmp_path):
-    check_killed(seed, alone, grown, tmp_path / "cache")
+def test_the_caches_of_fifty_killed_writers_are_completed_identically(seed, single_writer_cache, grown_cache, tmp_path):
+    check_killed(seed, single_writer_cache, grown_cache, tmp_path / "cache")
 
 
-def test_a_killed_writer_does_not_stop_the_other_writer(alone, tmp_path):
+def test_a_killed_writer_does_not_stop_the_other_writer(single_writer_cache, tmp_path):
     folder = tmp_path / "cache"
     victim, _ = start_writer(folder, ROWS, 0.1)
     while not list(folder.glob("shard-*.partial")):
@@ -158,12 +158,12 @@ def test_a_killed_writer_does_not_stop_the_other_writer(alone, tmp_path):
     victim.join()
     other.join()
     assert [pipe.recv(), pipe.recv().samples] == ["ready", len(ROWS)]
-    assert files_of(folder) == files_of(alone)
+    assert files_of(folder) == files_of(single_writer_cache)
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_leftovers_of_a_killed_writer_are_removed(missing, alone, tmp_path):
-    folder = shutil.copytree(alone, tmp_path / "cache")
+def test_leftovers_of_a_killed_writer_are_removed(missing, single_writer_cache, tmp_path):
+    folder = shutil.copytree(single_writer_cache, tmp_path / "cache")
     if missing:
         (folder / "shard-000002.safetensors").unlink()
     left = ["shard-000002.partial", "cache.json.4711.partial", "spare/cache.json.4711.partial"]
@@ -171,7 +171,7 @@ def test_leftovers_of_a_killed_writer_are_removed(missing, alone, tmp_path):
     for name in left:
         (folder / name).write_bytes(b"half a fi")
     (folder / "index-000009.safetensors").write_bytes(b"of a growth that was never ended")
-    check_ends_alike(folder, alone)
+    check_ends_alike(folder, single_writer_cache)
 
 
 # --- writers stopped by an error
@@ -192,16 +192,16 @@ class StoppingTeacher(Teacher):
 
 
 @pytest.mark.parametrize("batches", range(0, 25, 3))
-def test_a_write_stopped_by_an_error_is_completed_identically(batches, alone, tmp_path):
+def test_a_write_stopped_by_an_error_is_completed_identically(batches, single_writer_cache, tmp_path):
     with pytest.raises(RuntimeError, match="the teacher stopped"):
         write(tmp_path / "cache", ROWS, StoppingTeacher(batches))
     assert not list((tmp_path / "cache").rglob("*.partial"))
     with pytest.raises(InputError, match=r"missing"):
         CacheReader(tmp_path / "cache")
-    check_ends_alike(tmp_path / "cache", alone)
+    check_ends_alike(tmp_path / "cache", single_writer_cache)
 
 
-def test_a_full_disk_leaves_no_partial_shard(alone, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_shard(single_writer_cache, tmp_path, monkeypatch):
     def full(_: int) -> None:
         if list((tmp_path / "cache").glob("shard-*.partial")):
             raise OSError(28, "No space left on device")
@@ -211,4 +211,4 @@ def test_a_full_disk_leaves_no_partial_shard(alone, tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             write(tmp_path / "cache", ROWS, Teacher(whole_batch=True))
     assert not list((tmp_path / "cache").glob("shard-*"))
-    check_ends_alike(tmp_path / "cache", alone)
+    check_ends_alike(tmp_path / "cache", single_writer_cache)

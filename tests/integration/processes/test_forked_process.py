@@ -39,8 +39,8 @@ def run_code(folder: Path, code: str, **env: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("how", ENDS)
 def test_exit_codes_and_last_lines_are_those_of_a_new_process(how, tmp_path):
     code, expected, last = ENDS[how]
-    found, output, errors = run_code(tmp_path, f"print('begun', flush=True)\n{code}")
-    assert (found, output) == (expected, "begun\n")
+    exit_code, output, errors = run_code(tmp_path, f"print('begun', flush=True)\n{code}")
+    assert (exit_code, output) == (expected, "begun\n")
     assert errors.endswith(last)
     assert bool(errors) == bool(last)
 
@@ -48,9 +48,9 @@ def test_exit_codes_and_last_lines_are_those_of_a_new_process(how, tmp_path):
 def test_a_process_has_its_own_folder_environment_arguments_and_parent(tmp_path):
     facts = "[os.getcwd(), os.environ['OWN'], sys.argv[1:], os.getppid(), __name__, sys.path[0], list(sys.modules)]"
     code, output, _ = run_code(tmp_path, f"print(json.dumps({facts}))", OWN="value")
-    *found, modules = json.loads(output)
+    *values, modules = json.loads(output)
     assert code == 0
-    assert found == [str(tmp_path), "value", ["first", "--second"], os.getpid(), "__main__", str(tmp_path)]
+    assert values == [str(tmp_path), "value", ["first", "--second"], os.getpid(), "__main__", str(tmp_path)]
     assert "torch" in modules
     assert not {"distill", "compress", "pipelines"} & set(modules), "the server imported more than libraries"
 
@@ -63,11 +63,11 @@ def test_threads_and_exit_functions_finish_before_the_process_ends(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--epochz", "3"]])
 def test_a_forked_command_prints_what_a_new_process_prints(arguments):
-    ended = []
+    results = []
     for fresh in (False, True):
         process = start("distill", arguments, fresh=fresh)
-        ended.append((process.communicate(timeout=60)[0], process.returncode))
-    assert ended[0] == ended[1]
+        results.append((process.communicate(timeout=60)[0], process.returncode))
+    assert results[0] == results[1]
 
 
 def test_a_forked_command_is_killed_like_a_new_process():

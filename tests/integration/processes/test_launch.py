@@ -35,18 +35,18 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def weights(output: Path) -> dict:
+def read_weights(output: Path) -> dict:
     return load_file(next(output.glob("distill/*/model/model.safetensors")))
 
 
-def children(parent: int) -> list[int]:
+def list_workers(parent: int) -> list[int]:
     """Process ids of the workers that a launcher started."""
-    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
-    return [int(word) for word in found.split()]
+    pids = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in pids.split()]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(inputs, tmp_path_factory) -> Path:
+def undisturbed_run(inputs, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("two") / "run"
     message = run_to_success("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
     assert message.count("Stages") == 1, "both processes speak"
@@ -54,23 +54,25 @@ def undisturbed(inputs, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_processes_write_all_stages_and_the_student(undisturbed):
-    stages = {file.parent.parent.name: json.loads(file.read_text()) for file in undisturbed.glob("*/*/manifest.json")}
+def test_two_processes_write_all_stages_and_the_student(undisturbed_run):
+    stages = {
+        file.parent.parent.name: json.loads(file.read_text()) for file in undisturbed_run.glob("*/*/manifest.json")
+    }
     assert stages.keys() == {"data", "teacher", "cache", "distill"}
     assert {stage["processes"] for stage in stages.values()} == {2}
-    assert weights(undisturbed)
+    assert read_weights(undisturbed_run)
 
 
 @pytest.mark.slow
 def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
-    beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
-    apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.processes", "1")
-    run_to_success("distill", beside)
-    assert run_to_success("distill", apart).count("Stages") == 1, "the teacher's process speaks too"
-    ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")
+    shared_process = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
+    own_process = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.processes", "1")
+    run_to_success("distill", shared_process)
+    assert run_to_success("distill", own_process).count("Stages") == 1, "the teacher's process speaks too"
+    ours, theirs = read_weights(tmp_path / "apart"), read_weights(tmp_path / "beside")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
-    assert "distill: already complete, skipped" in run_to_success("distill", apart), (
+    assert "distill: already complete, skipped" in run_to_success("distill", own_process), (
         "the teacher is called and nobody asks"
     )
 
@@ -79,14 +81,14 @@ def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
 def test_deepspeed_saves_a_student(inputs, tmp_path):
     arguments = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
     assert run_to_success("distill", small_run(*inputs, tmp_path, *arguments)).count("Result") == 1
-    assert weights(tmp_path)
+    assert read_weights(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [2, 20])
-def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, undisturbed, tmp_path):
-    rng, done, theirs = random.Random(0), 0, weights(undisturbed)
+def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, undisturbed_run, tmp_path):
+    rng, done, theirs = random.Random(0), 0, read_weights(undisturbed_run)
     for number in range(kills):
         output = tmp_path / f"run-{number}"
         arguments = small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2")
@@ -94,19 +96,19 @@ def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, un
         done += kill_now_and_then(process, rng, kills - done)
         message, _ = process.communicate(timeout=300)
         assert process.returncode == 0, message
-        ours = weights(output)
+        ours = read_weights(output)
         assert all((ours[name] == theirs[name]).all() for name in theirs), f"after {done} kills"
         if done == kills:
             return
     pytest.fail(f"{done} of {kills} kills hit a process")
 
 
-def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) -> int:
-    """Kills a random worker every few seconds until the run ends or `most` were killed; returns the number of kills."""
+def kill_now_and_then(process: subprocess.Popen, rng: random.Random, max_kills: int) -> int:
+    """Kills a random worker every few seconds until the run ends or `max_kills` were killed; returns their number."""
     done = 0
-    while process.poll() is None and done < most:
+    while process.poll() is None and done < max_kills:
         time.sleep(rng.uniform(6, 12))
-        workers = children(process.pid)
+        workers = list_workers(process.pid)
         if workers and process.poll() is None:
             os.kill(rng.choice(workers), signal.SIGKILL)
             done += 1

@@ -27,7 +27,7 @@ time.sleep(100)
 """
 
 
-def begin(folder: Path, restarts: int = 0, work: str = "") -> Running:
+def start_processes(folder: Path, restarts: int = 0, work: str = "") -> Running:
     """Starts two processes that execute `work` and then sleep."""
     (folder / "worker.py").write_text(WORKER.replace("WORK", work))
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"}
@@ -45,7 +45,7 @@ def pid_of(running: Running, folder: Path, rank: int) -> int:
     return int(file.read_text())
 
 
-def starts(folder: Path) -> list[str]:
+def read_starts(folder: Path) -> list[str]:
     return [(folder / f"{rank}.starts").read_text() for rank in range(2)]
 
 
@@ -57,33 +57,33 @@ def starts(folder: Path) -> list[str]:
     ],
 )
 def test_a_stop_signal_ends_all_processes_with_one_line_and_no_restart(number, name, code, tmp_path):
-    running = begin(tmp_path, restarts=3)
+    running = start_processes(tmp_path, restarts=3)
     for rank in range(2):
         pid_of(running, tmp_path, rank)
     assert running.stop(number) == code
     assert_stopped(running, name)
     assert len(running.lines) == 1
-    assert starts(tmp_path) == ["x", "x"]
+    assert read_starts(tmp_path) == ["x", "x"]
 
 
 @pytest.mark.slow
 def test_stopping_one_process_stops_all_without_a_restart(tmp_path):
-    running = begin(tmp_path, restarts=3)
+    running = start_processes(tmp_path, restarts=3)
     first = pid_of(running, tmp_path, 0)
     os.kill(pid_of(running, tmp_path, 1), signal.SIGTERM)
     assert running.end() == 143
     assert_stopped(running, "SIGTERM")
-    assert starts(tmp_path) == ["x", "x"]
+    assert read_starts(tmp_path) == ["x", "x"]
     assert not Path(f"/proc/{first}").exists()
 
 
 @pytest.mark.slow
 def test_a_killed_process_is_restarted_until_no_restarts_are_left(tmp_path):
-    running = begin(tmp_path, restarts=1)
+    running = start_processes(tmp_path, restarts=1)
     pid_of(running, tmp_path, 0)
     first = pid_of(running, tmp_path, 1)
     os.kill(first, signal.SIGKILL)
-    running.wait_for(lambda: starts(tmp_path) == ["xx", "xx"], "second start")
+    running.wait_for(lambda: read_starts(tmp_path) == ["xx", "xx"], "second start")
     running.wait_for(lambda: pid_of(running, tmp_path, 1) != first, "second process 1")
     os.kill(pid_of(running, tmp_path, 1), signal.SIGKILL)
     assert running.end() == 137
@@ -95,6 +95,6 @@ def test_a_killed_process_is_restarted_until_no_restarts_are_left(tmp_path):
 
 def test_the_failing_process_determines_the_last_line_and_exit_code(tmp_path):
     work = "if rank == 1: time.sleep(0.5); print('error: mine', file=sys.stderr); sys.exit(2)"
-    running = begin(tmp_path, work=work)
+    running = start_processes(tmp_path, work=work)
     assert running.end() == 2
     assert running.lines == ["error: mine\n"]

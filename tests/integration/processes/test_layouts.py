@@ -35,7 +35,7 @@ def teacher_folder(tmp_path_factory, tokenizer, tiny_model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(student, tmp_path_factory) -> dict:
+def single_process(student, tmp_path_factory) -> dict:
     return train(0, 1, Training(student, tmp_path_factory.mktemp("alone")), "replicated")
 
 
@@ -55,27 +55,27 @@ def alone(student, tmp_path_factory) -> dict:
         pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
     ],
 )
-def test_every_layout_trains_the_same_student(processes, layout, student, alone, tmp_path):
-    found = run_ranks(train, processes, processes, Training(student, tmp_path), layout, limit=120)
+def test_every_layout_trains_the_same_student(processes, layout, student, single_process, tmp_path):
+    results = run_ranks(train, processes, processes, Training(student, tmp_path), layout, limit=120)
     for rank in range(processes):
-        held = found[rank]["weights"]
-        assert "pp=" in layout or held.keys() == alone["weights"].keys()
-        assert differing_weights(held, alone["weights"]) == {}
-        assert found[rank]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
+        weights = results[rank]["weights"]
+        assert "pp=" in layout or weights.keys() == single_process["weights"].keys()
+        assert differing_weights(weights, single_process["weights"]) == {}
+        assert results[rank]["metrics"] == pytest.approx(single_process["metrics"], abs=1e-4)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").state_dict()
-    assert loaded.keys() == alone["weights"].keys()
-    for each in found:
+    assert loaded.keys() == single_process["weights"].keys()
+    for each in results:
         assert all(torch.equal(loaded[name], value) for name, value in each["weights"].items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["replicated", "fsdp=2", "tp=2", "pp=2"])
 def test_batches_of_tokens_train_the_same_student_in_every_layout(layout, student, tmp_path_factory):
-    rows, single, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("rows", "single", "laid-out"))
+    rows, single, job = (Training(student, tmp_path_factory.mktemp(name)) for name in ("rows", "single", "laid-out"))
     settings = replace(single.train, batch_tokens=100)
     expected = train(0, 1, replace(single, train=settings), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, rows, "replicated")["weights"])
-    for found in run_ranks(train, 2, 2, replace(place, train=settings), layout, limit=120):
+    for found in run_ranks(train, 2, 2, replace(job, train=settings), layout, limit=120):
         assert differing_weights(found["weights"], expected) == {}
 
 
@@ -98,23 +98,21 @@ def trainable_pairs() -> Iterator[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), trainable_pairs())
 def test_every_optimizer_trains_the_same_student_in_every_layout_that_it_takes(name, layout, student, tmp_path_factory):
-    single, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("single", "laid-out"))
+    single, job = (Training(student, tmp_path_factory.mktemp(name)) for name in ("single", "laid-out"))
     train_settings = replace(single.train, optimizer=name, learning_rate=2e-4 * OPTIMIZERS[name].rate)
     expected = train(0, 1, replace(single, train=train_settings), "replicated")["weights"]
-    for found in run_ranks(train, 2, 2, replace(place, train=train_settings), layout, limit=300):
+    for found in run_ranks(train, 2, 2, replace(job, train=train_settings), layout, limit=300):
         assert differing_weights(found["weights"], expected) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["replicated", "zero2", "fsdp=2", "tp=2", "pp=2"])
 def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path_factory):
-    plain, single, place = (
-        Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out")
-    )
+    plain, single, job = (Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out"))
     averaged = replace(single.train, ema_decay=0.9)
     expected = train(0, 1, replace(single, train=averaged), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, plain, "replicated")["weights"])
-    for found in run_ranks(train, 2, 2, replace(place, train=averaged), layout, limit=120):
+    for found in run_ranks(train, 2, 2, replace(job, train=averaged), layout, limit=120):
         assert differing_weights(found["weights"], expected) == {}
 
 
@@ -122,13 +120,11 @@ def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path
 @pytest.mark.parametrize("batch", [6, 7])  # the first and the second of a step
 @pytest.mark.parametrize("layout", ["replicated", "zero1", "zero2", "fsdp=2", "tp=2", "pp=2"])
 def test_a_spike_costs_the_same_step_in_every_layout(layout, batch, student, tmp_path_factory):
-    plain, single, place = (
-        Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out")
-    )
+    plain, single, job = (Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out"))
     recovering = replace(single.train, recoveries=1, checkpoint_every=1, patience=0)
     expected = train(0, 1, replace(single, train=recovering, spike=batch), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, replace(plain, train=recovering), "replicated")["weights"])
-    for found in run_ranks(train, 2, 2, replace(place, train=recovering, spike=batch), layout, limit=120):
+    for found in run_ranks(train, 2, 2, replace(job, train=recovering, spike=batch), layout, limit=120):
         assert differing_weights(found["weights"], expected) == {}
 
 
@@ -142,12 +138,14 @@ def test_a_spike_costs_the_same_step_in_every_layout(layout, batch, student, tmp
     ],
 )  # fmt: skip
 def test_checkpointed_layers_train_the_same_student_in_every_layout(processes, layout, mode, student, tmp_path_factory):
-    plain, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("plain", "checkpointed"))
-    job = replace(place, train=replace(place.train, checkpointing=mode))
+    plain, checkpointed = (Training(student, tmp_path_factory.mktemp(name)) for name in ("plain", "checkpointed"))
+    job = replace(checkpointed, train=replace(checkpointed.train, checkpointing=mode))
     expected = run_ranks(train, processes, processes, plain, layout, limit=120)
-    for found, kept in zip(run_ranks(train, processes, processes, job, layout, limit=120), expected, strict=True):
-        assert found["weights"].keys() == kept["weights"].keys()
-        assert all(torch.equal(found["weights"][name], value) for name, value in kept["weights"].items())
+    for found, plain_result in zip(
+        run_ranks(train, processes, processes, job, layout, limit=120), expected, strict=True
+    ):
+        assert found["weights"].keys() == plain_result["weights"].keys()
+        assert all(torch.equal(found["weights"][name], value) for name, value in plain_result["weights"].items())
 
 
 @pytest.mark.parametrize(
@@ -167,26 +165,26 @@ def test_a_student_with_frozen_embeddings_is_saved_as_one_process_trains_it(
     processes, layout, student, tmp_path_factory
 ):
     """Trains as the recipes do, with an evaluation as the last operation before saving."""
-    place, single = tmp_path_factory.mktemp("laid-out"), tmp_path_factory.mktemp("single")
-    settings = replace(Training(student, place).train, patience=0, freeze_embeddings=True)
+    folder, single = tmp_path_factory.mktemp("laid-out"), tmp_path_factory.mktemp("single")
+    settings = replace(Training(student, folder).train, patience=0, freeze_embeddings=True)
     expected = train(0, 1, Training(student, single, settings), "replicated")["weights"]
-    run_ranks(train, processes, processes, Training(student, place, settings), layout, limit=120)
-    loaded = AutoModelForSequenceClassification.from_pretrained(place / "model").state_dict()
+    run_ranks(train, processes, processes, Training(student, folder, settings), layout, limit=120)
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder / "model").state_dict()
     assert differing_weights(loaded, expected) == {}
     before = AutoModelForSequenceClassification.from_pretrained(student).get_input_embeddings().weight
     assert loaded["bert.embeddings.word_embeddings.weight"].equal(before)
 
 
 @pytest.fixture(scope="module")
-def trained_alone(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
+def train_alone(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
     """Trains the student with the teacher on one process, in the given precision; results are memoized."""
 
     @cache
-    def made(precision: str, loss: LossConfig = WITH_TEACHER) -> dict:
+    def train_once(precision: str, loss: LossConfig = WITH_TEACHER) -> dict:
         job = Training(student, tmp_path_factory.mktemp("student"), teacher=teacher_folder, loss=loss)
         return train(0, 1, replace(job, precision=precision), "replicated")
 
-    return made
+    return train_once
 
 
 TEACHERS = ("replicated", "fsdp=2", "tp=2", "pp=2")
@@ -194,7 +192,7 @@ STUDENTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2")
 QUICK = {("pp=2", "fsdp=2")}
 
 
-def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...]) -> Iterator[Any]:
+def layout_pairs(processes: int, teachers: tuple[str, ...], students: tuple[str, ...]) -> Iterator[Any]:
     for teacher in teachers:
         for student in students:
             quick = (teacher, student) in QUICK
@@ -204,17 +202,19 @@ def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...])
 @pytest.mark.parametrize(
     ("processes", "teacher", "layout"),
     [
-        *paired(2, TEACHERS, STUDENTS),
-        *paired(4, ("replicated", "hsdp=2x2", "fsdp=2,tp=2", "tp=4", "pp=4"), ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")),
+        *layout_pairs(2, TEACHERS, STUDENTS),
+        *layout_pairs(
+            4, ("replicated", "hsdp=2x2", "fsdp=2,tp=2", "tp=4", "pp=4"), ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")
+        ),
     ],
 )
 def test_teacher_and_student_layouts_do_not_change_the_student(
-    processes, teacher, layout, student, teacher_folder, trained_alone, tmp_path
+    processes, teacher, layout, student, teacher_folder, train_alone, tmp_path
 ):
     job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=WITH_TEACHER)
     for found in run_ranks(train, processes, processes, job, layout, limit=120):
-        assert differing_weights(found["weights"], trained_alone("32")["weights"]) == {}
-        assert found["metrics"] == pytest.approx(trained_alone("32")["metrics"], abs=1e-4)
+        assert differing_weights(found["weights"], train_alone("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(train_alone("32")["metrics"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -228,40 +228,40 @@ def test_teacher_and_student_layouts_do_not_change_the_student(
     ],
 )
 def test_a_teacher_on_separate_processes_trains_the_same_student(
-    processes, teachers, teacher, layout, student, teacher_folder, trained_alone, tmp_path
+    processes, teachers, teacher, layout, student, teacher_folder, train_alone, tmp_path
 ):
     job = Training(
         student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, teachers=teachers, port=free_port(),
         loss=WITH_TEACHER,
     )  # fmt: skip
-    found = run_ranks(train, processes, processes, job, layout, limit=120)
-    assert found[-teachers:] == [{}] * teachers
-    for each in found[:-teachers]:
-        assert differing_weights(each["weights"], trained_alone("32")["weights"]) == {}
+    results = run_ranks(train, processes, processes, job, layout, limit=120)
+    assert results[-teachers:] == [{}] * teachers
+    for each in results[:-teachers]:
+        assert differing_weights(each["weights"], train_alone("32")["weights"]) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [f"deepspeed_stage_{stage}" for stage in ("1", "2", "2_offload", "3", "3_offload")]
 )
-def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, trained_alone, tmp_path):
+def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, train_alone, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
     job = Training(student, tmp_path, teacher=teacher_folder, loss=WITH_TEACHER, machine=machine)
     for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
-        assert differing_weights(found["weights"], trained_alone("32")["weights"]) == {}
-        assert found["metrics"] == pytest.approx(trained_alone("32")["metrics"], abs=1e-4)
+        assert differing_weights(found["weights"], train_alone("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(train_alone("32")["metrics"], abs=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["deepspeed_stage_2", "deepspeed_stage_3"])
-def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, alone, tmp_path):
+def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, single_process, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
-    often = replace(Training(student, tmp_path).train, checkpoint_every=1)
+    train_settings = replace(Training(student, tmp_path).train, checkpoint_every=1)
     for stop in (5, 4, None):
-        job = Training(student, tmp_path, train=often, machine=machine, stop=stop)
-        found = run_ranks(train, 2, 2, job, "replicated", limit=300)
+        job = Training(student, tmp_path, train=train_settings, machine=machine, stop=stop)
+        results = run_ranks(train, 2, 2, job, "replicated", limit=300)
         (tmp_path.parent / f"{tmp_path.name}.world").unlink()
-    assert differing_weights(found[0]["weights"], alone["weights"]) == {}
+    assert differing_weights(results[0]["weights"], single_process["weights"]) == {}
 
 
 HALF_GATHERED = ("zero2", "fsdp=2", "hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")  # FSDP gathers weights in these layouts
@@ -276,10 +276,10 @@ HALF_GATHERED = ("zero2", "fsdp=2", "hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")  # F
     ],
 )
 def test_bfloat16_layouts_differ_by_rounding_noise_only(
-    processes, layout, student, teacher_folder, trained_alone, tmp_path
+    processes, layout, student, teacher_folder, train_alone, tmp_path
 ):
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed")
-    single, whole = trained_alone("bf16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
+    single, whole = train_alone("bf16-mixed", SOFT)["weights"], train_alone("32", SOFT)["weights"]
     ranks = run_ranks(train, processes, processes, job, layout, limit=240)
     used = torch.bfloat16 if layout in HALF_GATHERED else torch.float32
     for found in ranks:
@@ -297,11 +297,11 @@ def test_bfloat16_layouts_differ_by_rounding_noise_only(
     ],
 )
 def test_float16_layouts_differ_by_rounding_noise_only(
-    processes, layout, student, teacher_folder, trained_alone, tmp_path
+    processes, layout, student, teacher_folder, train_alone, tmp_path
 ):
     """Mixes plain and sharded gradients on several meshes, which are unscaled before they are clipped."""
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="16-mixed")
-    single, whole = trained_alone("16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
+    single, whole = train_alone("16-mixed", SOFT)["weights"], train_alone("32", SOFT)["weights"]
     ranks = run_ranks(train, processes, processes, job, layout, limit=240)
     for found in ranks:
         assert found["dtypes"] == {name: {torch.float32} for name in ("weights", "states", "used")}
@@ -311,22 +311,22 @@ def test_float16_layouts_differ_by_rounding_noise_only(
 @pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["fsdp=2", "tp=2"])
 def test_a_sharded_teacher_of_a_bfloat16_training_changes_the_student_by_rounding_noise_only(
-    teacher, student, teacher_folder, trained_alone, tmp_path
+    teacher, student, teacher_folder, train_alone, tmp_path
 ):
     job = Training(
         student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=WITH_TEACHER, precision="bf16-mixed"
     )
-    single, whole = trained_alone("bf16-mixed")["weights"], trained_alone("32")["weights"]
-    found = run_ranks(train, 2, 2, job, "fsdp=2", limit=240)[0]["weights"]
-    assert 0 < distance(found, single) <= 2 * distance(single, whole)
+    single, whole = train_alone("bf16-mixed")["weights"], train_alone("32")["weights"]
+    sharded = run_ranks(train, 2, 2, job, "fsdp=2", limit=240)[0]["weights"]
+    assert 0 < distance(sharded, single) <= 2 * distance(single, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
-def test_deepspeed_in_bfloat16_differs_by_rounding_noise_only(stage, student, teacher_folder, trained_alone, tmp_path):
+def test_deepspeed_in_bfloat16_differs_by_rounding_noise_only(stage, student, teacher_folder, train_alone, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=f"deepspeed_stage_{stage}")
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed", machine=machine)
-    single, whole = trained_alone("bf16-mixed", SOFT)["weights"], trained_alone("32", SOFT)["weights"]
+    single, whole = train_alone("bf16-mixed", SOFT)["weights"], train_alone("32", SOFT)["weights"]
     found = run_ranks(train, 2, 2, job, "replicated", limit=300)[0]
     assert found["dtypes"] == {"weights": {torch.bfloat16}, "states": {torch.float32}, "used": {torch.bfloat16}}
     assert {each.dtype for each in found["weights"].values()} == {torch.float32}
@@ -349,18 +349,22 @@ def test_deepspeed_in_bfloat16_leaves_frozen_weights_as_they_were(stage, student
 @pytest.mark.parametrize(
     "compress", ["powersgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp16", "bf16"))]
 )
-def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(compress, student, alone, tmp_path):
+def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(
+    compress, student, single_process, tmp_path
+):
     job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", gradient_compression=compress))
     one, other = (each["weights"] for each in run_ranks(train, 2, 2, job, "replicated", limit=120))
     assert all(torch.equal(one[name], other[name]) for name in one), "copies drift apart"
-    moved = distance(alone["weights"], AutoModelForSequenceClassification.from_pretrained(student).state_dict())
-    assert 0 < distance(one, alone["weights"]) < 0.5 * moved
+    moved = distance(
+        single_process["weights"], AutoModelForSequenceClassification.from_pretrained(student).state_dict()
+    )
+    assert 0 < distance(one, single_process["weights"]) < 0.5 * moved
 
 
-def test_offloaded_weights_train_the_same_student(student, teacher_folder, trained_alone, tmp_path):
+def test_offloaded_weights_train_the_same_student(student, teacher_folder, train_alone, tmp_path):
     job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=WITH_TEACHER, offload=True)
     for found in run_ranks(train, 2, 2, job, "fsdp=2", limit=120):
-        assert differing_weights(found["weights"], trained_alone("32")["weights"]) == {}
+        assert differing_weights(found["weights"], train_alone("32")["weights"]) == {}
 
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
@@ -368,17 +372,17 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
 
 
 @pytest.mark.slow
-def test_a_run_resumed_in_other_layouts_ends_with_the_same_student(student, alone, tmp_path):
-    legs = [(2, "fsdp=2", 3), (4, "hsdp=2x2", 4), (2, "tp=2", 2), (2, "zero1", 2), (1, "replicated", None)]
-    often = replace(Training(student, tmp_path).train, checkpoint_every=1)
-    for number, (processes, layout, stop) in enumerate(legs):
-        job = Training(student, tmp_path, train=often, stop=stop)
+def test_a_run_resumed_in_other_layouts_ends_with_the_same_student(student, single_process, tmp_path):
+    attempts = [(2, "fsdp=2", 3), (4, "hsdp=2x2", 4), (2, "tp=2", 2), (2, "zero1", 2), (1, "replicated", None)]
+    train_settings = replace(Training(student, tmp_path).train, checkpoint_every=1)
+    for number, (processes, layout, stop) in enumerate(attempts):
+        job = Training(student, tmp_path, train=train_settings, stop=stop)
         if processes > 1:
             assert run_ranks(train, processes, processes, job, layout, limit=120) == [{}] * processes, number
             (tmp_path.parent / f"{tmp_path.name}.world").unlink()
         else:
-            ended = train(0, 1, job, layout)
-    assert differing_weights(ended["weights"], alone["weights"]) == {}
+            result = train(0, 1, job, layout)
+    assert differing_weights(result["weights"], single_process["weights"]) == {}
 
 
 def differing_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -388,4 +392,4 @@ def differing_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, 
     scales to full steps.
     """
     differences = {n: (found[n] - expected[n]).abs().max().item() for n in found if not n.endswith("key.bias")}
-    return {name: most for name, most in differences.items() if most > NEAR}
+    return {name: difference for name, difference in differences.items() if difference > NEAR}

@@ -48,14 +48,14 @@ def train_and_count(rank: int, processes: int, job: Training, layout: str) -> di
     ],
 )  # fmt: skip
 def test_offloaded_activations_train_the_same_student(processes, layout, mode, student, tmp_path_factory):
-    plain, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("plain", "offloaded"))
+    plain, offloaded = (Training(student, tmp_path_factory.mktemp(name)) for name in ("plain", "offloaded"))
     settings = replace(plain.train, epochs=1, dropout=0.1, checkpointing=mode)
     plain, job = (replace(each, train=replace(settings, offload=kind))
-                  for each, kind in ((plain, "none"), (place, "activations")))  # fmt: skip
+                  for each, kind in ((plain, "none"), (offloaded, "activations")))  # fmt: skip
     expected = run_ranks(train, processes, processes, plain, layout, limit=120)
-    for found, kept in zip(
+    for found, plain_result in zip(
         run_ranks(train_and_count, processes, processes, job, layout, limit=120), expected, strict=True
     ):
         assert found["sizes"]
-        assert found["weights"].keys() == kept["weights"].keys()
-        assert all(torch.equal(found["weights"][name], value) for name, value in kept["weights"].items())
+        assert found["weights"].keys() == plain_result["weights"].keys()
+        assert all(torch.equal(found["weights"][name], value) for name, value in plain_result["weights"].items())

@@ -24,13 +24,13 @@ def student(tmp_path_factory, tokenizer, tiny_model) -> Path:
     ("layout", "speeds"), [("replicated", "auto"), pytest.param("zero1", "1,3", marks=pytest.mark.slow)]
 )
 def test_replicas_of_unequal_speeds_train_the_same_student(layout, speeds, student, tmp_path_factory):
-    single, place = (Training(student, tmp_path_factory.mktemp(name)) for name in ("single", "divided"))
+    single, divided = (Training(student, tmp_path_factory.mktemp(name)) for name in ("single", "divided"))
     expected = train(0, 1, single, "replicated")["weights"]
-    job = replace(place, machine=MachineConfig(accelerator="cpu", rank_speeds=speeds))
+    job = replace(divided, machine=MachineConfig(accelerator="cpu", rank_speeds=speeds))
     for found in run_ranks(train, 2, 2, job, layout, limit=120):
         differences = {name: float((found["weights"][name] - value).abs().max()) for name, value in expected.items()}
         assert max(differences.values()) < NEAR
-    (file,) = place.place.rglob(RANKS)
+    (file,) = divided.folder.rglob(RANKS)
     ranks = json.loads(file.read_text())
     assert len(ranks) == 2
     assert min(each["idle_share"] for each in ranks) >= 0

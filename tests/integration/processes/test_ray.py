@@ -85,8 +85,8 @@ def test_the_message_of_a_worker_ends_the_command(is_known, code, tmp_path, caps
     file = tmp_path / FAILURE
     if is_known:
         file.write_text('{"message": "data: expected 2 columns, found 1"}')
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         exit_with_message(file, InputError("lost"), 3)
-    assert ended.value.code == code
+    assert exit_error.value.code == code
     message = capsys.readouterr().err
     assert message.startswith("error: data: expected" if is_known else "error: the workers failed 4 times")

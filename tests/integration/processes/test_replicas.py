@@ -91,7 +91,7 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def machine(strategy: str, **more) -> MachineConfig:
+def build_machine(strategy: str, **more) -> MachineConfig:
     return MachineConfig(accelerator="cpu", devices=2, threads=1, strategy=strategy, timeout=60, **more)
 
 
@@ -102,7 +102,7 @@ def student(tmp_path_factory, tokenizer, tiny_model) -> Path:
 
 
 def test_replicas_averaged_after_every_step_are_the_student_of_one_process(student, tmp_path):
-    job = ReplicaTraining(student, machine("local-sgd"), OuterConfig(every=1))
+    job = ReplicaTraining(student, build_machine("local-sgd"), OuterConfig(every=1))
     outcomes, found = job.run(tmp_path / "averaged")
     alone = train(0, 1, Training(student, tmp_path / "alone", train=PLAIN), "replicated")["weights"]
     assert [each["steps"] for each in outcomes.values()] == [STEPS, STEPS]
@@ -112,10 +112,10 @@ def test_replicas_averaged_after_every_step_are_the_student_of_one_process(stude
 
 @pytest.mark.slow
 def test_an_outer_rate_of_one_without_momentum_is_plain_averaging(student, tmp_path):
-    _, plain = ReplicaTraining(student, machine("local-sgd"), OuterConfig(every=4)).run(tmp_path / "plain")
+    _, plain = ReplicaTraining(student, build_machine("local-sgd"), OuterConfig(every=4)).run(tmp_path / "plain")
     outer = OuterConfig(every=4, learning_rate=1.0, momentum=0.0)
-    _, found = ReplicaTraining(student, machine("diloco"), outer).run(tmp_path / "outer")
-    started = weights_of(ReplicaTraining(student, machine("diloco")).build()[0])
+    _, found = ReplicaTraining(student, build_machine("diloco"), outer).run(tmp_path / "outer")
+    started = weights_of(ReplicaTraining(student, build_machine("diloco")).build()[0])
     assert largest_difference(found, plain) < NEAR
     assert largest_difference(found, started) > 100 * NEAR
 
@@ -123,8 +123,8 @@ def test_an_outer_rate_of_one_without_momentum_is_plain_averaging(student, tmp_p
 @pytest.mark.slow
 def test_fragments_are_averaged_in_turns(student, tmp_path):
     outer = OuterConfig(every=4, fragments=2, delay=1)
-    outcomes, found = ReplicaTraining(student, machine("diloco"), outer).run(tmp_path / "parts")
-    module, _ = ReplicaTraining(student, machine("diloco")).build()
+    outcomes, found = ReplicaTraining(student, build_machine("diloco"), outer).run(tmp_path / "parts")
+    module, _ = ReplicaTraining(student, build_machine("diloco")).build()
     started = weights_of(module)
     load_result(tmp_path / "parts", 1, module)
     # The last one that training went on beside, and both parts at the end.
@@ -134,7 +134,7 @@ def test_fragments_are_averaged_in_turns(student, tmp_path):
 
 
 def test_processes_with_shared_weights_claim_every_batch_once(student, tmp_path):
-    job = ReplicaTraining(student, machine("hogwild"))
+    job = ReplicaTraining(student, build_machine("hogwild"))
     outcomes, found = job.run(tmp_path / "shared")
     assert sum(each["steps"] for each in outcomes.values()) == STEPS
     assert SharedCounter(tmp_path / "shared").read() >= STEPS
@@ -147,7 +147,7 @@ def test_processes_with_shared_weights_claim_every_batch_once(student, tmp_path)
 @pytest.mark.slow
 def test_a_killed_replica_is_left_out_and_joins_again(student, tmp_path, capfd):
     job = ReplicaTraining(
-        student, machine("local-sgd", restarts=1), OuterConfig(every=3), replace(PLAIN, epochs=60), dies_after=20
+        student, build_machine("local-sgd", restarts=1), OuterConfig(every=3), replace(PLAIN, epochs=60), dies_after=20
     )
     shared = tmp_path / "killed"
     outcomes, found = job.run(shared)
@@ -160,7 +160,7 @@ def test_a_killed_replica_is_left_out_and_joins_again(student, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_the_others_finish_without_a_replica_that_is_not_restarted(student, tmp_path):
-    job = ReplicaTraining(student, machine("local-sgd"), OuterConfig(every=3), dies_after=7)
+    job = ReplicaTraining(student, build_machine("local-sgd"), OuterConfig(every=3), dies_after=7)
     outcomes, _ = job.run(tmp_path / "left")
     assert list(outcomes) == [0]
     assert outcomes[0]["steps"] == STEPS
@@ -168,7 +168,7 @@ def test_the_others_finish_without_a_replica_that_is_not_restarted(student, tmp_
 
 @pytest.mark.slow
 def test_shared_weights_survive_the_end_of_all_processes(student, tmp_path):
-    job = ReplicaTraining(student, machine("hogwild"), train=replace(PLAIN, epochs=20))
+    job = ReplicaTraining(student, build_machine("hogwild"), train=replace(PLAIN, epochs=20))
     shared = tmp_path / "shared"
     shared.mkdir()
     SharedWeights(shared, job.build()[0]).create()

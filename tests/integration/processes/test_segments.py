@@ -42,7 +42,7 @@ def models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(models, tmp_path_factory) -> dict[str, Any]:
+def single_process(models, tmp_path_factory) -> dict[str, Any]:
     return train_jobs(0, 1, models, tmp_path_factory.mktemp("alone"), FOUR, "replicated")
 
 
@@ -56,14 +56,14 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [FEW, OTHERS], ids=["few", "others"])
 def test_segments_train_the_student_of_one_process(jobs, models, tmp_path):
-    alone = train_jobs(0, 1, models, tmp_path / "alone", jobs, "replicated")
-    together = run_ranks(train_jobs, 2, 2, models, tmp_path / "together", jobs, "cp=2", limit=400)
+    single_process = train_jobs(0, 1, models, tmp_path / "alone", jobs, "replicated")
+    parallel = run_ranks(train_jobs, 2, 2, models, tmp_path / "together", jobs, "cp=2", limit=400)
     for name in (job.name for job in jobs):
-        for found in together:
-            check_equal(found[name], alone[name])
-        weights = (each[name]["weights"].values() for each in together)
+        for found in parallel:
+            check_equal(found[name], single_process[name])
+        weights = (each[name]["weights"].values() for each in parallel)
         assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True)), name
-        assert alone[name]["fused"] is together[0][name]["fused"] is (True if name in FUSED else None), name
+        assert single_process[name]["fused"] is parallel[0][name]["fused"] is (True if name in FUSED else None), name
 
 
 @pytest.mark.slow
@@ -71,25 +71,25 @@ def test_a_stopped_training_resumes_to_the_same_bits(models, tmp_path):
     whole = run_ranks(train_jobs, 2, 2, models, tmp_path / "whole", [DROPPED], "cp=2", limit=240)
     for stop in (3, 2, None):
         job = replace(DROPPED, stop=stop)
-        found = run_ranks(train_jobs, 2, 2, models, tmp_path / "stopped", [job], "cp=2", limit=240)
-        assert stop is None or all(each["dropped"] == {} for each in found)
+        results = run_ranks(train_jobs, 2, 2, models, tmp_path / "stopped", [job], "cp=2", limit=240)
+        assert stop is None or all(each["dropped"] == {} for each in results)
         (tmp_path / "stopped" / "dropped.world").unlink()
-    for own, expected in zip(found, whole, strict=True):
-        weights = own["dropped"]["weights"]
+    for resumed, expected in zip(results, whole, strict=True):
+        weights = resumed["dropped"]["weights"]
         assert all(torch.equal(weights[name], value) for name, value in expected["dropped"]["weights"].items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp=2,cp=2", "fsdp=2,cp=2", "cp=4"])
-def test_segments_and_shares_of_rows_train_the_student_of_one_process(layout, models, alone, tmp_path):
+def test_segments_and_shares_of_rows_train_the_student_of_one_process(layout, models, single_process, tmp_path):
     jobs = [job for job in FOUR if layout != "cp=4" or job.rows == "masked"]  # four heads, of which two have keys
     for found in run_ranks(train_jobs, 4, 4, models, tmp_path, jobs, layout, limit=500):
         for job in jobs:
-            check_equal(found[job.name], alone[job.name])
+            check_equal(found[job.name], single_process[job.name])
 
 
 @pytest.mark.slow
-def test_replicas_of_shards_with_segments_train_the_student_of_one_process(models, alone, tmp_path):
+def test_replicas_of_shards_with_segments_train_the_student_of_one_process(models, single_process, tmp_path):
     job = next(job for job in JOBS if job.name == "online")
     for found in run_ranks(train_jobs, 8, 8, models, tmp_path, [job], "hsdp=2x2,cp=2", limit=500):
-        check_equal(found["online"], alone["online"])
+        check_equal(found["online"], single_process["online"])

@@ -62,11 +62,11 @@ def two_machines(arguments: Sequence[str], caches: Path) -> Iterator[list[subpro
     agents = []
     for rank in range(2):
         node = ("--nodes", "2", "--rank", str(rank), "--address", address, "--restarts", "0")
-        words = [sys.executable, "-m", "pipelines.launchers.node", *node, "--", "pipelines.distill", *arguments]
+        node_command = [sys.executable, "-m", "pipelines.launchers.node", *node, "--", "pipelines.distill", *arguments]
         variables = {CACHE_VARIABLE: str(caches / str(rank)), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         agents.append(
             subprocess.Popen(
-                words,
+                node_command,
                 cwd=ROOT,
                 env=os.environ | variables | {"PYTHONPATH": str(ROOT)},
                 text=True,
@@ -107,7 +107,7 @@ def test_two_machines_train_the_student_of_one(store, inputs, layout, expected, 
     assert not store.glob(f"{bucket}/run/.stillroom/objects/*")
 
 
-def test_a_run_to_the_report_is_at_the_url(store, inputs, tmp_path):
+def test_a_run_up_to_the_report_is_stored_at_the_url(store, inputs, tmp_path):
     store.mkdir("whole")
     short = ("--until", "report", "--epochs", "2", "--train.recoveries", "1")
     with two_machines(small_run(*inputs, "s3://whole/run", *SETTINGS, *short), tmp_path) as agents:
@@ -160,7 +160,7 @@ def test_one_machine_goes_on_alone(store, inputs, layout, expected, tmp_path):
         (("--strategy", "deepspeed"), "strategy"),
     ],
 )
-def test_what_needs_a_shared_folder_is_named(settings, name, store, inputs, tmp_path):
+def test_settings_that_need_a_shared_folder_are_refused_by_name(settings, name, store, inputs, tmp_path):
     store.mkdir(f"refused-{name.replace('.', '-')}")
     arguments = small_run(*inputs, f"s3://refused-{name.replace('.', '-')}/run", *SETTINGS, *settings)
     with two_machines(arguments, tmp_path) as agents:

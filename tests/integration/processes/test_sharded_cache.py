@@ -13,23 +13,23 @@ from support.tiny_models import saved
 
 @pytest.fixture(scope="module", params=["encoder", "decoder"])
 def teacher(request, tmp_path_factory, tokenizer, tiny_model) -> tuple[Path, bool]:
-    place, words = tmp_path_factory.mktemp("teacher") / "model", request.param == "decoder"
-    if not words:
-        return saved(tiny_model("bert", num_hidden_layers=4), tokenizer, place), words
+    folder, is_decoder = tmp_path_factory.mktemp("teacher") / "model", request.param == "decoder"
+    if not is_decoder:
+        return saved(tiny_model("bert", num_hidden_layers=4), tokenizer, folder), is_decoder
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(vocab_size=600, **sizes)).save_pretrained(place)
-    return place, words
+    LlamaForCausalLM(LlamaConfig(vocab_size=600, **sizes)).save_pretrained(folder)
+    return folder, is_decoder
 
 
 @pytest.fixture(scope="module")
-def whole(teacher, tmp_path_factory) -> tuple[str, dict[str, bytes]]:
-    folder, words = teacher
+def expected_cache(teacher, tmp_path_factory) -> tuple[str, dict[str, bytes]]:
+    folder, is_decoder = teacher
     cache = tmp_path_factory.mktemp("whole") / "cache"
-    return write(0, 1, folder, cache, "replicated", words), contents(cache)
+    return write(0, 1, folder, cache, "replicated", is_decoder), read_contents(cache)
 
 
-def contents(cache: Path) -> dict[str, bytes]:
+def read_contents(cache: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(cache)): file.read_bytes()
         for file in cache.rglob("*")
@@ -42,12 +42,14 @@ LAYOUTS += [pytest.param(4, layout, marks=pytest.mark.slow) for layout in ("hsdp
 
 
 @pytest.mark.parametrize(("processes", "layout"), LAYOUTS)
-def test_a_sharded_teacher_writes_the_same_cache_as_an_unsharded_one(processes, layout, teacher, whole, tmp_path):
-    folder, words = teacher
-    name, expected = whole
+def test_a_sharded_teacher_writes_the_same_cache_as_an_unsharded_one(
+    processes, layout, teacher, expected_cache, tmp_path
+):
+    folder, is_decoder = teacher
+    name, expected = expected_cache
     assert len(expected) > 6, "there is one shard alone, for one process"
-    names = run_ranks(write, processes, processes, folder, tmp_path / "cache", layout, words, limit=120)
+    names = run_ranks(write, processes, processes, folder, tmp_path / "cache", layout, is_decoder, limit=120)
     assert names == [name] * processes, "the teacher has another fingerprint in parts"
-    found = contents(tmp_path / "cache")
+    found = read_contents(tmp_path / "cache")
     assert found.keys() == expected.keys()
     assert [file for file in found if found[file] != expected[file]] == []

@@ -50,12 +50,17 @@ def read_task(skypilot: Path, task: dict, folder: Path) -> subprocess.CompletedP
 def test_skypilot_reads_what_was_requested(skypilot, task, tmp_path):
     done = read_task(skypilot, task, tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["nodes"] == 2
-    assert (found["cpus"], found["memory"], found["accelerators"], found["spot"]) == ("4+", "15+", {"H100": 8}, True)
-    assert found["recovery"].items() >= {"max_restarts_on_errors": 10, "recover_on_exit_codes": [75]}.items()
-    assert found["mounts"] == {"/shared": "s3://bucket"}
-    assert (found["run"], found["setup"], found["workdir"]) == (task["run"], task["setup"], ".")
+    fields = json.loads(done.stdout.splitlines()[-1])
+    assert fields["nodes"] == 2
+    assert (fields["cpus"], fields["memory"], fields["accelerators"], fields["spot"]) == (
+        "4+",
+        "15+",
+        {"H100": 8},
+        True,
+    )
+    assert fields["recovery"].items() >= {"max_restarts_on_errors": 10, "recover_on_exit_codes": [75]}.items()
+    assert fields["mounts"] == {"/shared": "s3://bucket"}
+    assert (fields["run"], fields["setup"], fields["workdir"]) == (task["run"], task["setup"], ".")
 
 
 @pytest.mark.parametrize(

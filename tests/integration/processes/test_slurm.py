@@ -47,9 +47,9 @@ def read_weights(output: Path) -> bytes:
 
 def submit(cluster: SlurmCluster, folder: Path, *arguments: str) -> str:
     """Launches a distillation from a folder, on which its relative paths depend, and returns the job's number."""
-    words = command("launch", "slurm", *NODES, "--", "distill", *arguments)
+    launch_command = command("launch", "slurm", *NODES, "--", "distill", *arguments)
     variables = cluster.variables | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(launch_command, cwd=folder, env=variables, capture_output=True, text=True, check=True)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("Submitted batch job "))
     return line.split()[-1]
 
@@ -72,11 +72,15 @@ def test_two_nodes_train_the_student_of_two_processes(cluster, inputs, expected,
 
 
 # The signal is what Slurm sends to the processes of the nodes before a job's time is over.
-@pytest.mark.parametrize("words", [("scontrol", "requeue"), ("scancel", "--signal=TERM")], ids=["requeued", "signal"])
-def test_a_stopped_job_is_queued_again_and_goes_on_from_its_checkpoint(words, cluster, inputs, expected, tmp_path):
+@pytest.mark.parametrize(
+    "stop_command", [("scontrol", "requeue"), ("scancel", "--signal=TERM")], ids=["requeued", "signal"]
+)
+def test_a_stopped_job_is_queued_again_and_goes_on_from_its_checkpoint(
+    stop_command, cluster, inputs, expected, tmp_path
+):
     job = submit(cluster, tmp_path, *small_run(*inputs, Path("run"), *SETTINGS))
     wait_for_checkpoint(tmp_path / "run")
-    cluster.call(*words, job)
+    cluster.call(*stop_command, job)
     printed = finish(cluster, tmp_path, job)
     assert cluster.read_job(job)["Restarts"] == "1"
     assert "stopped by SIGTERM" in printed

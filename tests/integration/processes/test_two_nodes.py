@@ -54,9 +54,9 @@ def start_run(machines: TwoMachines, inputs, output: Path, *, nodes: str, timeou
 def start_nodes(machines: TwoMachines, arguments: Sequence[str], nodes: str) -> None:
     for rank in range(2):
         node = ("--nodes", nodes, "--rank", str(rank), "--address", f"{ADDRESSES[0]}:29400", "--timeout", "60")
-        words = [sys.executable, "-m", "pipelines.launchers.node", *node, "--", "pipelines.distill", *arguments]
+        node_command = [sys.executable, "-m", "pipelines.launchers.node", *node, "--", "pipelines.distill", *arguments]
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        machines.start(rank, words, variables)
+        machines.start(rank, node_command, variables)
 
 
 def finish(machines: TwoMachines, timeout: float = 240) -> list[str]:
@@ -65,7 +65,7 @@ def finish(machines: TwoMachines, timeout: float = 240) -> list[str]:
     return printed
 
 
-def run_with_cut(inputs, output: Path, seconds: float, *, nodes: str, timeout: float) -> list[str]:
+def run_with_outage(inputs, output: Path, seconds: float, *, nodes: str, timeout: float) -> list[str]:
     """Runs on both machines, whose cable is cut for some seconds while the student is trained."""
     with two_machines() as machines:
         start_run(machines, inputs, output, nodes=nodes, timeout=timeout)
@@ -89,21 +89,21 @@ def test_two_machines_train_the_student_of_one(inputs, expected, tmp_path):
     assert all(f"meeting at {ADDRESSES[0]}:29400" in text for text in printed)
 
 
-def test_a_short_cut_is_waited_out(inputs, expected, tmp_path):
-    printed = run_with_cut(inputs, tmp_path / "run", 4, nodes="2", timeout=60)
+def test_a_short_network_outage_is_waited_out(inputs, expected, tmp_path):
+    printed = run_with_outage(inputs, tmp_path / "run", 4, nodes="2", timeout=60)
     assert differences(read_weights(tmp_path / "run"), expected) < NEAR
     assert not any("resuming" in text for text in printed)
 
 
-def test_after_a_long_cut_both_resume_from_the_checkpoint(inputs, expected, tmp_path):
-    printed = run_with_cut(inputs, tmp_path / "run", 14, nodes="2", timeout=8)
+def test_after_a_long_network_outage_both_resume_from_the_checkpoint(inputs, expected, tmp_path):
+    printed = run_with_outage(inputs, tmp_path / "run", 14, nodes="2", timeout=8)
     assert differences(read_weights(tmp_path / "run"), expected) < NEAR
     assert any("distill: resuming" in text for text in printed)
     assert any("waited too long for the others" in text or "lost the others" in text for text in printed)
 
 
 def test_one_machine_goes_on_alone_and_takes_the_other_in_again(inputs, expected, tmp_path):
-    printed = run_with_cut(inputs, tmp_path / "run", 30, nodes="1:2", timeout=8)
+    printed = run_with_outage(inputs, tmp_path / "run", 30, nodes="1:2", timeout=8)
     # One process sums in another order, which hundreds of Adam's steps at a rate of 1e-3 make visible.
     assert differences(read_weights(tmp_path / "run"), expected) < 0.02
     assert any("distill: resuming" in text for text in printed)

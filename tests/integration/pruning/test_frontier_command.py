@@ -16,7 +16,7 @@ STUDENTS = ("student-1.3x", "student-static-embeddings8", "student-gru-hidden16-
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """A folder with a classifier and its data."""
     folder = tmp_path_factory.mktemp("frontier")
     make_classifier_inputs(folder)
@@ -24,9 +24,9 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def arguments(place) -> list[str]:
+def arguments(folder) -> list[str]:
     return [
-        *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(place / "run")),
+        *("--model", str(folder / "model"), "--data", str(folder / "data"), "--output", str(folder / "run")),
         *("--frontier", "true", "--speedup", f"1.3,{UNREACHABLE.removesuffix('x')}"),
         *("--student.attention_free", VECTORS, "--epochs", "2", "--batch-size", "8"),
         *("--attention_free_train.epochs", "2", "--attention_free_train.batch_size", "16"),
@@ -43,39 +43,39 @@ def printed(arguments) -> str:
 
 
 @pytest.mark.slow
-def test_every_family_is_trained_scored_and_published(place, printed):
-    report = json.loads((place / "run" / "report.json").read_text())
+def test_every_family_is_trained_scored_and_published(folder, printed):
+    report = json.loads((folder / "run" / "report.json").read_text())
     assert {entry["name"] for entry in report["models"]} == {"teacher", *STUDENTS}
     judged = {entry["name"] for entry in report["models"] if "validation" in entry}
     assert judged == {"teacher", *STUDENTS}
     for name in STUDENTS:
-        assert load_model_folder(place / "run" / name).config.num_labels == 5
+        assert load_model_folder(folder / "run" / name).config.num_labels == 5
     assert [each["name"] for each in report["pruning"]["students"]] == [STUDENTS[0]]
 
 
 @pytest.mark.slow
-def test_a_speed_that_no_shape_reaches_has_no_pruned_student(place, printed):
+def test_a_speed_that_no_shape_reaches_has_no_pruned_student(folder, printed):
     assert f"shape-{UNREACHABLE}: no pruned student: budget {UNREACHABLE}: expected a shape" in printed
-    assert not (place / "run" / f"distill-{UNREACHABLE}").exists()
+    assert not (folder / "run" / f"distill-{UNREACHABLE}").exists()
 
 
 @pytest.mark.slow
-def test_the_report_says_which_student_to_take(place, printed):
+def test_the_report_says_which_student_to_take(folder, printed):
     assert "Which student to take" in printed
-    page = (place / "run" / "report.html").read_text()
+    page = (folder / "run" / "report.html").read_text()
     assert "<h2>Which student to take</h2>" in page
     assert "of the teacher's accuracy, take student-" in page.replace("&#39;", "'")
 
 
 @pytest.mark.slow
-def test_the_same_command_skips_everything(place, printed, arguments):
+def test_the_same_command_skips_everything(folder, printed, arguments):
     again = run_to_success("prune", arguments)
     assert "started" not in again
 
 
 @pytest.mark.slow
 def test_an_unreachable_speed_is_refused_by_a_later_run_without_a_frontier(
-    place, printed, arguments, monkeypatch, capsys
+    folder, printed, arguments, monkeypatch, capsys
 ):
     start = arguments.index("--frontier")
     alone = [*arguments[:start], *("--speedup", UNREACHABLE.removesuffix("x")), *arguments[start + 6 :]]
@@ -114,6 +114,6 @@ def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
 )
 def test_what_a_frontier_cannot_have_is_refused_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
     inputs = make_inputs(tmp_path)
-    words = small_run(*inputs, tmp_path / "run", "--frontier", "true", *more)
-    assert message in refusal_of(distill, words, monkeypatch, capsys)
+    run_arguments = small_run(*inputs, tmp_path / "run", "--frontier", "true", *more)
+    assert message in refusal_of(distill, run_arguments, monkeypatch, capsys)
     assert not (tmp_path / "run").exists()

@@ -118,24 +118,26 @@ def mask_once(
 
 
 @pytest.fixture(scope="module")
-def moved(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedModule, UnitMasking, Watch]:
+def movement_training(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedModule, UnitMasking, Watch]:
     """The result of a training of 21 steps that reaches GOAL."""
     return mask_once(tokenizer, tmp_path_factory.mktemp("moved"), "movement")
 
 
 @pytest.fixture(scope="module")
-def learned(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedModule, UnitMasking, Watch]:
+def learned_training(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedModule, UnitMasking, Watch]:
     return mask_once(tokenizer, tmp_path_factory.mktemp("learned"), "learned")
 
 
 @pytest.fixture(params=[pytest.param("movement", marks=pytest.mark.slow), "learned"])
-def masked(request: pytest.FixtureRequest):
+def masked_training(request: pytest.FixtureRequest):
     """(masks, module, masking, watch)"""
-    return request.param, *request.getfixturevalue("moved" if request.param == "movement" else "learned")
+    return request.param, *request.getfixturevalue(
+        "movement_training" if request.param == "movement" else "learned_training"
+    )
 
 
-def test_the_final_gates_keep_the_number_of_units_of_the_shape(masked):
-    _, _, masking, _ = masked
+def test_the_final_gates_keep_the_number_of_units_of_the_shape(masked_training):
+    _, _, masking, _ = masked_training
     gates = masking.gates.values
     assert {name: int(gate.sum()) for name, gate in gates.items() if name != LAYERS} == GOAL.units
     assert gates[LAYERS].tolist() == [1, 1, 0, 1]
@@ -144,8 +146,8 @@ def test_the_final_gates_keep_the_number_of_units_of_the_shape(masked):
     assert masking.shape().layers == GOAL.layers
 
 
-def test_the_pruned_model_computes_the_same_as_the_gated_model(masked, token_batch):
-    _, module, masking, _ = masked
+def test_the_pruned_model_computes_the_same_as_the_gated_model(masked_training, token_batch):
+    _, module, masking, _ = masked_training
     _, axes = tiny_model_with_axes("bert")
     small = prune(module.student, axes, masking.shape()).eval()
     whole = module.student.eval()
@@ -158,8 +160,8 @@ def test_the_pruned_model_computes_the_same_as_the_gated_model(masked, token_bat
     assert not any(name.startswith("masks") for name in small.state_dict())
 
 
-def test_another_model_than_the_gated_one_is_refused(masked, token_batch):
-    _, module, masking, _ = masked
+def test_another_model_than_the_gated_one_is_refused(masked_training, token_batch):
+    _, module, masking, _ = masked_training
     _, axes = tiny_model_with_axes("bert")
     other = next(pair for pair in ([0, 1], [2, 3]) if pair != masking.shape().kept["layers.0.heads"].tolist())
     wrong = dict(masking.shape().kept) | {"layers.0.heads": torch.tensor(other)}
@@ -170,8 +172,8 @@ def test_another_model_than_the_gated_one_is_refused(masked, token_batch):
         measure_gap(module.student, prune(module.student, axes, Shape(GOAL.layers, wrong)), token_batch)
 
 
-def test_the_kept_units_are_those_that_the_masks_rank_highest(masked):
-    masks, module, masking, _ = masked
+def test_the_kept_units_are_those_that_the_masks_rank_highest(masked_training):
+    masks, module, masking, _ = masked_training
     ranking = module.masks.scores() if masks == "movement" else module.masks.compute_open_probability()
     ranking = {name: rank.detach() for name, rank in ranking.items()}
     assert all(len(rank.unique()) > 1 for rank in ranking.values())  # the rankings were trained
@@ -182,8 +184,8 @@ def test_the_kept_units_are_those_that_the_masks_rank_highest(masked):
         assert float(ranking[name][units].min()) >= float(ranking[name][rest].max()), name
 
 
-def test_the_number_of_masked_units_follows_the_cubic_schedule(moved):
-    _, masking, watch = moved
+def test_the_number_of_masked_units_follows_the_cubic_schedule(movement_training):
+    _, masking, watch = movement_training
     steps, every = 21, 2
     assert masking.steps == steps
     assert masking.every == every
@@ -197,14 +199,14 @@ def test_the_number_of_masked_units_follows_the_cubic_schedule(moved):
     assert sum(int((gates["layers.1.ffn"] == 0).sum()) > 0 for gates in watch.seen) > 15  # masked throughout training
 
 
-def test_masked_hidden_coordinates_stay_masked(moved):
-    _, _, watch = moved
+def test_masked_hidden_coordinates_stay_masked(movement_training):
+    _, _, watch = movement_training
     for before, after in zip(watch.seen, watch.seen[1:], strict=False):
         assert not ((before["hidden"] == 0) & (after["hidden"] != 0)).any()
 
 
-def test_learned_gates_are_sampled_until_the_final_decision(masked):
-    masks, _, masking, watch = masked
+def test_learned_gates_are_sampled_until_the_final_decision(masked_training):
+    masks, _, masking, watch = masked_training
     drawn = any(0 < float(value) < 1 for gates in watch.seen[:-1] for value in gates["layers.1.ffn"])
     assert drawn == (masks == "learned")
     if isinstance(masking, LearnedMasking):
@@ -221,8 +223,8 @@ def test_learned_masks_approach_the_cost_of_the_shape(tokenizer, tmp_path):
     module, _, _ = mask_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=43))
     masks = module.masks
     with torch.no_grad():
-        found, begin = float(masks.cost(masks.compute_open_probability())), float(masks.begin)
-    assert abs(found - masks.target) < 0.3 * (begin - masks.target), (found, begin, masks.target)
+        cost_ratio, begin = float(masks.cost(masks.compute_open_probability())), float(masks.begin)
+    assert abs(cost_ratio - masks.target) < 0.3 * (begin - masks.target), (cost_ratio, begin, masks.target)
 
 
 def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
@@ -240,13 +242,13 @@ def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
 def test_masks_have_separate_learning_rates_and_no_weight_decay(tokenizer, tmp_path):
     module, _, _ = mask_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=1))
     groups = module.trainer.optimizers[0].param_groups
-    own = {id(parameter) for parameter in module.masks.parameters()}
+    mask_ids = {id(parameter) for parameter in module.masks.parameters()}
     rates = {1e-3: False, 0.1: True, 1.0: True}  # short trainings use the highest rates
     assert {group["initial_lr"] for group in groups} == rates.keys()
     for group in groups:
-        inside = {id(parameter) in own for parameter in group["params"]}
-        assert inside == {rates[group["initial_lr"]]}
-        assert group["weight_decay"] == 0 or not inside.pop()
+        is_mask = {id(parameter) in mask_ids for parameter in group["params"]}
+        assert is_mask == {rates[group["initial_lr"]]}
+        assert group["weight_decay"] == 0 or not is_mask.pop()
 
 
 OFTEN = replace(TRAIN, checkpoint_every=3)
@@ -255,14 +257,14 @@ OFTEN = replace(TRAIN, checkpoint_every=3)
 def assert_same_bits(
     one: tuple[MaskedModule, UnitMasking, Watch], other: tuple[MaskedModule, UnitMasking, Watch]
 ) -> None:
-    found = other[0].state_dict()
+    other_state = other[0].state_dict()
     for name, value in one[0].state_dict().items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(other_state[name], value), name
     for name, units in one[1].kept.items():
         assert torch.equal(other[1].kept[name], units), name
 
 
-def stopped(
+def train_with_stop(
     tokenizer, folder: Path, masks: str, train: TrainConfig, batch: int
 ) -> tuple[MaskedModule, UnitMasking, Watch]:
     """Runs a training that is killed after `batch` batches and restarted."""
@@ -274,8 +276,8 @@ def stopped(
     return mask_once(tokenizer, folder, masks, train)
 
 
-def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned, tokenizer, tmp_path):
-    assert_same_bits(learned, stopped(tokenizer, tmp_path, "learned", OFTEN, 11))
+def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned_training, tokenizer, tmp_path):
+    assert_same_bits(learned_training, train_with_stop(tokenizer, tmp_path, "learned", OFTEN, 11))
 
 
 @pytest.mark.slow
@@ -287,21 +289,21 @@ def test_masking_with_accumulated_batches_resumes_bit_identically(tokenizer, tmp
     for first, second in ((0, 1), (2, 3), (4, 5), (7, 8), (9, 10), (11, 12)):
         for name, gate in seen[first].items():
             assert torch.equal(seen[second][name], gate), f"{name} was masked anew within a step"
-    assert_same_bits(whole, stopped(tokenizer, tmp_path / "stopped", "movement", train, 5))
+    assert_same_bits(whole, train_with_stop(tokenizer, tmp_path / "stopped", "movement", train, 5))
 
 
 @pytest.mark.slow
-def test_the_latest_masks_survive_a_stop_between_two_choices(moved, tokenizer, tmp_path):
+def test_the_latest_masks_survive_a_stop_between_two_choices(movement_training, tokenizer, tmp_path):
     """Step 3 resumes with the units chosen in step 2, although the scores have changed since."""
-    found = stopped(tokenizer, tmp_path, "movement", OFTEN, 4)
-    assert len(found[2].seen) == len(moved[2].seen) - 3
+    resumed = train_with_stop(tokenizer, tmp_path, "movement", OFTEN, 4)
+    assert len(resumed[2].seen) == len(movement_training[2].seen) - 3
     for name in GOAL.units:
-        assert torch.equal(found[2].seen[0][name], moved[2].seen[3][name])
-    assert_same_bits(moved, found)
+        assert torch.equal(resumed[2].seen[0][name], movement_training[2].seen[3][name])
+    assert_same_bits(movement_training, resumed)
 
 
-def test_gradient_clipping_applies_to_the_student_alone(learned):
-    module, _, _ = learned
+def test_gradient_clipping_applies_to_the_student_alone(learned_training):
+    module, _, _ = learned_training
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     module.configure_gradient_clipping(None, 1.0)
@@ -313,13 +315,13 @@ def test_gradient_clipping_applies_to_the_student_alone(learned):
 # Complete runs of the stages.
 
 
-def predicted(runners, inputs, *, rounds, threads=1, **rest):
+def predict_latencies(runners, inputs, *, rounds, threads=1, **rest):
     """Replaces measured latencies by ones computed from sizes: tiny models are faster than the clock's noise."""
-    found = {}
+    latencies = {}
     for name, runner in runners.items():
         ms = COSTS.predict(sizes_in(runner.model))
-        found[name] = Latency(1, 12, threads, rounds, ms, ms, ms, ms)
-    return found
+        latencies[name] = Latency(1, 12, threads, rounds, ms, ms, ms, ms)
+    return latencies
 
 
 def sizes_in(model: PreTrainedModel) -> ModelSizes:
@@ -331,7 +333,7 @@ def sizes_in(model: PreTrainedModel) -> ModelSizes:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a teacher and data; while it is in use, latencies are computed from the models' sizes."""
     folder = tmp_path_factory.mktemp("stages")
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
@@ -340,15 +342,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for split, count, seed in (("train", 90, 1), ("test", 40, 2)):
         write_csv(folder / "data" / f"{split}.csv", make_rows(count, seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget_timing, "measure_latency", predicted)
+        patch.setattr(budget_timing, "measure_latency", predict_latencies)
         yield folder
 
 
-def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> DistillConfig:
+def settings(folder: Path, output: str, epochs: int = 4, **prune: Any) -> DistillConfig:
     return DistillConfig(
-        output=str(place / output),
-        teacher=TeacherConfig(model=str(place / "teacher")),
-        data=DataConfig(path=str(place / "data"), max_length=32),
+        output=str(folder / output),
+        teacher=TeacherConfig(model=str(folder / "teacher")),
+        data=DataConfig(path=str(folder / "data"), max_length=32),
         budget=Budget(speedup="2", runtime="pytorch", precision="fp32"),
         prune=PruneConfig(samples=16, trial_steps=0, **prune),
         train=TrainConfig(epochs=epochs, learning_rate=1e-3, batch_size=8, checkpoint_every=4),
@@ -357,31 +359,31 @@ def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> Distill
     )
 
 
-def follow(config: DistillConfig) -> dict[str, Any]:
+def run_to_student(config: DistillConfig) -> dict[str, Any]:
     run = Run(Path(config.output), config.seed, Console(quiet=True))
     try:
-        made, _ = run_stages(run, resolve(config, 1))
+        stages, _ = run_stages(run, resolve(config, 1))
     finally:
         run._lock.close()
-    return made
+    return stages
 
 
 @pytest.fixture(scope="module", params=[pytest.param("movement", marks=pytest.mark.slow), "learned"])
-def gradually(request: pytest.FixtureRequest, place: Path) -> tuple[DistillConfig, dict[str, Any]]:
-    config = settings(place, "run", schedule="gradual", masks=request.param)
-    return config, follow(config)
+def gradual_run(request: pytest.FixtureRequest, folder: Path) -> tuple[DistillConfig, dict[str, Any]]:
+    config = settings(folder, "run", schedule="gradual", masks=request.param)
+    return config, run_to_student(config)
 
 
 @pytest.fixture(scope="module")
-def in_rounds(place: Path) -> dict[str, Any]:
-    return follow(settings(place, "run", schedule="iterative", rounds=3))
+def stages_of_rounds(folder: Path) -> dict[str, Any]:
+    return run_to_student(settings(folder, "run", schedule="iterative", rounds=3))
 
 
 def shape_of(stage: Any) -> dict[str, Any]:
     return json.loads((stage.folder / "shape.json").read_text())
 
 
-def sizes(stage: Any) -> ModelSizes:
+def read_model_sizes(stage: Any) -> ModelSizes:
     return sizes_in(load_model_folder(stage.folder / "model"))
 
 
@@ -389,35 +391,35 @@ def read_sizes(stage: Any) -> ModelSizes:
     return ModelSizes.from_dict(shape_of(stage)["sizes"])
 
 
-def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradually):
-    _, made = gradually
-    wanted = read_sizes(made["shape-2x"])
-    assert sizes(made["mask-2x"]) == sizes(made["distill-2x"]) == wanted
-    chosen, kept = shape_of(made["shape-2x"])["shape"], shape_of(made["mask-2x"])["shape"]
+def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradual_run):
+    _, stages = gradual_run
+    wanted = read_sizes(stages["shape-2x"])
+    assert read_model_sizes(stages["mask-2x"]) == read_model_sizes(stages["distill-2x"]) == wanted
+    chosen, kept = shape_of(stages["shape-2x"])["shape"], shape_of(stages["mask-2x"])["shape"]
     assert kept["layers"] == chosen["layers"]
     assert {name: len(units) for name, units in kept["kept"].items()} == {
         name: len(units) for name, units in chosen["kept"].items()
     }
     assert chosen["kept"]  # otherwise no unit was masked
-    assert made["mask-2x"].metrics["gap"] < 1e-5
+    assert stages["mask-2x"].metrics["gap"] < 1e-5
 
 
-def test_masking_and_recovery_share_the_requested_epochs(gradually):
-    _, made = gradually
-    epochs = [made[name].manifest["config"]["train"]["epochs"] for name in ("mask-2x", "distill-2x")]
+def test_masking_and_recovery_share_the_requested_epochs(gradual_run):
+    _, stages = gradual_run
+    epochs = [stages[name].manifest["config"]["train"]["epochs"] for name in ("mask-2x", "distill-2x")]
     assert epochs == [1, 3]
-    assert made["mask-2x"].manifest["config"]["train"]["schedule"] == "constant"
+    assert stages["mask-2x"].manifest["config"]["train"]["schedule"] == "constant"
 
 
-def test_a_finished_gradual_run_is_skipped(gradually):
-    config, _ = gradually
-    again = follow(config)
+def test_a_finished_gradual_run_is_skipped(gradual_run):
+    config, _ = gradual_run
+    again = run_to_student(config)
     assert all(stage.skipped for stage in again.values())
 
 
-def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually, place, monkeypatch):
-    config, made = gradually
-    output = place / f"stopped-{config.prune.masks}"
+def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradual_run, folder, monkeypatch):
+    config, stages = gradual_run
+    output = folder / f"stopped-{config.prune.masks}"
     shutil.copytree(config.output, output)
     for name in ("mask-2x", "distill-2x"):
         shutil.rmtree(output / name)
@@ -425,61 +427,63 @@ def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually,
     with monkeypatch.context() as patch:
         killed_at(6, patch)
         with pytest.raises(Killed):
-            follow(config)
-    again = follow(config)
+            run_to_student(config)
+    again = run_to_student(config)
     for name in ("mask-2x", "distill-2x"):
         assert not again[name].skipped
-        assert again[name].digest == made[name].digest, name
+        assert again[name].digest == stages[name].digest, name
     assert again["mask-2x"].manifest["resumed"]
 
 
 @pytest.mark.slow
-def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
+def test_each_round_prunes_further_and_the_last_reaches_the_target(stages_of_rounds):
     names = [f"distill-2x{suffix}" for suffix in ("-round1", "-round2", "")]
-    costs = [COSTS.predict(sizes(in_rounds[name])) for name in ("start", *names)]
+    costs = [COSTS.predict(read_model_sizes(stages_of_rounds[name])) for name in ("start", *names)]
     assert costs == sorted(costs, reverse=True)
     assert len(set(costs)) >= 3  # with so few units, the second round may already reach the final size
     for suffix in ("-round1", "-round2", ""):
-        assert sizes(in_rounds[f"distill-2x{suffix}"]) == read_sizes(in_rounds[f"shape-2x{suffix}"])
+        assert read_model_sizes(stages_of_rounds[f"distill-2x{suffix}"]) == read_sizes(
+            stages_of_rounds[f"shape-2x{suffix}"]
+        )
     assert costs[-1] == pytest.approx(costs[0] / 2, rel=0.05)
-    epochs = [in_rounds[name].manifest["config"]["train"]["epochs"] for name in names]
+    epochs = [stages_of_rounds[name].manifest["config"]["train"]["epochs"] for name in names]
     assert epochs == [1, 1, 2]
 
 
 @pytest.mark.slow
-def test_rounds_follow_the_cubic_schedule(in_rounds):
-    begin = COSTS.predict(sizes(in_rounds["start"]))
+def test_rounds_follow_the_cubic_schedule(stages_of_rounds):
+    begin = COSTS.predict(read_model_sizes(stages_of_rounds["start"]))
     for number in (1, 2):
-        measured = shape_of(in_rounds[f"shape-2x-round{number}"])
+        measured = shape_of(stages_of_rounds[f"shape-2x-round{number}"])
         assert measured["milliseconds"] == pytest.approx(interpolate_cubic(number, 0, 3, begin, begin / 2), rel=0.02)
         assert 0.85 * measured["milliseconds"] <= measured["predicted_ms"] <= measured["milliseconds"] * 1.001
 
 
 @pytest.mark.slow
-def test_importance_in_each_round_is_computed_on_the_trained_model(in_rounds):
+def test_importance_in_each_round_is_computed_on_the_trained_model(stages_of_rounds):
     for number, next_shape in ((1, "shape-2x-round2"), (2, "shape-2x")):
-        scores = in_rounds[f"scores-2x-round{number}"]
-        assert scores.manifest["inputs"]["begun"] == in_rounds[f"distill-2x-round{number}"].digest
-        given = in_rounds[next_shape].manifest["inputs"]
-        assert given["scores"] == scores.digest
-        assert given["start"] == in_rounds[f"distill-2x-round{number}"].digest
+        scores = stages_of_rounds[f"scores-2x-round{number}"]
+        assert scores.manifest["inputs"]["begun"] == stages_of_rounds[f"distill-2x-round{number}"].digest
+        inputs_of_shape = stages_of_rounds[next_shape].manifest["inputs"]
+        assert inputs_of_shape["scores"] == scores.digest
+        assert inputs_of_shape["start"] == stages_of_rounds[f"distill-2x-round{number}"].digest
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_a_round_ends_with_the_same_files(in_rounds, place, monkeypatch):
-    output = place / "stopped-rounds"
-    shutil.copytree(place / "run", output)
+def test_a_run_stopped_in_a_round_ends_with_the_same_files(stages_of_rounds, folder, monkeypatch):
+    output = folder / "stopped-rounds"
+    shutil.copytree(folder / "run", output)
     for name in ("scores-2x-round1", "shape-2x-round2", "distill-2x-round2", "distill-2x"):
         shutil.rmtree(output / name)
-    config = settings(place, "stopped-rounds", schedule="iterative", rounds=3)
+    config = settings(folder, "stopped-rounds", schedule="iterative", rounds=3)
     with monkeypatch.context() as patch:
         killed_at(6, patch)
         with pytest.raises(Killed):
-            follow(config)
-    again = follow(config)
+            run_to_student(config)
+    again = run_to_student(config)
     assert again["distill-2x-round1"].skipped
     assert again["distill-2x-round2"].manifest["resumed"]
-    assert {name: stage.digest for name, stage in again.items()} == {n: s.digest for n, s in in_rounds.items()}
+    assert {name: stage.digest for name, stage in again.items()} == {n: s.digest for n, s in stages_of_rounds.items()}
 
 
 @pytest.mark.parametrize(("epochs", "rounds", "shares"), [(6, 3, [2, 2, 2]), (7, 3, [2, 2, 3]), (5, 3, [1, 2, 2])])
@@ -501,7 +505,7 @@ def apply_rules(config: DistillConfig, precision: str, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "layout", "precision", "words"),
+    ("change", "layout", "precision", "message"),
     [
         ({"epochs": 1, "schedule": "gradual"}, ONE, "32", "train.epochs 1: expected at least 2"),
         ({"epochs": 2, "schedule": "iterative", "rounds": 3}, ONE, "32", "train.epochs 2: expected at least 3"),
@@ -509,21 +513,21 @@ def apply_rules(config: DistillConfig, precision: str, layout: Layout) -> None:
         ({"schedule": "gradual"}, ONE, "16-mixed", "expected precision 32 or bf16-mixed, found 16-mixed"),
     ],
 )
-def test_schedules_with_unsupported_settings_are_refused(place, change, layout, precision, words):
-    with pytest.raises(InputError, match=words):
-        apply_rules(settings(place, "run", **change), precision, layout)
+def test_schedules_with_unsupported_settings_are_refused(folder, change, layout, precision, message):
+    with pytest.raises(InputError, match=message):
+        apply_rules(settings(folder, "run", **change), precision, layout)
 
 
-def test_quantization_on_several_processes_is_refused(place):
-    config = replace(settings(place, "run"), quantize=QuantizeConfig(scheme="int8"))
+def test_quantization_on_several_processes_is_refused(folder):
+    config = replace(settings(folder, "run"), quantize=QuantizeConfig(scheme="int8"))
     apply_rules(config, "32", ONE)
     with pytest.raises(InputError, match="quantize: expected one process, found 2"):
         apply_rules(config, "32", TWO)
 
 
 @pytest.mark.parametrize("task", ["multi-label", "question-answering"])
-def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(place, task):
-    staged, plan = Layout(pp=2), resolve(replace(settings(place, "run"), budget=Budget()), 1)
+def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(folder, task):
+    staged, plan = Layout(pp=2), resolve(replace(settings(folder, "run"), budget=Budget()), 1)
     config = replace(plan.settings, task=task)
 
     def check(config: DistillConfig, layouts: Layouts) -> None:
@@ -544,22 +548,22 @@ def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(place, t
     check(never, Layouts(staged, ONE, staged))
 
 
-def test_schedules_with_supported_settings_are_accepted(place):
+def test_schedules_with_supported_settings_are_accepted(folder):
     for schedule in ("oneshot", "iterative"):
-        apply_rules(settings(place, "run", schedule=schedule), "16-mixed", TWO)
-    apply_rules(settings(place, "run", epochs=2, schedule="gradual"), "bf16-mixed", ONE)
+        apply_rules(settings(folder, "run", schedule=schedule), "16-mixed", TWO)
+    apply_rules(settings(folder, "run", epochs=2, schedule="gradual"), "bf16-mixed", ONE)
 
 
 @pytest.mark.slow
-def test_a_model_that_is_already_fast_enough_is_left_unchanged(place: Path):
-    config = replace(settings(place, "uncut"), budget=Budget(latency_ms=1e4, runtime="pytorch", precision="fp32"))
-    made = follow(config)
-    before = load_model_folder(made["start"].folder / "model")
+def test_a_model_that_is_already_fast_enough_is_left_unchanged(folder: Path):
+    config = replace(settings(folder, "uncut"), budget=Budget(latency_ms=1e4, runtime="pytorch", precision="fp32"))
+    stages = run_to_student(config)
+    before = load_model_folder(stages["start"].folder / "model")
     after = load_model_folder(
-        next(stage for name, stage in made.items() if name.startswith("distill")).folder / "model"
+        next(stage for name, stage in stages.items() if name.startswith("distill")).folder / "model"
     )
     assert after.state_dict().keys() == before.state_dict().keys()
     assert all(torch.equal(weight, before.state_dict()[name]) for name, weight in after.state_dict().items())
-    metrics = next(stage for name, stage in made.items() if name.startswith("distill")).metrics
+    metrics = next(stage for name, stage in stages.items() if name.startswith("distill")).metrics
     assert metrics["epochs"] == 0
     assert 0 < metrics["val/score"] <= 1

@@ -35,7 +35,7 @@ def family(inputs, tmp_path_factory) -> Path:
     return output
 
 
-def stage(output: Path, name: str) -> Path:
+def find_stage(output: Path, name: str) -> Path:
     (folder,) = (output / name).glob("*/manifest.json")
     return folder.parent
 
@@ -61,17 +61,17 @@ def test_the_family_is_trained_once_and_reported_as_other_students_are(family):
     report = json.loads((family / "report.json").read_text())
     assert {each["name"] for each in report["models"]} == {"teacher", *(f"student-{name}" for name in NAMES)}
     assert [each["name"] for each in report["pruning"]["students"]] == [f"student-{name}" for name in NAMES]
-    logs = [name for name in NAMES if list(stage(family, f"distill-{name}").glob("logs/*/metrics.csv"))]
+    logs = [name for name in NAMES if list(find_stage(family, f"distill-{name}").glob("logs/*/metrics.csv"))]
     assert logs == ["1.2x"], "slices have no training of their own"
 
 
 @pytest.mark.slow
 def test_a_family_is_trained_to_the_same_bits_again(family, inputs):
-    before = (stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes()
+    before = (find_stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes()
     for name in NAMES:
-        stage(family, f"distill-{name}").rename(family / f"old-{name}")
+        find_stage(family, f"distill-{name}").rename(family / f"old-{name}")
     run_to_success("distill", small_run(*inputs, family, *FAMILY, "--until", "distill"))
-    assert (stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes() == before
+    assert (find_stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes() == before
 
 
 def test_the_plan_lists_the_stages_of_a_family():
@@ -80,20 +80,24 @@ def test_the_plan_lists_the_stages_of_a_family():
     ]  # fmt: skip
 
 
-def test_restricted_scores_are_those_of_the_units_that_are_left():
+def test_restricted_scores_are_those_of_the_remaining_units():
     model, axes = tiny_model_with_axes("bert")
     values = {axis.name: torch.randn(axis.units, dtype=torch.float64) for axis in axes if axis.kind != "vocabulary"}
     scores = Scores("fisher", values, torch.arange(4.0), 8, 80, compute_fingerprint(model))
-    kept = {"hidden": torch.arange(0, 32, 2), "layers.3.heads": torch.tensor([1, 2]), "layers.1.ffn": torch.tensor([7])}
-    shape = Shape((1, 3), kept)
+    kept_units = {
+        "hidden": torch.arange(0, 32, 2),
+        "layers.3.heads": torch.tensor([1, 2]),
+        "layers.1.ffn": torch.tensor([7]),
+    }
+    shape = Shape((1, 3), kept_units)
     small = prune(model, axes, shape)
-    found = restrict_scores(scores, shape, small, find_axes(small))
-    assert found.fingerprint == compute_fingerprint(small)
-    assert found.layers.tolist() == [1.0, 3.0]
-    assert torch.equal(found.values["hidden"], values["hidden"][::2])
-    assert torch.equal(found.values["layers.1.heads"], values["layers.3.heads"][1:3])
-    assert torch.equal(found.values["layers.0.heads"], values["layers.1.heads"])
-    assert "layers.0.ffn" not in found.values, "one neuron is left, so that nothing can be chosen"
+    restricted = restrict_scores(scores, shape, small, find_axes(small))
+    assert restricted.fingerprint == compute_fingerprint(small)
+    assert restricted.layers.tolist() == [1.0, 3.0]
+    assert torch.equal(restricted.values["hidden"], values["hidden"][::2])
+    assert torch.equal(restricted.values["layers.1.heads"], values["layers.3.heads"][1:3])
+    assert torch.equal(restricted.values["layers.0.heads"], values["layers.1.heads"])
+    assert "layers.0.ffn" not in restricted.values, "one neuron is left, so that nothing can be chosen"
 
 
 @pytest.mark.parametrize(("more", "message"), [

@@ -33,7 +33,7 @@ UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
 SEARCH = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4", "--budget.retries", "0")
 
 
-def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+def prune_arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
     return [
         *("--model", str(model), "--data", str(data), "--output", str(output), "--epochs", "2", "--batch-size", "8"),
         *("--precision", "32", "--threads", "1", *QUICK_MEASUREMENT),
@@ -43,42 +43,42 @@ def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("prune")
 
 
 @pytest.fixture(scope="module")
-def model(place) -> Path:
+def model(folder) -> Path:
     """A classifier with layers wide enough for measurable latencies, and with tokens that no text uses."""
-    words = [*VOCABULARY, *UNUSED]
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=MAX_LENGTH)
-    return saved(build_model("bert", intermediate_size=512, vocab_size=len(words)), tokenizer, place / "model")
+    vocabulary = [*VOCABULARY, *UNUSED]
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)}, model_max_length=MAX_LENGTH)
+    return saved(build_model("bert", intermediate_size=512, vocab_size=len(vocabulary)), tokenizer, folder / "model")
 
 
 @pytest.fixture(scope="module")
-def data(place) -> Path:
-    return write_data(place / "data")
+def data(folder) -> Path:
+    return write_data(folder / "data")
 
 
 @pytest.fixture(scope="module")
-def family(place, model, data) -> tuple[Path, str]:
+def family(folder, model, data) -> tuple[Path, str]:
     """The output folder of a run with two students, and its printed output."""
-    output = place / "family"
-    return output, run_to_success("prune", words(model, data, output, "--speedup", "1.3,1.8", *SEARCH))
+    output = folder / "family"
+    return output, run_to_success("prune", prune_arguments(model, data, output, "--speedup", "1.3,1.8", *SEARCH))
 
 
 def report_of(output: Path) -> dict:
     return json.loads((output / "report.json").read_text())
 
 
-def metrics(output: Path, stage: str) -> dict:
-    (found,) = (output / stage).glob("*/manifest.json")
-    return json.loads(found.read_text())["metrics"]
+def read_metrics(output: Path, stage: str) -> dict:
+    (manifest,) = (output / stage).glob("*/manifest.json")
+    return json.loads(manifest.read_text())["metrics"]
 
 
 def measurements_of(output: Path, stage: str) -> list[dict]:
-    (found,) = (output / stage).glob("*/shape.json")
-    return json.loads(found.read_text())["measurements"]
+    (shape,) = (output / stage).glob("*/shape.json")
+    return json.loads(shape.read_text())["measurements"]
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family)
 def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family):
     output, message = family
     for name, requested in (("1.3x", 1.3), ("1.8x", 1.8)):
-        shape = metrics(output, f"shape-{name}")
+        shape = read_metrics(output, f"shape-{name}")
         assert shape["speedup"] == pytest.approx(shape["teacher_ms"] / shape["best_ms"])
         assert f"{shape['speedup']:.2f}x" in message
         missed = measurements_of(output, f"shape-{name}")[-1]["by_all"] < (1 - TOLERANCE) * requested
@@ -132,7 +132,9 @@ def test_tokens_that_no_text_uses_are_removed(family, data):
 @pytest.mark.slow
 def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     output, _ = family
-    message = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *SEARCH))
+    message = run_to_success(
+        "prune", prune_arguments(model, data, output, "--speedup", "1.5", "--until", "distill", *SEARCH)
+    )
     for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
         assert f"{stage}: already complete, skipped" in message, stage
     assert "shape-1.5x: started" in message
@@ -141,19 +143,19 @@ def test_another_speed_up_reuses_the_measured_stages(family, model, data):
 @pytest.mark.slow
 def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
     output, _ = family
-    most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
+    max_bytes = int(0.97 * read_metrics(output, "shape-1.3x")["bytes"])
     requested = ("--speedup", "1.3", "--prune.trial_steps", "0", "--until", "distill", "--max-bytes")
-    run_to_success("prune", words(model, data, output, *requested, str(most), *SEARCH))
-    sizes = [json.loads(made.read_text())["bytes"] for made in (output / "shape-1.3x").glob("*/shape.json")]
-    assert min(sizes) <= most
-    message = refusal_of(prune, words(model, data, output, *requested, "9kB", *SEARCH), monkeypatch, capsys)
+    run_to_success("prune", prune_arguments(model, data, output, *requested, str(max_bytes), *SEARCH))
+    sizes = [json.loads(file.read_text())["bytes"] for file in (output / "shape-1.3x").glob("*/shape.json")]
+    assert min(sizes) <= max_bytes
+    message = refusal_of(prune, prune_arguments(model, data, output, *requested, "9kB", *SEARCH), monkeypatch, capsys)
     assert "MB for the best shape, width " in message
 
 
 @pytest.mark.slow
-def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, data):
-    output = place / "uniform"
-    run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *SEARCH))
+def test_a_uniform_student_is_a_stock_class_without_custom_code(folder, model, data):
+    output = folder / "uniform"
+    run_to_success("prune", prune_arguments(model, data, output, "--speedup", "1.5", "--uniform", "true", *SEARCH))
     config = json.loads((output / "student" / "config.json").read_text())
     assert "auto_map" not in config
     student = AutoModelForSequenceClassification.from_pretrained(output / "student")
@@ -164,10 +166,11 @@ def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, da
 
 
 @pytest.mark.slow
-def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
-    output = place / "int8"
+def test_an_int8_student_is_deployed_as_it_was_measured(folder, model, data):
+    output = folder / "int8"
     run_to_success(
-        "prune", words(model, data, output, "--speedup", "1.3", "--prune.trial_steps", "0", "--budget.retries", "0")
+        "prune",
+        prune_arguments(model, data, output, "--speedup", "1.3", "--prune.trial_steps", "0", "--budget.retries", "0"),
     )
     entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
     assert ("student", "onnxruntime", "int8") in entries
@@ -182,11 +185,13 @@ def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
 
 
 @pytest.mark.slow
-def test_a_pruned_student_can_be_pruned_again(family, place, data):
+def test_a_pruned_student_can_be_pruned_again(family, folder, data):
     output, _ = family
-    again = place / "again"
+    again = folder / "again"
     start = output / "student-1.3x"
-    run_to_success("prune", words(start, data, again, "--speedup", "1.2", "--prune.trial_steps", "0", *SEARCH))
+    run_to_success(
+        "prune", prune_arguments(start, data, again, "--speedup", "1.2", "--prune.trial_steps", "0", *SEARCH)
+    )
     assert load_model_folder(again / "student").num_parameters() <= load_model_folder(start).num_parameters()
 
 
@@ -194,9 +199,9 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
 
 
 @pytest.mark.slow
-def test_an_unreachable_speed_up_is_refused_with_the_best_point(place, model, data, monkeypatch, capsys):
-    output = place / "unreachable"
-    message = refusal_of(prune, words(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys)
+def test_an_unreachable_speed_up_is_refused_with_the_best_point(folder, model, data, monkeypatch, capsys):
+    output = folder / "unreachable"
+    message = refusal_of(prune, prune_arguments(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys)
     assert "budget 5000x: expected a shape that takes 0.00" in message
     assert "found none: the smallest, width 8, layers" in message
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
@@ -248,17 +253,19 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
     ],
 )
 def test_invalid_budgets_and_settings_are_refused_before_the_run(
-    more, expected, place, model, data, monkeypatch, capsys
+    more, expected, folder, model, data, monkeypatch, capsys
 ):
-    output = place / "refused"
-    assert expected in refusal_of(prune, words(model, data, output, *more), monkeypatch, capsys)
+    output = folder / "refused"
+    assert expected in refusal_of(prune, prune_arguments(model, data, output, *more), monkeypatch, capsys)
     assert not output.exists()
 
 
 @pytest.mark.slow
-def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
-    output = place / "dry"
-    message = run_to_success("prune", words(model, data, output, "--speedup", "1.3,5000", "--dry-run", *SEARCH))
+def test_a_dry_run_lists_the_stages_and_writes_nothing(folder, model, data):
+    output = folder / "dry"
+    message = run_to_success(
+        "prune", prune_arguments(model, data, output, "--speedup", "1.3,5000", "--dry-run", *SEARCH)
+    )
     assert not output.exists()
     planned, predicted = message.split("Predicted from a sample of the data")
     for stage in ("start", "costs", "scores", "shape-1.3x", "distill-5000x", "export-5000x", "evaluate", "report"):
@@ -270,9 +277,9 @@ def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["oneshot", "gradual", "iterative"])
-def test_a_dry_run_predicts_every_stage_of_a_pruned_and_quantized_student(place, model, data, schedule):
+def test_a_dry_run_predicts_every_stage_of_a_pruned_and_quantized_student(folder, model, data, schedule):
     more = ("--speedup", "1.3", "--prune.schedule", schedule, "--prune.rounds", "2", "--quantize", "int8")
-    message = run_to_success("prune", words(model, data, place / "predicted", *more, "--dry-run", *SEARCH))
+    message = run_to_success("prune", prune_arguments(model, data, folder / "predicted", *more, "--dry-run", *SEARCH))
     planned, predicted = message.split("Predicted from a sample of the data")
     stages = re.findall(r"│ (\S+) +│ will run", planned)
     assert re.findall(r"│ (\S+) +│ +[\d,]+ MB", predicted) == [
@@ -282,9 +289,11 @@ def test_a_dry_run_predicts_every_stage_of_a_pruned_and_quantized_student(place,
 
 
 @pytest.mark.slow
-def test_a_reconstructed_student_starts_from_other_weights_of_the_same_units(place, model, data):
-    output = place / "reconstructed"
-    run_to_success("prune", words(model, data, output, "--speedup", "1.3", *SEARCH, "--prune.reconstruct", "true"))
+def test_a_reconstructed_student_starts_from_other_weights_of_the_same_units(folder, model, data):
+    output = folder / "reconstructed"
+    run_to_success(
+        "prune", prune_arguments(model, data, output, "--speedup", "1.3", *SEARCH, "--prune.reconstruct", "true")
+    )
     scores, shape, start = (
         Artefact(stage, next((output / stage).glob("*")), "digest", {}) for stage in ("scores", "shape-1.3x", "start")
     )

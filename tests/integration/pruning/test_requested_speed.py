@@ -19,9 +19,9 @@ REQUEST = ("--speedup", "1.3", "--budget.batch", "16")  # in batches, for neuron
 TOO_SLOW = {"value": 0.8, "low": 0.79, "high": 0.81}
 
 
-def arguments(place: Path, output: Path, *more: str) -> list[str]:
+def prune_arguments(folder: Path, output: Path, *more: str) -> list[str]:
     return [
-        *("--model", str(place / "model"), "--data", str(place / "data"), "--output", str(output), "--epochs", "2"),
+        *("--model", str(folder / "model"), "--data", str(folder / "data"), "--output", str(output), "--epochs", "2"),
         *("--precision", "32", "--threads", "1", "--measure.texts", "6", "--measure.rounds", "1"),
         *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
         *("--prune.samples", "32", "--prune.trial_steps", "0", "--budget.rounds", "1", "--batch-size", "8"),
@@ -30,18 +30,18 @@ def arguments(place: Path, output: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("speeds")
     make_classifier_inputs(folder, neurons=2048)
     return folder
 
 
-def only(output: Path, stage: str) -> Path:
-    (found,) = finished(output, stage)
-    return found
+def find_only(output: Path, stage: str) -> Path:
+    (stage_folder,) = list_finished(output, stage)
+    return stage_folder
 
 
-def finished(output: Path, stage: str) -> list[Path]:
+def list_finished(output: Path, stage: str) -> list[Path]:
     """Returns the stage's complete folders, the oldest first."""
     return [
         file.parent for file in sorted((output / stage).glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime)
@@ -64,34 +64,34 @@ def record_as_too_slow(speed: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def too_slow(place) -> Path:
+def slow_run(folder) -> Path:
     """A finished run whose student was measured as 20 % too slow."""
-    output = place / "slow"
-    run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "0"))
-    record_as_too_slow(only(output, f"speed-{NAME}"))
+    output = folder / "slow"
+    run_to_success("prune", prune_arguments(folder, output, *REQUEST, "--budget.retries", "0"))
+    record_as_too_slow(find_only(output, f"speed-{NAME}"))
     return output
 
 
 @pytest.fixture(scope="module")
-def pruned_again(place, too_slow) -> tuple[Path, str]:
+def pruned_again(folder, slow_run) -> tuple[Path, str]:
     """The same run after it went on, and what it printed."""
-    output = place / "pruned-again"
-    shutil.copytree(too_slow, output)
-    return output, run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "1"))
+    output = folder / "pruned-again"
+    shutil.copytree(slow_run, output)
+    return output, run_to_success("prune", prune_arguments(folder, output, *REQUEST, "--budget.retries", "1"))
 
 
 @pytest.mark.slow
-def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again(too_slow, pruned_again):
+def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again(slow_run, pruned_again):
     output, message = pruned_again
     assert f"speed-{NAME}: already complete, skipped" in message
     assert f"speed-{NAME}: too slow: pruned further, to 1.25 times its speed, and trained again" in message
-    first, second = map(shape_of, finished(output, f"shape-{NAME}"))
+    first, second = map(shape_of, list_finished(output, f"shape-{NAME}"))
     assert first["shape"]["layers"] == second["shape"]["layers"]
     assert first["sizes"]["hidden"] == second["sizes"]["hidden"]
     units = [sum(each["sizes"]["heads"]) + sum(each["sizes"]["ffn"]) for each in (first, second)]
     assert units[1] < units[0]
     for stage in (f"distill-{NAME}", f"export-{NAME}", f"speed-{NAME}", "evaluate"):
-        assert len(finished(output, stage)) == 2, stage
+        assert len(list_finished(output, stage)) == 2, stage
     models = json.loads((output / "report.json").read_text())["models"]
     (target,) = [entry["target"] for entry in models if "target" in entry]
     assert target["retries"] == 1
@@ -102,78 +102,80 @@ def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again
 
 
 @pytest.mark.slow
-def test_the_student_that_was_too_slow_is_kept(too_slow, pruned_again):
-    before = only(too_slow, f"distill-{NAME}")
-    after = pruned_again[0] / before.relative_to(too_slow)
+def test_the_student_that_was_too_slow_is_kept(slow_run, pruned_again):
+    before = find_only(slow_run, f"distill-{NAME}")
+    after = pruned_again[0] / before.relative_to(slow_run)
     assert hash_content(after / "model") == hash_content(before / "model")
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_takes_the_same_decision(place, pruned_again):
+def test_a_repeated_command_starts_no_further_stage(folder, pruned_again):
     output, _ = pruned_again
-    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "1"))
+    message = run_to_success("prune", prune_arguments(folder, output, *REQUEST, "--budget.retries", "1"))
     assert ": started (" not in message
-    assert len(finished(output, f"shape-{NAME}")) == 2
+    assert len(list_finished(output, f"shape-{NAME}")) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [f"speed-{NAME}", f"export-{NAME}"])
-def test_a_dry_run_of_a_finished_student_plans_what_is_missing(place, too_slow, missing, tmp_path):
+def test_a_dry_run_of_a_finished_student_plans_what_is_missing(folder, slow_run, missing, tmp_path):
     output = tmp_path / "dry"
-    shutil.copytree(too_slow, output)
+    shutil.copytree(slow_run, output)
     shutil.rmtree(output / missing)
-    words = arguments(place, output, *REQUEST, "--budget.retries", "1", "--dry-run", "--predict", "false")
-    message = run_to_success("prune", words)
+    run_arguments = prune_arguments(
+        folder, output, *REQUEST, "--budget.retries", "1", "--dry-run", "--predict", "false"
+    )
+    message = run_to_success("prune", run_arguments)
     planned = dict(re.findall(r"│ (\S+) +│ (complete|will run)", message))
     assert planned[f"distill-{NAME}"] == "complete"
     assert planned[missing] == planned[f"speed-{NAME}"] == planned["evaluate"] == "will run"
 
 
 @pytest.mark.slow
-def test_without_further_attempts_the_reached_speed_is_reported_plainly(place, too_slow, tmp_path):
+def test_without_further_attempts_the_reached_speed_is_reported_plainly(folder, slow_run, tmp_path):
     output = tmp_path / "reported"
-    shutil.copytree(too_slow, output)
-    message = run_to_success("prune", arguments(place, output, *REQUEST, "--budget.retries", "0"))
+    shutil.copytree(slow_run, output)
+    message = run_to_success("prune", prune_arguments(folder, output, *REQUEST, "--budget.retries", "0"))
     wanted = "student: requested 1.3×, measured 1.04× (95 % interval 1.03× to 1.05×): missed by 20.0 %."
     assert wanted in message
     assert "It wasn't pruned further: budget.retries allows 0." in message
-    assert len(finished(output, f"distill-{NAME}")) == 1
+    assert len(list_finished(output, f"distill-{NAME}")) == 1
 
 
 @pytest.mark.slow
-def test_a_kill_while_the_student_is_trained_again_changes_nothing(place, too_slow, pruned_again, tmp_path):
+def test_a_kill_while_the_student_is_trained_again_changes_nothing(folder, slow_run, pruned_again, tmp_path):
     output = tmp_path / "killed"
-    shutil.copytree(too_slow, output)
-    words = arguments(place, output, *REQUEST, "--budget.retries", "1")
-    process = start("prune", words)
+    shutil.copytree(slow_run, output)
+    run_arguments = prune_arguments(folder, output, *REQUEST, "--budget.retries", "1")
+    process = start("prune", run_arguments)
     while not list((output / f"distill-{NAME}").glob("*.partial")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert len(finished(output, f"distill-{NAME}")) == 1
-    run_to_success("prune", words)
-    students = [finished(each, f"distill-{NAME}")[-1] for each in (output, pruned_again[0])]
-    shapes = [shape_of(finished(each, f"shape-{NAME}")[-1])["shape"] for each in (output, pruned_again[0])]
+    assert len(list_finished(output, f"distill-{NAME}")) == 1
+    run_to_success("prune", run_arguments)
+    students = [list_finished(each, f"distill-{NAME}")[-1] for each in (output, pruned_again[0])]
+    shapes = [shape_of(list_finished(each, f"shape-{NAME}")[-1])["shape"] for each in (output, pruned_again[0])]
     assert shapes[0] == shapes[1]
     assert hash_content(students[0] / "model") == hash_content(students[1] / "model")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [("--texts-per-second", "1"), ("--speedup", "1.1", "--budget.length", "8,24")])
-def test_throughputs_and_lengths_are_measured_under_their_own_conditions(place, target, tmp_path):
+def test_throughputs_and_lengths_are_measured_under_their_own_conditions(folder, target, tmp_path):
     output = tmp_path / "other"
     more = ("--budget.retries", "0", "--budget.threads", "2", "--measure.texts", "32")
-    run_to_success("prune", arguments(place, output, *target, *more))
+    run_to_success("prune", prune_arguments(folder, output, *target, *more))
     models = json.loads((output / "report.json").read_text())["models"]
-    (found,) = [entry["target"] for entry in models if "target" in entry]
+    (target_speed,) = [entry["target"] for entry in models if "target" in entry]
     (costs,) = (output / "costs").glob("*/costs.json")
     lengths = json.loads(costs.read_text())["lengths"]
-    for each in (found["student"], found["teacher"], *(each["teacher"] for each in lengths)):
+    for each in (target_speed["student"], target_speed["teacher"], *(each["teacher"] for each in lengths)):
         assert (each["batch"], each["threads"]) == (32 if "--texts-per-second" in target else 1, 2)
     if "--budget.length" in target:
         assert [each["teacher"]["length"] for each in lengths] == [8, 24]
-        assert [each["student"]["length"] for each in found["lengths"]] == [8, 24]
-        assert found["share"]["value"] == min(each["share"]["value"] for each in found["lengths"])
+        assert [each["student"]["length"] for each in target_speed["lengths"]] == [8, 24]
+        assert target_speed["share"]["value"] == min(each["share"]["value"] for each in target_speed["lengths"])
     else:
-        assert found["target"]["texts_per_second"] == 1
-        assert found["share"]["value"] > 1
+        assert target_speed["target"]["texts_per_second"] == 1
+        assert target_speed["share"]["value"] > 1

@@ -46,16 +46,16 @@ def test_a_killed_sparse_training_resumes_with_identical_weights(name, tiny_mode
             killed_at(batch, patch)
             with pytest.raises(Killed):
                 train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [SparsityCallback(config)])
-        found = train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [SparsityCallback(config)])
-        assert all(torch.equal(found[name], value) for name, value in expected.items()), f"after a kill at {batch}"
+        weights = train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [SparsityCallback(config)])
+        assert all(torch.equal(weights[name], value) for name, value in expected.items()), f"after a kill at {batch}"
 
 
 def test_holding_zeros_changes_nothing_in_a_dense_student(tiny_model, tokenizer, tmp_path):
     config = replace(BASE, epochs=1)
     dense = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "dense", config, LossConfig(kl=1)))
-    held = [SparsityCallback(SparsityConfig("2:4"), is_sparse=True)]
-    found = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "held", config, LossConfig(kl=1), held))
-    assert found == dense, "a student without zeros has none to hold"
+    callbacks = [SparsityCallback(SparsityConfig("2:4"), is_sparse=True)]
+    shares = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "held", config, LossConfig(kl=1), callbacks))
+    assert shares == dense, "a student without zeros has none to hold"
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def student_hash(output: Path) -> str:
 
 
 @pytest.fixture
-def undisturbed(tmp_path, tokenizer, data_folder, monkeypatch):
+def undisturbed_run(tmp_path, tokenizer, data_folder, monkeypatch):
     """(teacher, data, hash of the student, lines of output before the summary) of an undisturbed run."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
@@ -46,8 +46,8 @@ def undisturbed(tmp_path, tokenizer, data_folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
-    teacher, data, expected, lines = undisturbed
+def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed_run, tmp_path):
+    teacher, data, expected, lines = undisturbed_run
     output = tmp_path / "killed"
     arguments = small_run(teacher, data, output, *LONG)
     for part in (0.3, 0.4):  # of what is left: a resumed run has fewer lines
@@ -60,8 +60,8 @@ def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_runs_killed_at_random_moments_end_bit_identically(undisturbed, tmp_path):
-    teacher, data, expected, lines = undisturbed
+def test_twenty_runs_killed_at_random_moments_end_bit_identically(undisturbed_run, tmp_path):
+    teacher, data, expected, lines = undisturbed_run
     chance = random.Random(11)
     for number in range(20):
         output = tmp_path / f"killed-{number}"

@@ -19,25 +19,25 @@ from support.run_inputs import write_csv
 from support.tiny_models import make_rows
 
 
-def below_a_file(place: Path) -> tuple[Path, str]:
-    (place / "file.txt").write_text("mine")
-    return place / "file.txt" / "x", f"expected a folder, found a file at '{place / 'file.txt'}'"
+def below_a_file(folder: Path) -> tuple[Path, str]:
+    (folder / "file.txt").write_text("mine")
+    return folder / "file.txt" / "x", f"expected a folder, found a file at '{folder / 'file.txt'}'"
 
 
-def dangling(place: Path) -> tuple[Path, str]:
-    (place / "link").symlink_to(place / "nowhere")
-    return place / "link", f"found a link to '{place / 'nowhere'}', which doesn't exist"
+def dangling(folder: Path) -> tuple[Path, str]:
+    (folder / "link").symlink_to(folder / "nowhere")
+    return folder / "link", f"found a link to '{folder / 'nowhere'}', which doesn't exist"
 
 
-def below_a_dangling_link(place: Path) -> tuple[Path, str]:
-    (place / "link").symlink_to("nowhere")
-    return place / "link" / "x", f"found a link to 'nowhere', which doesn't exist at '{place / 'link'}'"
+def below_a_dangling_link(folder: Path) -> tuple[Path, str]:
+    (folder / "link").symlink_to("nowhere")
+    return folder / "link" / "x", f"found a link to 'nowhere', which doesn't exist at '{folder / 'link'}'"
 
 
-def circle(place: Path) -> tuple[Path, str]:
-    (place / "a").symlink_to("b")
-    (place / "b").symlink_to("a")
-    return place / "a", "found a link to 'b', which doesn't exist"
+def circle(folder: Path) -> tuple[Path, str]:
+    (folder / "a").symlink_to("b")
+    (folder / "b").symlink_to("a")
+    return folder / "a", "found a link to 'b', which doesn't exist"
 
 
 PLACES = {
@@ -45,9 +45,12 @@ PLACES = {
     "a dangling link": dangling,
     "below a dangling link": below_a_dangling_link,
     "links in a circle": circle,
-    "a name too long": lambda place: (place / ("x" * 300), "the name is too long for this file system"),
-    "a path too long": lambda place: (place / "/".join(["x" * 200] * 19), "the name is too long for this file system"),
-    "where no folder can be made": lambda place: (Path("/proc/runs/x"), "'/proc/runs/x': "),
+    "a name too long": lambda folder: (folder / ("x" * 300), "the name is too long for this file system"),
+    "a path too long": lambda folder: (
+        folder / "/".join(["x" * 200] * 19),
+        "the name is too long for this file system",
+    ),
+    "where no folder can be made": lambda folder: (Path("/proc/runs/x"), "'/proc/runs/x': "),
 }
 
 
@@ -62,16 +65,16 @@ def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, 
     if case.startswith("where"):
         arguments = small_run(*inputs(tmp_path), output)
         before = sorted(tmp_path.rglob("*"))
-    found = refusal_of(distill, arguments, monkeypatch, capsys)
-    assert message in found
-    assert f"output '{output}': " in found
+    printed = refusal_of(distill, arguments, monkeypatch, capsys)
+    assert message in printed
+    assert f"output '{output}': " in printed
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_output_path_with_a_null_character_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "run.yaml").write_text('output: "runs/a\\0b"\nteacher: t\ndata: d\n')
-    found = refusal_of(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
-    assert "expected a path, found a null character in it" in found
+    printed = refusal_of(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
+    assert "expected a path, found a null character in it" in printed
 
 
 def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_path, monkeypatch, capsys):
@@ -88,10 +91,10 @@ def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_p
     assert not list((tmp_path / "run").glob("*/*/manifest.json"))
 
 
-def inputs(place: Path) -> tuple[Path, Path]:
+def inputs(folder: Path) -> tuple[Path, Path]:
     from support.run_inputs import make_inputs
 
-    return make_inputs(place)
+    return make_inputs(folder)
 
 
 @pytest.mark.parametrize("what", ["output", pytest.param("stage", marks=pytest.mark.slow)])
@@ -118,18 +121,18 @@ def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, b
 
 @pytest.mark.slow
 def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path, capsys):
-    place = tmp_path / "[red]texts[" / "x] :smile:"
-    place.mkdir(parents=True)
-    teacher = body_folder.rename(place / "[bold]teacher")
+    folder = tmp_path / "[red]texts[" / "x] :smile:"
+    folder.mkdir(parents=True)
+    teacher = body_folder.rename(folder / "[bold]teacher")
     labels = {name: f"[/{name}] :warning: [bold]" for _, name in make_rows(10, 1)}
     for split, count in (("train", 60), ("test", 20)):
         rows = [(text, labels[name]) for text, name in make_rows(count, count)]
-        write_csv(place / f"{split}.csv", rows)
-    (place / "data").mkdir()
+        write_csv(folder / f"{split}.csv", rows)
+    (folder / "data").mkdir()
     for split in ("train", "test"):
-        (place / f"{split}.csv").rename(place / "data" / f"{split}.csv")
-    output = place / "[bold]run"
-    arguments = small_run(teacher, place / "data", output, "--until", "distill", "--epochs", "1")
+        (folder / f"{split}.csv").rename(folder / "data" / f"{split}.csv")
+    output = folder / "[bold]run"
+    arguments = small_run(teacher, folder / "data", output, "--until", "distill", "--epochs", "1")
     distill.main([*arguments, "--teacher_train.epochs", "1"])
     expected = capsys.readouterr().out
     table = expected[expected.index("Stages") :]
@@ -174,12 +177,12 @@ def test_a_bar_on_a_terminal_prints_names_verbatim():
 
 
 def test_a_run_in_a_checkout_that_is_not_installed_states_that(tmp_path, monkeypatch):
-    found = importlib.metadata.distribution
+    real = importlib.metadata.distribution
 
     def hide_stillroom(name: str) -> importlib.metadata.Distribution:
         if name == "stillroom":
             raise importlib.metadata.PackageNotFoundError(name)
-        return found(name)
+        return real(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", hide_stillroom)
     run = Run(tmp_path / "run", 0, Console(quiet=True))

@@ -19,33 +19,33 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(output, arguments) of a checkpoint's report, which publishes like a full run in a tenth of the time."""
-    place = tmp_path_factory.mktemp("published")
-    _, data = make_inputs(place)
+    folder = tmp_path_factory.mktemp("published")
+    _, data = make_inputs(folder)
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
-    model = saved(build_model("bert", num_hidden_layers=1), tokenizer, place / "model")
-    arguments = ["--model", str(model), "--data", str(data), "--output", str(place / "run"), *QUICK_MEASUREMENT]
+    model = saved(build_model("bert", num_hidden_layers=1), tokenizer, folder / "model")
+    arguments = ["--model", str(model), "--data", str(data), "--output", str(folder / "run"), *QUICK_MEASUREMENT]
     report.main(arguments)
     gc.collect()
-    return place / "run", arguments
+    return folder / "run", arguments
 
 
 @pytest.fixture
-def copied(finished, tmp_path: Path) -> tuple[Path, list[str]]:
-    output, words = finished
+def copied_run(finished_run, tmp_path: Path) -> tuple[Path, list[str]]:
+    output, arguments = finished_run
     copy = shutil.copytree(output, tmp_path / "copy", symlinks=True)
-    return copy, [str(copy) if word == str(output) else word for word in words]
+    return copy, [str(copy) if word == str(output) else word for word in arguments]
 
 
-def names(folder: Path) -> set[str]:
+def list_names(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() or file.is_symlink()}
 
 
-def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys):
-    output, arguments = copied
+def test_the_users_own_files_stay_when_the_run_is_published_again(copied_run, capsys):
+    output, arguments = copied_run
     student = output / "student"
-    published = names(student)
+    published = list_names(student)
     (student / "notes.txt").write_text("years of work")
     (student / "onnx" / "mine").mkdir()
     (student / "onnx" / "mine" / "measured.csv").write_text("1,2")
@@ -61,14 +61,14 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys
         assert (student / "README.md.yours").read_text() == "# Our own card"
         assert "library_name: transformers" in (student / "README.md").read_text()
         assert (student / "before.safetensors").read_bytes() == weights
-        own = {"notes.txt", "onnx/mine/measured.csv", "README.md.yours", "before.safetensors"}
-        assert names(student) == published | own, again
+        user_files = {"notes.txt", "onnx/mine/measured.csv", "README.md.yours", "before.safetensors"}
+        assert list_names(student) == published | user_files, again
         assert "student: 4 files of your own are kept" in expected
     assert not [each for each in output.iterdir() if each.name.startswith(".student")]
 
 
-def test_files_that_are_no_longer_published_are_removed(copied, capsys):
-    output, arguments = copied
+def test_files_that_are_no_longer_published_are_removed(copied_run, capsys):
+    output, arguments = copied_run
     stale = output / "student" / "old-format" / "model.bin"
     stale.parent.mkdir()
     stale.write_bytes(b"an older run's")
@@ -81,8 +81,8 @@ def test_files_that_are_no_longer_published_are_removed(copied, capsys):
 
 
 @pytest.mark.parametrize("damage", ["gone", "no JSON", "another shape"])
-def test_the_users_files_stay_without_a_publication_record(damage, copied):
-    output, arguments = copied
+def test_the_users_files_stay_without_a_publication_record(damage, copied_run):
+    output, arguments = copied_run
     record = output / "published.json"
     content = {"no JSON": "{", "another shape": '[{"student": 1}]'}
     record.unlink() if damage == "gone" else record.write_text(content[damage])
@@ -91,8 +91,8 @@ def test_the_users_files_stay_without_a_publication_record(damage, copied):
     assert (output / "student" / "notes.txt").read_text() == "mine"
 
 
-def test_links_in_the_student_folder_stay_and_are_not_followed(copied, tmp_path):
-    output, arguments = copied
+def test_links_in_the_student_folder_stay_and_are_not_followed(copied_run, tmp_path):
+    output, arguments = copied_run
     student, outside = output / "student", tmp_path / "outside"
     outside.mkdir()
     (outside / "thesis.txt").write_text("years of work")
@@ -113,25 +113,25 @@ def test_links_in_the_student_folder_stay_and_are_not_followed(copied, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["a link", "a broken link", "a file"])
-def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
-    output, arguments = copied
+def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied_run, tmp_path, monkeypatch, capsys):
+    output, arguments = copied_run
     student, outside = output / "student", tmp_path / "outside"
     moved = student.rename(tmp_path / "moved")
     if what == "a file":
         student.write_text("mine")
     else:
         student.symlink_to(moved if what == "a link" else outside)
-    before = names(moved)
+    before = list_names(moved)
     gc.collect()
     message = refusal_of(report, arguments, monkeypatch, capsys)
     assert f"output '{student}': expected a folder to publish in, or none yet, found {what.split()[0]} " in message
-    assert names(moved) == before
+    assert list_names(moved) == before
     assert not outside.exists()
     assert student.is_symlink() or student.read_text() == "mine"
 
 
-def test_a_kill_between_the_two_renames_loses_no_files(copied):
-    output, arguments = copied
+def test_a_kill_between_the_two_renames_loses_no_files(copied_run):
+    output, arguments = copied_run
     (output / "student" / "notes.txt").write_text("mine")
     (output / "student").rename(output / ".student.old")
     (output / ".student.new").mkdir()
@@ -141,8 +141,8 @@ def test_a_kill_between_the_two_renames_loses_no_files(copied):
     assert not (output / ".student.old").exists()
 
 
-def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied, capsys):
-    output, arguments = copied
+def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied_run, capsys):
+    output, arguments = copied_run
     report.main(arguments)
     gc.collect()
     first = (output / "report.json").read_bytes()
@@ -159,8 +159,8 @@ def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied, capsys)
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed", "its stage is gone", "its curves are cut off"])
-def test_a_damaged_report_is_refused_by_name(damage, copied, monkeypatch, capsys):
-    output, _ = copied
+def test_a_damaged_report_is_refused_by_name(damage, copied_run, monkeypatch, capsys):
+    output, _ = copied_run
     (stage,) = (output / "report").glob("*/report.json")
     if damage == "gone":
         (output / "report.json").unlink()
@@ -177,8 +177,8 @@ def test_a_damaged_report_is_refused_by_name(damage, copied, monkeypatch, capsys
     assert (output / "report.html").read_bytes() == page
 
 
-def test_charts_are_not_written_through_a_link(copied, tmp_path, monkeypatch, capsys):
-    output, _ = copied
+def test_charts_are_not_written_through_a_link(copied_run, tmp_path, monkeypatch, capsys):
+    output, _ = copied_run
     (tmp_path / "outside").mkdir()
     (output / "charts").symlink_to(tmp_path / "outside")
     assert "found a link to" in refusal_of(report, ["--run", str(output), "--charts", "true"], monkeypatch, capsys)

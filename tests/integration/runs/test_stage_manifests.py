@@ -19,32 +19,32 @@ from support.tiny_models import VOCABULARY, build_model, make_rows, saved
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(output, arguments) of a run with two stages: data, and a teacher that is used without fine-tuning."""
-    place = tmp_path_factory.mktemp("stages")
+    folder = tmp_path_factory.mktemp("stages")
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
-    teacher = saved(build_model("bert"), tokenizer, place / "teacher")
-    (place / "data").mkdir()
+    teacher = saved(build_model("bert"), tokenizer, folder / "teacher")
+    (folder / "data").mkdir()
     for split, count in (("train", 60), ("test", 20)):
-        write_csv(place / "data" / f"{split}.csv", make_rows(count, count))
-    arguments = small_run(teacher, place / "data", place / "run", "--until", "teacher")
+        write_csv(folder / "data" / f"{split}.csv", make_rows(count, count))
+    arguments = small_run(teacher, folder / "data", folder / "run", "--until", "teacher")
     distill.main(arguments)
-    return place / "run", arguments
+    return folder / "run", arguments
 
 
 @pytest.fixture
-def copied(made, tmp_path: Path) -> tuple[Path, list[str]]:
+def copied_run(finished_run, tmp_path: Path) -> tuple[Path, list[str]]:
     """A copy of that run that a test may damage."""
-    output, words = made
+    output, arguments = finished_run
     copy = shutil.copytree(output, tmp_path / "copy")
-    return copy, [str(copy) if word == str(output) else word for word in words]
+    return copy, [str(copy) if word == str(output) else word for word in arguments]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def edited(change):
+def edit_manifest(change):
     """Returns a function that loads the manifest, applies `change` and writes the manifest back."""
 
     def damage(file: Path) -> None:
@@ -55,14 +55,14 @@ def edited(change):
     return damage
 
 
-def other_file(name: str):
+def rename_output(name: str):
     def change(content: dict) -> None:
         content["outputs"][name] = content["outputs"].pop("data.json")
 
-    return edited(change)
+    return edit_manifest(change)
 
 
-def rewritten(file: Path) -> None:
+def rewrite_with_hash(file: Path) -> None:
     """Changes a file and its hash in the manifest, but not the digest that later stages depend on."""
     content = json.loads(file.read_text())
     labels = file.with_name("data.json")
@@ -82,15 +82,15 @@ DAMAGE = {
     "gone": (lambda file: file.unlink(), "has no manifest.json"),
     "a folder": (lambda file: (file.unlink(), file.mkdir()), "has no manifest.json"),
     "a link": (lambda file: (file.rename(file.with_name("x")), file.symlink_to("x")), "has no manifest.json"),
-    "outputs are a list": (edited(lambda content: content.update(outputs=[1])), "that was changed"),
-    "no outputs": (edited(lambda content: content.pop("outputs")), "that was changed"),
-    "no metrics": (edited(lambda content: content.pop("metrics")), "that was changed"),
-    "another digest": (edited(lambda content: content.update(digest="0" * 64)), "that was changed"),
-    "a digest that is a number": (edited(lambda content: content.update(digest=7)), "that was changed"),
-    "seconds as words": (edited(lambda content: content.update(wall_seconds="long")), "that was changed"),
-    "an absolute path": (other_file("/etc/passwd"), "that was changed"),
-    "a path that leads out": (other_file("../../../elsewhere.json"), "that was changed"),
-    "a file and its hash, but not the digest": (rewritten, "that was changed"),
+    "outputs are a list": (edit_manifest(lambda content: content.update(outputs=[1])), "that was changed"),
+    "no outputs": (edit_manifest(lambda content: content.pop("outputs")), "that was changed"),
+    "no metrics": (edit_manifest(lambda content: content.pop("metrics")), "that was changed"),
+    "another digest": (edit_manifest(lambda content: content.update(digest="0" * 64)), "that was changed"),
+    "a digest that is a number": (edit_manifest(lambda content: content.update(digest=7)), "that was changed"),
+    "seconds as words": (edit_manifest(lambda content: content.update(wall_seconds="long")), "that was changed"),
+    "an absolute path": (rename_output("/etc/passwd"), "that was changed"),
+    "a path that leads out": (rename_output("../../../elsewhere.json"), "that was changed"),
+    "a file and its hash, but not the digest": (rewrite_with_hash, "that was changed"),
 }
 
 
@@ -100,28 +100,28 @@ QUICK = ("empty", "a list", "gone", "a link", "another digest")
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DAMAGE]
 )
-def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, capsys):
-    output, arguments = copied
+def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied_run, capsys):
+    output, arguments = copied_run
     folder = stage_folder(output, "data")
-    whole = contents(folder)
+    whole = read_contents(folder)
     digest = json.loads(whole["manifest.json"])["digest"]
     damage, message = DAMAGE[case]
     damage(folder / "manifest.json")
-    damaged = contents(folder)
+    damaged = read_contents(folder)
     distill.main(arguments)
     expected = capsys.readouterr().out
     assert f"data: '{folder}' " in expected
     assert message in expected
     assert "so the stage is rebuilt; the old folder is now" in expected
     assert "teacher: already complete, skipped" in expected
-    assert contents(folder.with_name(f"{folder.name}.damaged-1")) == damaged
-    again = contents(folder)
+    assert read_contents(folder.with_name(f"{folder.name}.damaged-1")) == damaged
+    again = read_contents(folder)
     assert json.loads(again["manifest.json"])["digest"] == digest
     assert {name for name in again if name != "manifest.json"} == {name for name in whole if name != "manifest.json"}
 
 
-def test_a_stage_damaged_a_second_time_is_set_aside_beside_the_first(copied, capsys):
-    output, arguments = copied
+def test_a_stage_damaged_a_second_time_is_set_aside_beside_the_first(copied_run, capsys):
+    output, arguments = copied_run
     folder = stage_folder(output, "data")
     for _ in range(2):
         (folder / "manifest.json").write_text("")
@@ -131,14 +131,14 @@ def test_a_stage_damaged_a_second_time_is_set_aside_beside_the_first(copied, cap
     ]
 
 
-def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
-    output, arguments = copied
+def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied_run, capsys):
+    output, arguments = copied_run
     folder = stage_folder(output, "data")
     (folder / "manifest.json").write_text("")
-    before = contents(output)
+    before = read_contents(output)
     distill.main([*arguments, "--dry-run", "--predict", "false"])
     assert "will be rebuilt: it has a manifest.json that is empty" in capsys.readouterr().out
-    assert contents(output) == before
+    assert read_contents(output) == before
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("model/more.txt", "logs/mine.csv", "model/linked")),
     ],
 )
-def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, capsys):
-    output, arguments = copied
+def test_a_file_added_to_a_finished_stage_is_named(name, copied_run, monkeypatch, capsys):
+    output, arguments = copied_run
     folder = stage_folder(output, "teacher")
     (folder / name).parent.mkdir(exist_ok=True)
     if name.endswith("linked"):
@@ -165,8 +165,8 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, ca
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder"])
-def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
-    output, arguments = copied
+def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied_run, tmp_path, monkeypatch, capsys):
+    output, arguments = copied_run
     inside = stage_folder(output, "teacher") / ("model/config.json" if what == "a file" else "model")
     outside = tmp_path / "outside"
     inside.rename(outside)
@@ -175,8 +175,8 @@ def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, 
     assert f"links to '{tmp_path / 'outside'}" in message
 
 
-def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
-    output, arguments = copied
+def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied_run, capsys):
+    output, arguments = copied_run
     folder = stage_folder(output, "data")
     partial = folder.rename(folder.with_name(f"{folder.name}.partial"))
     (partial / "manifest.json").write_text("{")
@@ -189,8 +189,8 @@ def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
     assert "data: already complete, skipped" in capsys.readouterr().out
 
 
-def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch, capsys):
-    output, arguments = copied
+def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied_run, monkeypatch, capsys):
+    output, arguments = copied_run
     shutil.rmtree(output / "teacher")
     (output / "teacher").write_text("mine")
     assert f"found a file or a broken link at '{output / 'teacher'}" in refusal_of(
@@ -199,14 +199,14 @@ def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch
     assert (output / "teacher").read_text() == "mine"
 
 
-def test_a_stage_with_a_raised_version_is_rebuilt_beside_the_old_one(copied, monkeypatch, capsys):
-    output, arguments = copied
+def test_a_stage_with_a_raised_version_is_rebuilt_beside_the_old_one(copied_run, monkeypatch, capsys):
+    output, arguments = copied_run
     old = stage_folder(output, "data")
-    before = contents(old)
+    before = read_contents(old)
     monkeypatch.setattr(data, "VERSION", data.VERSION + 1)
     distill.main(arguments)
     assert "data: started" in capsys.readouterr().out
-    assert contents(old) == before
+    assert read_contents(old) == before
     versions = [json.loads(file.read_text())["version"] for file in (output / "data").glob("*/manifest.json")]
     assert sorted(versions) == [data.VERSION - 1, data.VERSION]
 
@@ -233,26 +233,26 @@ def test_every_stage_passes_a_version_constant():
     assert not [file for file, value in calls if not (isinstance(value, ast.Name) and value.id.endswith("VERSION"))]
 
 
-def test_a_manifest_contains_the_versions_of_stillroom_and_of_its_stage(made):
-    output, _ = made
+def test_a_manifest_contains_the_versions_of_stillroom_and_of_its_stage(finished_run):
+    output, _ = finished_run
     manifest = json.loads((stage_folder(output, "data") / "manifest.json").read_text())
     assert manifest["versions"]["stillroom"] == version("stillroom")
     assert manifest["version"] == data.VERSION
 
 
-def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, capsys):
-    output, arguments = copied
+def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied_run, capsys):
+    output, arguments = copied_run
     folder = stage_folder(output, "data")
     old = folder.rename(folder.with_name("0123456789ab"))  # like older releases' keys, which exclude the version
     manifest = json.loads((old / "manifest.json").read_text())
-    kept = {name: value for name, value in manifest.items() if name not in ("version", "checksum")}
-    (old / "manifest.json").write_text(json.dumps(kept))
+    older_manifest = {name: value for name, value in manifest.items() if name not in ("version", "checksum")}
+    (old / "manifest.json").write_text(json.dumps(older_manifest))
     (output / "stillroom.json").write_text('{"stillroom": "0.1.0"}')
-    before = contents(old)
+    before = read_contents(old)
     distill.main(arguments)
     expected = capsys.readouterr().out
     assert f"output '{output}': an older Stillroom built its stages" in expected
     assert "data: started" in expected
-    assert contents(old) == before
+    assert read_contents(old) == before
     distill.main(arguments)
     assert "older Stillroom" not in capsys.readouterr().out

@@ -26,11 +26,11 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def weights(output: Path) -> dict:
+def read_weights(output: Path) -> dict:
     return load_file(next(output.glob("distill/*/model/model.safetensors")))
 
 
-def ranks(running: Running) -> list[int]:
+def list_ranks(running: Running) -> list[int]:
     """Returns the process ids of the launched processes, ordered by rank."""
     return sorted(running.children("-m pipelines.distill"), key=rank_of)
 
@@ -40,7 +40,7 @@ def rank_of(pid: int) -> int:
     return next(int(each.partition(b"=")[2]) for each in environ if each.startswith(b"RANK="))
 
 
-def checkpoints(output: Path) -> list[str]:
+def list_checkpoints(output: Path) -> list[str]:
     return [file.name for file in output.glob("distill/*.partial/scratch/checkpoints/*")]
 
 
@@ -51,28 +51,28 @@ def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identica
     first.wait_for_line(EPOCH)
     assert first.stop(signal.SIGINT) == 130
     assert_stopped(first, "Ctrl-C (SIGINT)")
-    (kept,) = checkpoints(output)
-    assert kept.endswith(".ckpt")
+    (checkpoint,) = list_checkpoints(output)
+    assert checkpoint.endswith(".ckpt")
     second = Running.of("distill", arguments)
     second.wait_for_line("distill: resuming")
     second.wait_for_line("student: distilling: epoch")
-    started = ranks(second)
+    started = list_ranks(second)
     os.kill(started[1], signal.SIGTERM)
     assert second.end() == 143
     assert_stopped(second, "SIGTERM")
     assert "restarting" not in second.output
     assert not [pid for pid in started if is_running(pid)]
-    (later,) = checkpoints(output)
-    assert later > kept
+    (later,) = list_checkpoints(output)
+    assert later > checkpoint
     run_to_success("distill", arguments)
-    ours, theirs = weights(output), weights(tmp_path / "undisturbed")
+    ours, theirs = read_weights(output), read_weights(tmp_path / "undisturbed")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
 def test_a_second_ctrl_c_ends_processes_that_wait_for_a_hanging_one(inputs, tmp_path):
     running = Running.of("distill", small_run(*inputs, tmp_path / "run", *TWO, *RESTARTS))
     running.wait_for_line(EPOCH)
-    started = ranks(running)
+    started = list_ranks(running)
     os.kill(started[1], signal.SIGSTOP)
     running.process.send_signal(signal.SIGINT)
     time.sleep(3)
@@ -86,7 +86,7 @@ def test_the_error_of_the_failed_process_is_the_last_line(inputs, tmp_path):
     more = ("--train.checkpoint_every", "3")
     running = Running.of("distill", small_run(*inputs, tmp_path / "run", *TWO, *more))
     running.wait_for_line(EPOCH)
-    resource.prlimit(ranks(running)[1], resource.RLIMIT_FSIZE, (16, 16))  # rank 1 can't write its part of a checkpoint
+    resource.prlimit(list_ranks(running)[1], resource.RLIMIT_FSIZE, (16, 16))  # rank 1 can't write its checkpoint
     assert running.end() not in (0, 143)
     assert "File too large" in running.lines[-1], running.output
     assert "lost the others" not in running.output
@@ -94,12 +94,12 @@ def test_the_error_of_the_failed_process_is_the_last_line(inputs, tmp_path):
 
 def test_a_teacher_on_separate_processes_stops_after_the_checkpoint(inputs, tmp_path):
     output = tmp_path / "run"
-    apart = ("--devices", "2", "--teacher.processes", "1", "--teacher.signals", "online", "--epochs", "20")
-    apart = (*apart, "--teacher_train.epochs", "1", "--until", "distill", *RESTARTS)
-    running = Running.of("distill", small_run(*inputs, output, *apart, "--train.checkpoint_every", "1000"))
+    options = ("--devices", "2", "--teacher.processes", "1", "--teacher.signals", "online", "--epochs", "20")
+    options = (*options, "--teacher_train.epochs", "1", "--until", "distill", *RESTARTS)
+    running = Running.of("distill", small_run(*inputs, output, *options, "--train.checkpoint_every", "1000"))
     running.wait_for_line(EPOCH)
-    before = checkpoints(output)
+    before = list_checkpoints(output)
     assert running.stop(signal.SIGTERM) == 143
     assert_stopped(running, "SIGTERM")
-    (kept,) = checkpoints(output)
-    assert [kept] > before
+    (checkpoint,) = list_checkpoints(output)
+    assert [checkpoint] > before

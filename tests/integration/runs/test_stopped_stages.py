@@ -33,10 +33,10 @@ def stop_in_each_stage(module: str, arguments: list[str], passed: tuple[str, ...
             assert running.end() == 0, running.output
             return stopped
         stopped.append(stage)
-        ended = running.stop(number)
-        if ended == 0:  # the last stage ended before the signal arrived
+        exit_code = running.stop(number)
+        if exit_code == 0:  # the last stage ended before the signal arrived
             return stopped
-        assert ended == code, f"{stage}: {running.output}"
+        assert exit_code == code, f"{stage}: {running.output}"
         assert_stopped(running, name)
     return stopped
 
@@ -44,11 +44,11 @@ def stop_in_each_stage(module: str, arguments: list[str], passed: tuple[str, ...
 def next_stage(running: Running, stopped: list[str]) -> str | None:
     """Returns the first started stage that wasn't stopped before, or None if the command ends without one."""
 
-    def found() -> list[str]:
+    def list_started() -> list[str]:
         return [stage for stage in STARTED.findall(running.output) if stage not in stopped]
 
-    running.wait_for(lambda: found() or running.process.poll() is not None, "stage", alive=False)
-    return next(iter(found()), None)
+    running.wait_for(lambda: list_started() or running.process.poll() is not None, "stage", alive=False)
+    return next(iter(list_started()), None)
 
 
 def test_every_stage_of_a_quantized_run_resumes_bit_identically_after_a_stop(inputs, tmp_path):
@@ -56,12 +56,12 @@ def test_every_stage_of_a_quantized_run_resumes_bit_identically_after_a_stop(inp
     stopped = stop_in_each_stage("distill", small_run(*inputs, tmp_path / "stopped", *more))
     assert {"data", "teacher", "cache", "distill", "quantize", "report"} <= set(stopped)
     run_to_success("distill", small_run(*inputs, tmp_path / "undisturbed", *more))
-    found, expected = (
+    resumed, expected = (
         {file.parent.name: hash_file(file) for file in sorted((tmp_path / name / "student").rglob("*.safetensors"))}
         for name in ("stopped", "undisturbed")
     )
-    assert found == expected
-    assert found
+    assert resumed == expected
+    assert resumed
 
 
 def test_every_stage_of_a_pruned_run_resumes_after_a_stop(inputs, tmp_path):

@@ -32,7 +32,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(inputs, tmp_path_factory) -> str:
+def undisturbed_hash(inputs, tmp_path_factory) -> str:
     """The hash of the student of an undisturbed run."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
     run_to_success("distill", small_run(*inputs, output, *EPOCHS))
@@ -43,28 +43,28 @@ def student_hash(output: Path) -> str:
     return hash_file(next(output.glob("distill/*/model/model.safetensors")))
 
 
-def checkpoints(output: Path, stage: str) -> list[str]:
+def list_checkpoints(output: Path, stage: str) -> list[str]:
     return [file.name for file in output.glob(f"{stage}/*.partial/scratch/checkpoints/*.ckpt")]
 
 
 @pytest.mark.slow
-def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(inputs, undisturbed, tmp_path):
+def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(inputs, undisturbed_hash, tmp_path):
     output = tmp_path / "run"
     arguments = small_run(*inputs, output, *EPOCHS, *SELDOM)
     tuning = Running.of("distill", arguments)
     tuning.wait_for_line("teacher: fine-tuning: epoch 2/8")
     assert tuning.stop(signal.SIGINT) == 130
     assert_stopped(tuning, "Ctrl-C (SIGINT)")
-    (kept,) = checkpoints(output, "teacher")
+    (checkpoint,) = list_checkpoints(output, "teacher")
     distilling = Running.of("distill", arguments)
     distilling.wait_for_line("student: distilling: epoch 2/8")
     assert distilling.stop(signal.SIGTERM) == 143
     assert_stopped(distilling, "SIGTERM")
     assert "teacher: resuming" in distilling.output
-    assert "teacher: fine-tuning: epoch 2/8" not in distilling.output, f"it didn't go on from {kept}"
-    (kept,) = checkpoints(output, "distill")
+    assert "teacher: fine-tuning: epoch 2/8" not in distilling.output, f"it didn't go on from {checkpoint}"
+    (checkpoint,) = list_checkpoints(output, "distill")
     run_to_success("distill", arguments)
-    assert student_hash(output) == undisturbed, f"not the same bits after {kept}"
+    assert student_hash(output) == undisturbed_hash, f"not the same bits after {checkpoint}"
 
 
 @pytest.mark.parametrize(("number", "name", "code"), STOPS)
@@ -77,24 +77,24 @@ def test_a_command_stopped_during_its_imports_prints_one_line(number, name, code
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> tuple[Path, list[str]]:
+def export_inputs(tmp_path_factory) -> tuple[Path, list[str]]:
     """A folder for outputs, and the arguments of an export without `--output`."""
     from transformers import BertTokenizerFast
 
     from support.tiny_models import VOCABULARY
 
-    place = tmp_path_factory.mktemp("exported")
+    folder = tmp_path_factory.mktemp("exported")
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
-    model = saved(build_model("bert", num_hidden_layers=1), tokenizer, place / "model")
-    texts = place / "texts.csv"
+    model = saved(build_model("bert", num_hidden_layers=1), tokenizer, folder / "model")
+    texts = folder / "texts.csv"
     texts.write_text("text\n" + "badi goka lume\n" * 20)
-    return place, ["--model", str(model), "--data", str(texts), "--max_length", "32", "--parity", "8"]
+    return folder, ["--model", str(model), "--data", str(texts), "--max_length", "32", "--parity", "8"]
 
 
 @pytest.mark.parametrize(("number", "name", "code"), STOPS)
-def test_stopping_a_command_during_verification_ends_the_verifying_process(number, name, code, exported):
-    place, arguments = exported
-    running = Running.of("export", [*arguments, "--output", str(place / f"stopped-{code}")])
+def test_stopping_a_command_during_verification_ends_the_verifying_process(number, name, code, export_inputs):
+    folder, arguments = export_inputs
+    running = Running.of("export", [*arguments, "--output", str(folder / f"stopped-{code}")])
     child = running.wait_for_child("export.verify")
     assert running.stop(number) == code
     assert_stopped(running, name)
@@ -102,9 +102,9 @@ def test_stopping_a_command_during_verification_ends_the_verifying_process(numbe
 
 
 @pytest.mark.slow
-def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exported, capsys):
-    place, arguments = exported
-    output = place / "killed"
+def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(export_inputs, capsys):
+    folder, arguments = export_inputs
+    output = folder / "killed"
     running = Running.of("export", [*arguments, "--output", str(output)])
     os.kill(running.wait_for_child("export.verify"), signal.SIGKILL)
     assert running.end() == 2
@@ -120,9 +120,9 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
     assert "refused" not in metrics
 
 
-def test_a_verification_does_not_outlive_a_killed_command(exported):
-    place, arguments = exported
-    running = Running.of("export", [*arguments, "--output", str(place / "orphan")])
+def test_a_verification_does_not_outlive_a_killed_command(export_inputs):
+    folder, arguments = export_inputs
+    running = Running.of("export", [*arguments, "--output", str(folder / "orphan")])
     child = running.wait_for_child("export.verify")
     running.process.kill()
     running.process.wait()
@@ -132,7 +132,7 @@ def test_a_verification_does_not_outlive_a_killed_command(exported):
     assert not is_running(child)
 
 
-def begin(before: str, after: str) -> Running:
+def start_code(before: str, after: str) -> Running:
     """Starts a command that executes `before`, prints "here" and executes `after`, and waits for that line."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     code = SLOWLY.format(before, after)
@@ -145,7 +145,7 @@ def begin(before: str, after: str) -> Running:
 
 
 def test_a_second_ctrl_c_ends_a_command_that_is_still_writing_its_checkpoint():
-    running = begin("stops.defer_stop()", "time.sleep(100)")
+    running = start_code("stops.defer_stop()", "time.sleep(100)")
     running.process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert running.process.poll() is None, "the first one waits for the checkpoint"
@@ -155,16 +155,16 @@ def test_a_second_ctrl_c_ends_a_command_that_is_still_writing_its_checkpoint():
 
 def test_a_signal_sent_twice_at_once_counts_as_one_request():
     """`timeout` sends its signal both to the command and to the command's process group."""
-    running = begin("stops.defer_stop()", "time.sleep(2), stops.raise_if_requested()")
-    begun = time.monotonic()
+    running = start_code("stops.defer_stop()", "time.sleep(2), stops.raise_if_requested()")
+    start_time = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 143
-    assert time.monotonic() - begun > 1, "it didn't come to its checkpoint"
+    assert time.monotonic() - start_time > 1, "it didn't come to its checkpoint"
     assert_stopped(running, "SIGTERM")
 
 
 def test_a_command_in_an_endless_loop_is_stopped():
-    running = begin("0", "[time.sleep(0.1) for _ in iter(int, 1)]")
+    running = start_code("0", "[time.sleep(0.1) for _ in iter(int, 1)]")
     assert running.stop(signal.SIGTERM) == 143
     assert_stopped(running, "SIGTERM")

@@ -31,20 +31,20 @@ def report_of(output: Path) -> dict:
     return json.loads((output / "report.json").read_text())
 
 
-def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
-    output = place / "run"
+def train_student(kind: str, folder: Path, body: Path, *more: str) -> tuple[Path, str]:
+    output = folder / "run"
     epochs = ("--teacher_train.epochs", "12", "--epochs", "20", "--learning-rate", "3e-3")
-    arguments = small_run(body, KINDS[kind](place / "data"), output, *epochs, *STILL, *more)
+    arguments = small_run(body, KINDS[kind](folder / "data"), output, *epochs, *STILL, *more)
     return output, run_to_success("distill", arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
-    output, message = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
+    output, message = train_student(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *SEARCH)
     assert f"task: {kind}" in message
     report = report_of(output)
-    found = {(each["name"], each["runtime"]): each for each in report["models"]}
-    whole, small = found["teacher", "pytorch"], found["student", "pytorch"]
+    entries = {(each["name"], each["runtime"]): each for each in report["models"]}
+    whole, small = entries["teacher", "pytorch"], entries["student", "pytorch"]
     assert small["params"] < whole["params"]
     assert small["score"] > 0.4 * whole["score"] > 0.1
     (student,) = report["pruning"]["students"]
@@ -55,10 +55,10 @@ def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_of_each_task_is_quantized(kind, body_folder, tmp_path):
-    output, message = trained(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
+    output, message = train_student(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
     assert "layers round as int8-static" in message
-    found = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
-    rounded, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
+    entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
+    rounded, whole = entries["student", "onnxruntime", "int8"], entries["student", "onnxruntime", "fp32"]
     assert abs(rounded["score"] - whole["score"]) <= 0.1
     assert rounded["bytes"] < 0.7 * whole["bytes"]
     assert rounded["parity"]["layers"] <= 1e-5
@@ -85,9 +85,9 @@ def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tok
     arguments = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
     run_to_success("distill", [*arguments, "--student", "teacher"])
     report = report_of(tmp_path / "run")
-    found = {(e["name"], e["runtime"], e["precision"]): e for e in report["models"]}
-    whole = found["teacher", "pytorch", "fp32"]
-    small = found["student", *(("pytorch", "fp32") if how == "pruned" else ("onnxruntime", "int8"))]
+    entries = {(e["name"], e["runtime"], e["precision"]): e for e in report["models"]}
+    whole = entries["teacher", "pytorch", "fp32"]
+    small = entries["student", *(("pytorch", "fp32") if how == "pruned" else ("onnxruntime", "int8"))]
     assert small["scores"]["perplexity"] < 2 * whole["scores"]["perplexity"] < len(VOCABULARY) / 2
     if how == "pruned":
         assert small["params"] < whole["params"]
@@ -106,9 +106,9 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
     arguments = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
     run_to_success("distill", [*arguments, "--learning-rate", "3e-3", "--student", "teacher"])
     student = PooledModel.from_pretrained(output / "student")
-    given = tokenizer(FILLERS[:20], return_tensors="pt")
+    batch = tokenizer(FILLERS[:20], return_tensors="pt")
     with torch.no_grad():
-        vectors, expected = student(**given).logits, teacher(**given).logits
+        vectors, expected = student(**batch).logits, teacher(**batch).logits
     assert vectors.shape == expected.shape
     assert torch.cosine_similarity(vectors, expected).mean() > 0.7
     if how == "pruned":

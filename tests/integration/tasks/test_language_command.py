@@ -63,10 +63,10 @@ def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher
     assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in message
     scores = scores_of(output)
     assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
-    found = scores["student", "pytorch"]
-    assert found["token accuracy"] > 0.1  # chance level is one in two hundred
-    assert 1 < found["perplexity"] < 60
-    assert abs(found["token accuracy"] - scores["student", "onnxruntime"]["token accuracy"]) < 1e-6
+    student_scores = scores["student", "pytorch"]
+    assert student_scores["token accuracy"] > 0.1  # chance level is one in two hundred
+    assert 1 < student_scores["perplexity"] < 60
+    assert abs(student_scores["token accuracy"] - scores["student", "onnxruntime"]["token accuracy"]) < 1e-6
     cache = next((output / "cache").glob("*/cache/cache.json"))
     assert '"temperature": 2.0' in cache.read_text()
     student = AutoModelForMaskedLM.from_pretrained(output / "student")
@@ -124,9 +124,9 @@ def chats(tmp_path):
 def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
-    own = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
+    options = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
-    message = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
+    message = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *options, *more))
     assert "task: chat (column messages, and the teacher's language-modelling head)" in message
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the answers' end tokens alone are half of the tokens
@@ -149,8 +149,8 @@ def test_packed_conversations_are_cached_and_trained_on(tokenizer, chats, tmp_pa
     assert about["how"]["packing"] == "documents"
     cache = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())
     assert cache["metrics"]["samples"] < 30  # 60 conversations of about six tokens in rows of 32
-    kept = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
-    assert kept["metrics"]["val/score"] > 0.5
+    manifest = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
+    assert manifest["metrics"]["val/score"] > 0.5
 
 
 @pytest.mark.slow
@@ -164,9 +164,12 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     first = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), other, tmp_path / "first", *TRAINED, *template)
     run_to_success("distill", [*first, "--until", "teacher"])
     (teacher,) = (tmp_path / "first" / "teacher").glob("*/model")
-    output, own = tmp_path / "run", ("--sequences.share", "0.5", "--sequences.new_tokens", "6", "--until", "distill")
+    output, options = (
+        tmp_path / "run",
+        ("--sequences.share", "0.5", "--sequences.new_tokens", "6", "--until", "distill"),
+    )
     message = run_to_success(
-        "distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never")
+        "distill", small_run(teacher, chats, output, *template, *options, "--teacher.finetune", "never")
     )
     (expected,) = (output / "answers").glob("*/train.parquet")
     files = (next((output / "data").glob("*/train.parquet")), expected)
@@ -178,7 +181,8 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
     assert "/answers/" in cache["made_from"]["data"]["path"]
     assert_made_again_after_a_kill_within_an_answer(
-        expected, small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never", "--until", "cache")
+        expected,
+        small_run(teacher, chats, output, *template, *options, "--teacher.finetune", "never", "--until", "cache"),
     )
 
 
@@ -194,13 +198,13 @@ def assert_made_again_after_a_kill_within_an_answer(file: Path, arguments: list[
 
 
 def test_a_completion_keeps_the_space_after_its_prompt():
-    words = sentencepiece()
-    ids = words("The old mill stood by the river")["input_ids"]
+    tokenizer = sentencepiece()
+    ids = tokenizer("The old mill stood by the river")["input_ids"]
     writer = AnswerGenerator.__new__(AnswerGenerator)
-    writer.tokenizer, writer.ends = words, [words.eos_token_id]
-    for cut in (k for k in range(2, len(ids)) if words.convert_ids_to_tokens(ids[k]).startswith("▁")):
-        message = writer.decode_answer(ids[:cut], [*ids[cut:], words.eos_token_id])
-        assert words.decode(ids[:cut], skip_special_tokens=True) + message == "The old mill stood by the river"
+    writer.tokenizer, writer.ends = tokenizer, [tokenizer.eos_token_id]
+    for cut in (k for k in range(2, len(ids)) if tokenizer.convert_ids_to_tokens(ids[k]).startswith("▁")):
+        message = writer.decode_answer(ids[:cut], [*ids[cut:], tokenizer.eos_token_id])
+        assert tokenizer.decode(ids[:cut], skip_special_tokens=True) + message == "The old mill stood by the river"
     assert writer.decode_answer(ids, ids) == "", "it has no end"
 
 
@@ -208,8 +212,8 @@ def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp
     tokenizer.eos_token = "[SEP]"
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
     monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
-    own = ("--sequences.share", "0.001", "--teacher.finetune", "never")
-    message = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
+    options = ("--sequences.share", "0.001", "--teacher.finetune", "never")
+    message = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *options), monkeypatch, capsys)
     assert "sequences.share 0.001: expected at least one conversation, found none of 60" in message
 
 
@@ -236,18 +240,18 @@ def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
 
 
 def test_an_answer_truncated_by_a_kill_is_dropped(tmp_path):
-    kept = tmp_path / "answers.jsonl"
+    file = tmp_path / "answers.jsonl"
     for cut in ('[5, "cut sh', '[5, "say \\"]', '[5, "no end of its line"]'):
-        kept.write_text('[3, "whole"]\n[4, ""]\n' + cut)
-        assert list(read_answers(kept)) == [(3, "whole"), (4, "")]
-        assert kept.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
+        file.write_text('[3, "whole"]\n[4, ""]\n' + cut)
+        assert list(read_answers(file)) == [(3, "whole"), (4, "")]
+        assert file.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
 
 
 def teacher_and_student_with_other_vocabularies(tmp_path) -> tuple[Path, Path, Path]:
     """Returns a teacher, a student with a different vocabulary, and texts for both."""
-    teacher_tokenizer, own = byte_level(), wordpiece()
+    teacher_tokenizer, student_tokenizer = byte_level(), wordpiece()
     teacher = saved(decoder(vocabulary=len(teacher_tokenizer)), teacher_tokenizer, tmp_path / "teacher")
-    student = saved(decoder(1, len(own)), own, tmp_path / "student")
+    student = saved(decoder(1, len(student_tokenizer)), student_tokenizer, tmp_path / "student")
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": " ".join(SENTENCES[:5])}) for _ in range(30)))
     return teacher, student, texts
@@ -266,7 +270,7 @@ def test_a_decoder_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     assert AutoTokenizer.from_pretrained(output / "student").get_vocab() == wordpiece().get_vocab()
 
 
-def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
+def masked_models_with_other_vocabularies(tmp_path) -> tuple[Path, Path, Path]:
     """Like `teacher_and_student_with_other_vocabularies` for masked models, byte-level RoBERTa and WordPiece BERT.
 
     One word is six in ten words.
@@ -276,35 +280,35 @@ def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
     for number in range(6):
         (folder / f"{number}.txt").write_text(" ".join(rng.choices(WORDS[:5], [6, 1, 1, 1, 1], k=400)))
     teacher_tokenizer = byte_level(masked=True, texts=(" ".join(WORDS[:5] * 9),))
-    own = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    student_tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
     vocabulary = {
         "vocab_size": len(teacher_tokenizer),
         "pad_token_id": teacher_tokenizer.pad_token_id,
         "type_vocab_size": 1,
     }
     teacher = saved(build_model("roberta", "ForMaskedLM", **vocabulary), teacher_tokenizer, tmp_path / "teacher")
-    return teacher, saved(build_model("bert", "ForMaskedLM"), own, tmp_path / "student"), folder
+    return teacher, saved(build_model("bert", "ForMaskedLM"), student_tokenizer, tmp_path / "student"), folder
 
 
 @pytest.mark.slow
 def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_path):
-    teacher, student, texts = other_masked_words(tmp_path)
+    teacher, student, texts = masked_models_with_other_vocabularies(tmp_path)
     output, arguments = (
         tmp_path / "run",
         ("--student", str(student), "--teacher.signals", "online", "--temperature", "1"),
     )
     message = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *arguments))
     assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in message
-    found = scores_of(output)
+    scores = scores_of(output)
     # Without labels, the student learns the frequent word only from the teacher, where its id is a different one.
-    assert found["student", "pytorch"]["token accuracy"] > 0.5
-    assert found["student", "pytorch"]["perplexity"] < 8
-    assert found["student", "pytorch"]["token accuracy"] == found["student", "onnxruntime"]["token accuracy"]
+    assert scores["student", "pytorch"]["token accuracy"] > 0.5
+    assert scores["student", "pytorch"]["perplexity"] < 8
+    assert scores["student", "pytorch"]["token accuracy"] == scores["student", "onnxruntime"]["token accuracy"]
     assert AutoTokenizer.from_pretrained(output / "student").get_vocab().keys() == set(VOCABULARY)
     assert AutoModelForMaskedLM.from_pretrained(output / "student").config.vocab_size == len(VOCABULARY)
 
 
-@pytest.mark.parametrize("make", [teacher_and_student_with_other_vocabularies, other_masked_words])
+@pytest.mark.parametrize("make", [teacher_and_student_with_other_vocabularies, masked_models_with_other_vocabularies])
 def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make, tmp_path, monkeypatch, capsys):
     teacher, student, texts = make(tmp_path)
     for more, message in (
@@ -326,10 +330,10 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
 
 
 def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_path, monkeypatch, capsys):
-    teacher, _, texts = other_masked_words(tmp_path)
-    own = byte_level(size=300)
-    vocabulary = {"vocab_size": len(own), "pad_token_id": own.pad_token_id}
-    student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), own, tmp_path / "unmasked")
+    teacher, _, texts = masked_models_with_other_vocabularies(tmp_path)
+    maskless_tokenizer = byte_level(size=300)
+    vocabulary = {"vocab_size": len(maskless_tokenizer), "pad_token_id": maskless_tokenizer.pad_token_id}
+    student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), maskless_tokenizer, tmp_path / "unmasked")
     arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
     assert "expected a mask token, found none" in refusal_of(distill, arguments, monkeypatch, capsys)
     assert not (tmp_path / "run" / "data").exists()
@@ -375,7 +379,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
 def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
     tokenizer, books, tmp_path, monkeypatch, capsys
 ):
-    own = (
+    options = (
         "--on_policy.share",
         "0.5",
         "--teacher.signals",
@@ -386,7 +390,7 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
         "--predict",
         "false",
     )
-    arguments = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
+    arguments = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *options)
     message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in message
 
@@ -400,9 +404,9 @@ def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, 
     )
     about = json.loads(next((output / "data").glob("*/data.json")).read_text())
     assert about["how"]["packing"] == "documents"
-    kept = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())["metrics"]["samples"]
-    assert kept % 2 == 0
-    assert kept < 60  # two masks of about fifty lines, several lines to a row
+    samples = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())["metrics"]["samples"]
+    assert samples % 2 == 0
+    assert samples < 60  # two masks of about fifty lines, several lines to a row
 
 
 @pytest.mark.parametrize(
@@ -450,7 +454,7 @@ def test_a_single_document_is_split_between_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "words", "expected"),
+    ("head", "more", "expected"),
     [
         ("ForMaskedLM", (), 1.0),
         ("ForMaskedLM", ("--loss.ce", "0.2"), 1.0),
@@ -459,11 +463,11 @@ def test_a_single_document_is_split_between_lines(tmp_path):
         ("ForSequenceClassification", ("--loss.hidden", "1"), 2.0),
     ],
 )
-def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, words, expected, tokenizer, tmp_path):
+def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, more, expected, tokenizer, tmp_path):
     teacher = saved(build_model("bert", head), tokenizer, tmp_path / "teacher")
     task = "masked-lm" if head == "ForMaskedLM" else "text-classification"
-    given = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *words]
-    config = parse(DistillConfig, [*given, "--task", task], prog="test", about="", examples="", short=SHORT_OPTIONS)
+    arguments = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *more]
+    config = parse(DistillConfig, [*arguments, "--task", task], prog="test", about="", examples="", short=SHORT_OPTIONS)
     assert fill_task_defaults(config, task).loss.temperature == expected
 
 

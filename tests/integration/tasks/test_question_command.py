@@ -31,13 +31,13 @@ def test_a_question_answering_student_is_trained_exported_and_scored(body_folder
     assert "task: question-answering (columns question, context and answers)" in message
     report = json.loads((output / "report.json").read_text())
     assert report["metric"] == "F1"
-    found = {(each["name"], each["runtime"]): each for each in report["models"]}
+    entries = {(each["name"], each["runtime"]): each for each in report["models"]}
     for who in ("teacher", "student"):
-        stock, onnx = found[who, "pytorch"], found[who, "onnxruntime"]
+        stock, onnx = entries[who, "pytorch"], entries[who, "onnxruntime"]
         assert stock["scores"] == pytest.approx(onnx["scores"])
         assert onnx["scores"]["F1"] >= onnx["scores"]["exact match"]
-    assert found["teacher", "pytorch"]["score"] > 0.3  # chance level is one word in nine
-    assert found["student", "pytorch"]["score"] > 0.2
+    assert entries["teacher", "pytorch"]["score"] > 0.3  # chance level is one word in nine
+    assert entries["student", "pytorch"]["score"] > 0.2
     cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
     assert cache["made_from"]["task"] == "question-answering"
     assert AutoModelForQuestionAnswering.from_pretrained(output / "student").config.num_hidden_layers == 2
@@ -65,7 +65,7 @@ def test_question_answering_follows_a_general_stage_on_plain_text(body_folder, q
     arguments += ["--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
     arguments += ["--general.progressive_share", "0.5"]
     run_to_success("distill", [*arguments, "--epochs", "1", "--teacher_train.epochs", "1", "--until", "distill"])
-    (made,) = (output / "distill").glob("*/manifest.json")
-    assert "general" in json.loads(made.read_text())["inputs"]
-    student = AutoModelForQuestionAnswering.from_pretrained(made.parent / "model")
+    (manifest,) = (output / "distill").glob("*/manifest.json")
+    assert "general" in json.loads(manifest.read_text())["inputs"]
+    student = AutoModelForQuestionAnswering.from_pretrained(manifest.parent / "model")
     assert type(student).__name__ == "MobileBertForQuestionAnswering"

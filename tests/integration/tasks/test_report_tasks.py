@@ -148,9 +148,9 @@ def test_every_score_of_a_task_has_a_wording(name, tokenizer, tmp_path):
     rows = task.encode(tokenizer, splits.test, 32)
     scorer, batches = task.scorer(rows), EvalBatches(rows, 4, 0)
     alone = name in ("text-classification", "multi-label", "regression", "sentence-embedding")
-    for numbers_of_rows, batch in zip(batches.order, batches, strict=True):
+    for row_numbers, batch in zip(batches.order, batches, strict=True):
         shape = batch["input_ids"].shape[: 1 if alone else 2]
-        scorer.record(numbers_of_rows, batch, torch.randn(*shape, len(task.labels) if width == "labels" else width))
+        scorer.record(row_numbers, batch, torch.randn(*shape, len(task.labels) if width == "labels" else width))
     assert set(scorer.scores()) == set(WORDING[name].scores) == set(SCORES[name])
 
 
@@ -186,11 +186,11 @@ def test_taggers_and_language_models_have_their_own_wording():
     assert format_quantity(1, "pairs of sentences") == "1 pair of sentences"
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_an_undefined_correlation_does_not_appear_as_nan(place):
+@pytest.mark.parametrize("index", range(4))
+def test_an_undefined_correlation_does_not_appear_as_nan(index):
     """The correlation is NaN for a model that predicts the same number for every text."""
     report = report_of("sentence-embedding")
-    report["models"][place]["score"] = report["models"][place]["scores"]["Spearman"] = math.nan
+    report["models"][index]["score"] = report["models"][index]["scores"]["Spearman"] = math.nan
     assert "nan" not in text_of(report)
     assert "nan" not in render_card(report)
 
@@ -216,8 +216,8 @@ def test_the_label_of_the_latency_axis_fits_the_figure():
 def test_redrawing_with_chart_files_draws_each_chart_once(tmp_path, monkeypatch):
     folder = tmp_path / "report" / "0a1b"
     folder.mkdir(parents=True)
-    for place in (folder, tmp_path):  # the stage's copy and the published copy
-        (place / "report.json").write_text(json.dumps(sample_report()))
+    for target in (folder, tmp_path):  # the stage's copy and the published copy
+        (target / "report.json").write_text(json.dumps(sample_report()))
     (folder / "curves.json").write_text(json.dumps(sample_curves()))
     captions = []
 
@@ -258,9 +258,9 @@ def test_snippets_of_the_model_card_run_for_every_task(task, tokenizer, tmp_path
     head, changes = HEADS[task]
     model = build("bert", SentenceForm("mean")) if head == "Model" else build_model("bert", head, **changes)
     source, report = Source(model, tokenizer), report_of(task)
-    for each, place in zip(report["models"][2:], ("huggingface", "onnx"), strict=True):
-        write_target(source, find_target(place), tmp_path)
-        each["path"] = str(tmp_path / place)
+    for each, target in zip(report["models"][2:], ("huggingface", "onnx"), strict=True):
+        write_target(source, find_target(target), tmp_path)
+        each["path"] = str(tmp_path / target)
     snippets = re.findall(r"```python\n(.*?)```", render_card(report), re.DOTALL)
     assert len(snippets) == 2
     for snippet in snippets:

@@ -38,11 +38,11 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
     message = run_to_success("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
     assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in message
     report = json.loads((output / "report.json").read_text())
-    found = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
-    assert found.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
+    scores = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
+    assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
     for where in ("pytorch", "onnxruntime"):
-        assert found["student", where]["Spearman"] > 0.1
-        assert found["teacher", where]["Spearman"] > 0.1  # its weights are random, but its word vectors differ
+        assert scores["student", where]["Spearman"] > 0.1
+        assert scores["teacher", where]["Spearman"] > 0.1  # its weights are random, but its word vectors differ
     assert is_sentence_folder(output / "student")
     student, teacher = (PooledModel.from_pretrained(folder) for folder in (output / "student", encoder))
     assert student.form == teacher.form
@@ -59,7 +59,7 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
         encode = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode
         first, second = (encode([row[side] for row in rows]) for side in ("sentence1", "sentence2"))
         ranks = spearmanr((first * second).sum(1).round(5), [float(row["score"]) for row in rows]).statistic
-        assert found[name, "pytorch"]["Spearman"] == pytest.approx(ranks, abs=1e-3)
+        assert scores[name, "pytorch"]["Spearman"] == pytest.approx(ranks, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ def test_a_taggers_head_is_reused_with_its_labels_reordered(tokenizer, tagged, t
     teacher = saved(model, tokenizer, tmp_path / "tagger")
     message = run_to_success("distill", small_run(teacher, tagged, tmp_path / "run", "--until", "teacher"))
     assert "its head has these 6 labels, in another order, matched by name" in message
-    (made,) = (tmp_path / "run" / "teacher").glob("*/model")
-    again = AutoModelForTokenClassification.from_pretrained(made)
+    (checkpoint,) = (tmp_path / "run" / "teacher").glob("*/model")
+    again = AutoModelForTokenClassification.from_pretrained(checkpoint)
     assert list(again.config.id2label.values()) == TAGS
     assert (again.classifier.weight == model.classifier.weight.flip(0)).all()
 
@@ -147,11 +147,11 @@ def test_every_task_can_be_requested_by_name():
 @pytest.mark.slow
 def test_a_byte_level_tagger_scores_the_same_in_pytorch_and_onnx_runtime(tagged, tmp_path):
     """The config has two token types, but the tokenizer outputs no token types."""
-    own = deepcopy(byte_level(texts=(" ".join(WORDS),)))
-    own.model_max_length = 16
-    sizes = {"vocab_size": len(own), "pad_token_id": own.pad_token_id, "type_vocab_size": 2}
-    body = build_model("roberta", "Model", max_position_embeddings=17 + own.pad_token_id, **sizes)
+    tokenizer = deepcopy(byte_level(texts=(" ".join(WORDS),)))
+    tokenizer.model_max_length = 16
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "type_vocab_size": 2}
+    body = build_model("roberta", "Model", max_position_embeddings=17 + tokenizer.pad_token_id, **sizes)
     output = tmp_path / "run"
-    run_to_success("distill", small_run(saved(body, own, tmp_path / "bytes"), tagged, output, "--epochs", "2"))
+    run_to_success("distill", small_run(saved(body, tokenizer, tmp_path / "bytes"), tagged, output, "--epochs", "2"))
     entries = {(e["name"], e["runtime"]): e for e in report_of(output)["models"]}
     assert entries["student", "pytorch"]["scores"] == pytest.approx(entries["student", "onnxruntime"]["scores"])

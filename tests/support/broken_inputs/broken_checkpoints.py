@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from support.broken_inputs.case import ACCEPTED, Case, Place, Words
+from support.broken_inputs.case import ACCEPTED, Case, Flags, Workspace
 
 TENSORS = {
     "word embeddings": "bert.embeddings.word_embeddings.weight",
@@ -42,45 +42,45 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def with_weights(change: Callable[[Weights], Weights], role: str = "teacher") -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        file = place.root / role / "model.safetensors"
+def with_weights(change: Callable[[Weights], Weights], role: str = "teacher") -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        file = workspace.root / role / "model.safetensors"
         save_file(change(load_file(file)), file, metadata={"format": "pt"})
-        return {} if role == "teacher" else {"--student": str(place.student)}
+        return {} if role == "teacher" else {"--student": str(workspace.student)}
 
     return damage
 
 
-def with_config(role: str = "teacher", **changes: Any) -> Callable[[Place], Words]:
+def with_config(role: str = "teacher", **changes: Any) -> Callable[[Workspace], Flags]:
     """Changes entries of config.json; None removes an entry."""
 
-    def damage(place: Place) -> Words:
-        file = place.root / role / "config.json"
+    def damage(workspace: Workspace) -> Flags:
+        file = workspace.root / role / "config.json"
         config = json.loads(file.read_text()) | changes
         file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-        return {} if role == "teacher" else {"--student": str(place.student)}
+        return {} if role == "teacher" else {"--student": str(workspace.student)}
 
     return damage
 
 
-def with_file(name: str, content: str | bytes | None, role: str = "teacher") -> Callable[[Place], Words]:
+def with_file(name: str, content: str | bytes | None, role: str = "teacher") -> Callable[[Workspace], Flags]:
     """Replaces a file of the checkpoint; None removes it."""
 
-    def damage(place: Place) -> Words:
-        file = place.root / role / name
+    def damage(workspace: Workspace) -> Flags:
+        file = workspace.root / role / name
         file.unlink(missing_ok=True)
         if content is not None:
             file.write_bytes(content.encode() if isinstance(content, str) else content)
-        return {} if role == "teacher" else {"--student": str(place.student)}
+        return {} if role == "teacher" else {"--student": str(workspace.student)}
 
     return damage
 
 
-def with_tokenizer(change: Callable[[dict[str, Any]], Any], role: str = "teacher") -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        file = place.root / role / "tokenizer.json"
+def with_tokenizer(change: Callable[[dict[str, Any]], Any], role: str = "teacher") -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        file = workspace.root / role / "tokenizer.json"
         file.write_text(json.dumps(change(json.loads(file.read_text()))))
-        return {} if role == "teacher" else {"--student": str(place.student)}
+        return {} if role == "teacher" else {"--student": str(workspace.student)}
 
     return damage
 
@@ -97,8 +97,8 @@ def changed(name: str, how: Callable[[Tensor], Tensor]) -> Callable[[Weights], W
     return lambda weights: weights | {name: how(weights[name]).contiguous()}
 
 
-def cut_off(place: Place, role: str, keep: float) -> None:
-    file = place.root / role / "model.safetensors"
+def cut_off(workspace: Workspace, role: str, keep: float) -> None:
+    file = workspace.root / role / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * keep)])
 
@@ -197,10 +197,10 @@ def config_cases() -> Iterator[Case]:
 
 
 def tokenizer_cases() -> Iterator[Case]:
-    def gone(place: Place) -> Words:
-        for file in place.teacher.glob("*token*"):
+    def removed(workspace: Workspace) -> Flags:
+        for file in workspace.teacher.glob("*token*"):
             file.unlink()
-        (place.teacher / "vocab.txt").unlink(missing_ok=True)
+        (workspace.teacher / "vocab.txt").unlink(missing_ok=True)
         return {}
 
     def more_tokens(rules: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def tokenizer_cases() -> Iterator[Case]:
         vocab |= {f"extra{i}": len(vocab) + i for i in range(50)}
         return rules
 
-    yield Case("no tokenizer files", gone, "tokenizer")
+    yield Case("no tokenizer files", removed, "tokenizer")
     yield Case("a tokenizer with more tokens than embeddings", with_tokenizer(more_tokens), "token|embedding")
     for what, content in (
         ("empty", ""),
@@ -246,33 +246,33 @@ def tokenizer_cases() -> Iterator[Case]:
 
 
 def file_cases() -> Iterator[Case]:
-    def cut(keep: float, role: str = "teacher") -> Callable[[Place], Words]:
-        def damage(place: Place) -> Words:
-            cut_off(place, role, keep)
-            return {} if role == "teacher" else {"--student": str(place.student)}
+    def cut(keep: float, role: str = "teacher") -> Callable[[Workspace], Flags]:
+        def damage(workspace: Workspace) -> Flags:
+            cut_off(workspace, role, keep)
+            return {} if role == "teacher" else {"--student": str(workspace.student)}
 
         return damage
 
-    def pickled(place: Place) -> Words:
-        weights = load_file(place.teacher / "model.safetensors")
-        (place.teacher / "model.safetensors").unlink()
-        torch.save(weights, place.teacher / "pytorch_model.bin")
+    def pickled(workspace: Workspace) -> Flags:
+        weights = load_file(workspace.teacher / "model.safetensors")
+        (workspace.teacher / "model.safetensors").unlink()
+        torch.save(weights, workspace.teacher / "pytorch_model.bin")
         return {}
 
-    def linked(place: Place) -> Words:
-        (place.teacher / "model.safetensors").unlink()
-        (place.teacher / "model.safetensors").symlink_to(place.root / "gone")
+    def linked(workspace: Workspace) -> Flags:
+        (workspace.teacher / "model.safetensors").unlink()
+        (workspace.teacher / "model.safetensors").symlink_to(workspace.root / "gone")
         return {}
 
-    def a_folder(place: Place) -> Words:
-        (place.teacher / "model.safetensors").unlink()
-        (place.teacher / "model.safetensors").mkdir()
+    def replaced_by_folder(workspace: Workspace) -> Flags:
+        (workspace.teacher / "model.safetensors").unlink()
+        (workspace.teacher / "model.safetensors").mkdir()
         return {}
 
-    def index(content: Any) -> Callable[[Place], Words]:
-        def damage(place: Place) -> Words:
-            (place.teacher / "model.safetensors").rename(place.teacher / "model-00001-of-00002.safetensors")
-            (place.teacher / "model.safetensors.index.json").write_text(json.dumps(content))
+    def index(content: Any) -> Callable[[Workspace], Flags]:
+        def damage(workspace: Workspace) -> Flags:
+            (workspace.teacher / "model.safetensors").rename(workspace.teacher / "model-00001-of-00002.safetensors")
+            (workspace.teacher / "model.safetensors.index.json").write_text(json.dumps(content))
             return {}
 
         return damage
@@ -285,7 +285,7 @@ def file_cases() -> Iterator[Case]:
     )
     yield Case("weights as a pickle", pickled, "pickle")
     yield Case("weights as a dangling link", linked, "safetensors")
-    yield Case("weights as a folder", a_folder, "safetensors")
+    yield Case("weights as a folder", replaced_by_folder, "safetensors")
     yield Case(
         "an index that names a missing file",
         index({"metadata": {}, "weight_map": dict.fromkeys(TENSORS.values(), "model-00002-of-00002.safetensors")}),
@@ -309,9 +309,9 @@ def file_cases() -> Iterator[Case]:
     yield Case("a student that isn't there", lambda p: {"--student": str(p.root / "nowhere")}, "nowhere")
 
 
-def empty_teacher(place: Place) -> Words:
-    shutil.rmtree(place.teacher)
-    place.teacher.mkdir()
+def empty_teacher(workspace: Workspace) -> Flags:
+    shutil.rmtree(workspace.teacher)
+    workspace.teacher.mkdir()
     return {}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from support.broken_inputs.case import ACCEPTED, Case, Place, Words
+from support.broken_inputs.case import ACCEPTED, Case, Flags, Workspace
 from support.tiny_models import make_rows
 
 ROWS = make_rows(60, 11)
@@ -28,12 +28,12 @@ def as_jsonl(rows: Sequence[Any]) -> str:
     return "\n".join(json.dumps(row) for row in rows) + "\n"
 
 
-def files(contents: dict[str, str | bytes | None], **flags: str) -> Callable[[Place], Words]:
+def files(contents: dict[str, str | bytes | None], **flags: str) -> Callable[[Workspace], Flags]:
     """Replaces files of the data folder; None removes a file."""
 
-    def damage(place: Place) -> Words:
+    def damage(workspace: Workspace) -> Flags:
         for name, content in contents.items():
-            file = place.data / name
+            file = workspace.data / name
             file.unlink(missing_ok=True)
             if content is not None:
                 file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -42,15 +42,15 @@ def files(contents: dict[str, str | bytes | None], **flags: str) -> Callable[[Pl
     return damage
 
 
-def only(name: str, content: str | bytes, **flags: str) -> Callable[[Place], Words]:
+def only(name: str, content: str | bytes, **flags: str) -> Callable[[Workspace], Flags]:
     """Replaces train.csv by another training file."""
     return files({"train.csv": None, name: content}, **flags)
 
 
-def parquet(columns: dict[str, Any], **flags: str) -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        (place.data / "train.csv").unlink()
-        pa.parquet.write_table(pa.table(columns), place.data / "train.parquet")
+def parquet(columns: dict[str, Any], **flags: str) -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        (workspace.data / "train.csv").unlink()
+        pa.parquet.write_table(pa.table(columns), workspace.data / "train.parquet")
         return {f"--{name.replace('__', '.')}": value for name, value in flags.items()}
 
     return damage
@@ -159,7 +159,7 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-def folder_in(file: Path) -> Words:
+def folder_in(file: Path) -> Flags:
     file.unlink()
     file.mkdir()
     return {}
@@ -352,37 +352,37 @@ def row_cases() -> Iterator[Case]:
     yield Case("a task of vectors for a classifier", files({}, task="sentence-embedding"), "was trained for")
 
 
-def leaked_test_texts(place: Place) -> Words:
-    rows = list(csv.reader((place.data / "test.csv").open(newline="")))[1:]
-    file = place.written("more.csv", as_csv([(row[0],) for row in rows] + [("something else",)], header=("text",)))
+def leaked_test_texts(workspace: Workspace) -> Flags:
+    rows = list(csv.reader((workspace.data / "test.csv").open(newline="")))[1:]
+    file = workspace.written("more.csv", as_csv([(row[0],) for row in rows] + [("something else",)], header=("text",)))
     return {"--data.unlabelled": str(file)}
 
 
-def other_column(place: Place) -> Words:
-    return {"--data.unlabelled": str(place.written("more.csv", "sms_body_x\nhello\n"))}
+def other_column(workspace: Workspace) -> Flags:
+    return {"--data.unlabelled": str(workspace.written("more.csv", "sms_body_x\nhello\n"))}
 
 
-def of_the_body(damage: Callable[[Place], Words]) -> Callable[[Place], Words]:
+def of_the_body(damage: Callable[[Workspace], Flags]) -> Callable[[Workspace], Flags]:
     """Adds a teacher without a head to the damage."""
-    return lambda place: {"--teacher": str(place.root / "body")} | damage(place)
+    return lambda workspace: {"--teacher": str(workspace.root / "body")} | damage(workspace)
 
 
-def tagged(tokens: list[list[str]], tags: list[list[Any]]) -> Callable[[Place], Words]:
+def tagged(tokens: list[list[str]], tags: list[list[Any]]) -> Callable[[Workspace], Flags]:
     @of_the_body
-    def damage(place: Place) -> Words:
+    def damage(workspace: Workspace) -> Flags:
         for name in ("train", "test"):
-            (place.data / f"{name}.csv").unlink()
+            (workspace.data / f"{name}.csv").unlink()
             rows = [{"tokens": t, "tags": g} for t, g in zip(tokens, tags, strict=True)]
-            (place.data / f"{name}.jsonl").write_text(as_jsonl(rows))
+            (workspace.data / f"{name}.jsonl").write_text(as_jsonl(rows))
         return {"--task": "token-classification"}
 
     return damage
 
 
-def tags_in_test(place: Place) -> Words:
-    words = tagged([["a", "b"], ["c", "d"]] * 30, [["O", "B-x"], ["B-x", "O"]] * 30)(place)
-    (place.data / "test.jsonl").write_text(as_jsonl([{"tokens": ["a"], "tags": ["B-new"]}]))
-    return words
+def tags_in_test(workspace: Workspace) -> Flags:
+    flags = tagged([["a", "b"], ["c", "d"]] * 30, [["O", "B-x"], ["B-x", "O"]] * 30)(workspace)
+    (workspace.data / "test.jsonl").write_text(as_jsonl([{"tokens": ["a"], "tags": ["B-new"]}]))
+    return flags
 
 
 CASES = [*file_cases(), *column_cases(), *label_cases(), *row_cases()]

@@ -9,30 +9,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from support.broken_inputs.case import Case, Place, Words
+from support.broken_inputs.case import Case, Flags, Workspace
 
 STAGES = ("data", "teacher", "cache", "distill")
 REFUSED_OR_REBUILT = -1  # exit code 0 or 2: the student must be the same, or nothing may be built on the damage
 
 
-def folder_of(place: Place, stage: str) -> Path:
-    finished = [file.parent for file in (place.run / stage).glob("*/manifest.json")]
+def folder_of(workspace: Workspace, stage: str) -> Path:
+    finished = [file.parent for file in (workspace.run / stage).glob("*/manifest.json")]
     (folder,) = (each for each in finished if "damaged" not in each.name)  # skips folders that were set aside
     return folder
 
 
-def with_manifest(stage: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        file = folder_of(place, stage) / "manifest.json"
+def with_manifest(stage: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        file = folder_of(workspace, stage) / "manifest.json"
         file.write_text(json.dumps(change(json.loads(file.read_text()))))
         return {}
 
     return damage
 
 
-def with_bytes(stage: str, change: Callable[[bytes], bytes | None]) -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        file = folder_of(place, stage) / "manifest.json"
+def with_bytes(stage: str, change: Callable[[bytes], bytes | None]) -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        file = folder_of(workspace, stage) / "manifest.json"
         content = change(file.read_bytes())
         file.unlink()
         if content is not None:
@@ -42,9 +42,9 @@ def with_bytes(stage: str, change: Callable[[bytes], bytes | None]) -> Callable[
     return damage
 
 
-def in_folder(stage: str, change: Callable[[Path], None]) -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        change(folder_of(place, stage))
+def in_folder(stage: str, change: Callable[[Path], None]) -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        change(folder_of(workspace, stage))
         return {}
 
     return damage
@@ -130,9 +130,9 @@ def emptied(folder: Path) -> None:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
-def folder_as_file(stage: str) -> Callable[[Place], Words]:
-    def damage(place: Place) -> Words:
-        folder = folder_of(place, stage)
+def folder_as_file(stage: str) -> Callable[[Workspace], Flags]:
+    def damage(workspace: Workspace) -> Flags:
+        folder = folder_of(workspace, stage)
         shutil.rmtree(folder)
         folder.write_text("mine")
         return {}

@@ -3,19 +3,19 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from support.broken_inputs.case import ACCEPTED, Case, Place, Words
+from support.broken_inputs.case import ACCEPTED, Case, Flags, Workspace
 
 
-def flags(**given: str) -> Callable[[Place], Words]:
-    return lambda place: {f"--{name.replace('__', '.')}": value for name, value in given.items()}
+def flags(**settings: str) -> Callable[[Workspace], Flags]:
+    return lambda workspace: {f"--{name.replace('__', '.')}": value for name, value in settings.items()}
 
 
-def config(*contents: str | bytes, **given: str) -> Callable[[Place], Words]:
+def config(*contents: str | bytes, **settings: str) -> Callable[[Workspace], Flags]:
     """Passes YAML files, in order, and flags."""
 
-    def damage(place: Place) -> Words:
-        named = [str(place.written(f"settings{i}.yaml", content)) for i, content in enumerate(contents)]
-        return {"--config": named} | flags(**given)(place)
+    def damage(workspace: Workspace) -> Flags:
+        named = [str(workspace.written(f"settings{i}.yaml", content)) for i, content in enumerate(contents)]
+        return {"--config": named} | flags(**settings)(workspace)
 
     return damage
 
@@ -185,28 +185,28 @@ def spec_cases() -> Iterator[Case]:
 
 
 def output_cases() -> Iterator[Case]:
-    def file(place: Place) -> Words:
-        return {"--output": str(place.written("notes.txt", "mine"))}
+    def file(workspace: Workspace) -> Flags:
+        return {"--output": str(workspace.written("notes.txt", "mine"))}
 
-    def under_file(place: Place) -> Words:
-        return {"--output": str(place.written("notes.txt", "mine") / "run")}
+    def under_file(workspace: Workspace) -> Flags:
+        return {"--output": str(workspace.written("notes.txt", "mine") / "run")}
 
-    def dangling(place: Place) -> Words:
-        (place.root / "link").symlink_to(place.root / "gone")
-        return {"--output": str(place.root / "link")}
+    def dangling(workspace: Workspace) -> Flags:
+        (workspace.root / "link").symlink_to(workspace.root / "gone")
+        return {"--output": str(workspace.root / "link")}
 
-    def occupied(place: Place) -> Words:
-        place.written("full/thesis.txt", "years of work")
-        return {"--output": str(place.root / "full")}
+    def occupied(workspace: Workspace) -> Flags:
+        workspace.written("full/thesis.txt", "years of work")
+        return {"--output": str(workspace.root / "full")}
 
-    def itself(place: Place) -> Words:
-        (place.root / "loop").symlink_to(place.root / "loop")
-        return {"--output": str(place.root / "loop")}
+    def itself(workspace: Workspace) -> Flags:
+        (workspace.root / "loop").symlink_to(workspace.root / "loop")
+        return {"--output": str(workspace.root / "loop")}
 
-    def marker(content: str) -> Callable[[Place], Words]:
-        def damage(place: Place) -> Words:
-            place.written("old/stillroom.json", content)
-            return {"--output": str(place.root / "old")}
+    def marker(content: str) -> Callable[[Workspace], Flags]:
+        def damage(workspace: Workspace) -> Flags:
+            workspace.written("old/stillroom.json", content)
+            return {"--output": str(workspace.root / "old")}
 
         return damage
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-Words = dict[str, str | list[str]]  # flag -> value, or values of a repeated flag
+Flags = dict[str, str | list[str]]  # flag -> value, or values of a repeated flag
 REFUSED, ACCEPTED = 2, 0
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """A folder of copies that a case may damage: `teacher/`, `data/`, `student/`, and `run/` for the output."""
 
     root: Path
@@ -44,17 +44,17 @@ class Case:
 
     Args:
         name: Id of the test.
-        damage: Damages the place and returns the flags that are passed in addition to the usual ones.
+        damage: Damages the workspace and returns the flags that are passed in addition to the usual ones.
         message: Regular expression that must match somewhere in the command's output.
         ends: Expected exit code.
     """
 
     name: str
-    damage: Callable[[Place], Words]
+    damage: Callable[[Workspace], Flags]
     message: str
     ends: int = REFUSED
 
 
-def place_from(pristine: Path, root: Path) -> Place:
+def copy_workspace(pristine: Path, root: Path) -> Workspace:
     shutil.copytree(pristine, root, dirs_exist_ok=True, symlinks=True)
-    return Place(root)
+    return Workspace(root)

@@ -28,28 +28,34 @@ def rows(count: int, vocabulary: int) -> list[np.ndarray]:
     return [rng.integers(5, vocabulary, rng.integers(2, 30)) for _ in range(count)]
 
 
-def write(rank: int, processes: int, teacher: Path, cache: Path, layout: str, words: bool) -> str:
+def write(rank: int, processes: int, teacher: Path, cache: Path, layout: str, is_decoder: bool) -> str:
     """Fills the cache and returns the teacher's fingerprint."""
     plan.SHARD_TOKENS = 512
-    own = parse_layout(layout, processes)
-    auto = AutoModelForCausalLM if words else AutoModelForSequenceClassification
-    mesh = build_mesh(own, "cpu") if processes > 1 else None
-    model = load_in_layout(teacher, auto, own, mesh, frozen=True) if mesh else auto.from_pretrained(teacher)
+    teacher_layout = parse_layout(layout, processes)
+    auto = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
+    mesh = build_mesh(teacher_layout, "cpu") if processes > 1 else None
+    model = load_in_layout(teacher, auto, teacher_layout, mesh, frozen=True) if mesh else auto.from_pretrained(teacher)
     vocabulary, width = model.config.vocab_size, model.config.hidden_size
-    kinds = (Sampled(vocabulary, draws=8),) if words else (Dense(model.config.num_labels), Hidden(width, layers=(0, 2)))
-    name = weights_fingerprint(model) if own.pp == 1 else stored_fingerprint(teacher, auto)
-    answers = ("logits",) if words else ("logits", "hidden")
-    ask: Any = OnlineTeacher(model, answers)
-    if mesh is not None and own.pp > 1:
-        ask = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=() if words else (0, 2))
+    kinds = (
+        (Sampled(vocabulary, draws=8),)
+        if is_decoder
+        else (Dense(model.config.num_labels), Hidden(width, layers=(0, 2)))
+    )
+    name = weights_fingerprint(model) if teacher_layout.pp == 1 else stored_fingerprint(teacher, auto)
+    signals = ("logits",) if is_decoder else ("logits", "hidden")
+    query_teacher: Any = OnlineTeacher(model, signals)
+    if mesh is not None and teacher_layout.pp > 1:
+        query_teacher = PipelineForward(
+            model, mesh.get_group("pp"), micro_batches=1, hidden=() if is_decoder else (0, 2)
+        )
     write_together(
         Console(quiet=True),
         World(rank, processes, dist.FileStore(f"{cache}.world", processes) if processes > 1 else None),
         cache,
         Identity(name, "test", kinds),
         build_samples(LanguageBlocks(rows(150, vocabulary)), 0),
-        ask,
-        mesh if own.sharded else None,
+        query_teacher,
+        mesh if teacher_layout.sharded else None,
         batch_tokens=BATCH_TOKENS,
     )
     return name

@@ -142,11 +142,11 @@ def run_module(module: str) -> int:
     return code
 
 
-def exit_code(given: object) -> int:
+def exit_code(code: object) -> int:
     """Returns the exit code for the argument of `sys.exit`, after writing it to standard error if it is a text."""
-    if given is None or isinstance(given, int):
-        return (given or 0) & 0xFF
-    print(given, file=sys.stderr)
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
     return 1
 
 

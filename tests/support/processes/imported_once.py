@@ -21,7 +21,7 @@ for name in (
     import_module(name)
 
 samples = import_module("support.cache_samples")
-with TemporaryDirectory() as place:
-    samples.write(Path(place) / "cache", samples.make_rows(8))
+with TemporaryDirectory() as folder:
+    samples.write(Path(folder) / "cache", samples.make_rows(8))
 
 gc.freeze()  # a collection in a forked process would write to each of the objects above

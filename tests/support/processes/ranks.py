@@ -51,16 +51,16 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
         ]
         for process in started:
             process.start()
-        in_time = wait_for_all(started, time.monotonic() + limit)
+        is_finished = wait_for_all(started, time.monotonic() + limit)
         for process in started:
             process.kill()
             process.join()
         reports = [Path(folder, f"{rank}.error") for rank in range(processes)]
         errors = [f"rank {rank}: {file.read_text()}" for rank, file in enumerate(reports) if file.exists()]
-        own = [error for error in errors if not lost_connection(error)]
-        if own:
-            raise RanksError("\n".join(own))
-        if not in_time:
+        failures = [error for error in errors if not lost_connection(error)]
+        if failures:
+            raise RanksError("\n".join(failures))
+        if not is_finished:
             traces = [file.read_text() for file in sorted(Path(folder).glob("*.trace"))]
             raise WorldError("\n".join([f"not done after {limit:.0f} s; {errors}", *traces]))
         if any(process.exitcode for process in started):
@@ -83,7 +83,8 @@ def wait_for_all(started: list[Any], end: float) -> bool:
 def lost_connection(error: str) -> bool:
     """Returns whether the error reports the loss of another process rather than a local failure."""
     return "Assertion" not in error and any(
-        words in error for words in ("Connection closed by peer", "Connection reset", "Connection refused", "timed out")
+        phrase in error
+        for phrase in ("Connection closed by peer", "Connection reset", "Connection refused", "timed out")
     )
 
 

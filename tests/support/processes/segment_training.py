@@ -112,37 +112,37 @@ def build_rows(kind: str, seed: int, count: int) -> Any:
 
 
 def train_jobs(
-    rank: int, processes: int, models: Path, place: Path, jobs: Sequence[SegmentJob], layout: str, teacher: str = ""
+    rank: int, processes: int, models: Path, folder: Path, jobs: Sequence[SegmentJob], layout: str, teacher: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Returns the gathered weights and the last metrics of each job; {} for one that was stopped."""
     if processes > 1:
         set_torchrun_environment(rank, processes)
-    step_seed, found = trainer.StepSeed, {}
+    step_seed, results = trainer.StepSeed, {}
     for job in jobs:
         try:
-            found[job.name] = train_job(rank, processes, models, place / job.name, job, layout, teacher or layout)
+            results[job.name] = train_job(rank, processes, models, folder / job.name, job, layout, teacher or layout)
         except StoppedError:
-            found[job.name] = {}
+            results[job.name] = {}
         trainer.StepSeed = step_seed  # type: ignore[misc]
-    return found
+    return results
 
 
 def train_job(
-    rank: int, processes: int, models: Path, place: Path, job: SegmentJob, layout: str, teacher: str
+    rank: int, processes: int, models: Path, folder: Path, job: SegmentJob, layout: str, teacher: str
 ) -> dict[str, Any]:
-    own = models / ("encoder" if job.rows == "masked" else "decoder")
+    model_folder = models / ("encoder" if job.rows == "masked" else "decoder")
     auto = transformers.AutoModelForMaskedLM if job.rows == "masked" else transformers.AutoModelForCausalLM
     student_layout, mesh = parse_layout(layout, processes) if processes > 1 else Layout(), None
     torch.manual_seed(0)
     if processes > 1:
         mesh = build_mesh(student_layout, "cpu")
-        student = load_in_layout(own / "student", auto, student_layout, mesh)
+        student = load_in_layout(model_folder / "student", auto, student_layout, mesh)
     else:
-        student = auto.from_pretrained(own / "student")
+        student = auto.from_pretrained(model_folder / "student")
     online = None
     if job.loss.needs_teacher and not job.cached:
         teacher_layout = parse_layout(teacher, processes) if processes > 1 else Layout()
-        online = load_online_teacher(own / "teacher", job.loss, teacher_layout)
+        online = load_online_teacher(model_folder / "teacher", job.loss, teacher_layout)
     module = DistillationModule(
         student, loss=job.loss, train=job.train, metric=TokenScorer(), signals=online, teacher_sizes=(3, 32)
     )
@@ -150,17 +150,17 @@ def train_job(
         build_rows(job.rows, 1, 30),
         build_rows(job.rows, 2, 9),
         batch_size=job.train.batch_size,
-        signals=CacheReader(own / job.cached) if job.cached else None,
+        signals=CacheReader(model_folder / job.cached) if job.cached else None,
     )
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
-    (place / SCRATCH).mkdir(parents=True, exist_ok=True)
-    store = dist.FileStore(f"{place}.world", processes) if processes > 1 else None
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+    store = dist.FileStore(f"{folder}.world", processes) if processes > 1 else None
     metrics = trainer.fit_module(
-        module, data, place, label="student", train=job.train, machine=MachineConfig(accelerator="cpu"),
+        module, data, folder, label="student", train=job.train, machine=MachineConfig(accelerator="cpu"),
         layout=student_layout, mesh=mesh, precision="32", seed=0, console=Console(quiet=True),
-        world=World(rank, processes, store), wandb_folder=place,
+        world=World(rank, processes, store), wandb_folder=folder,
     )  # fmt: skip
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
-    found = {name: value.clone() for name, value in weights.items()}
-    return {"weights": found, "metrics": metrics, "fused": module.fused_term.has_plain_head}
+    copies = {name: value.clone() for name, value in weights.items()}
+    return {"weights": copies, "metrics": metrics, "fused": module.fused_term.has_plain_head}

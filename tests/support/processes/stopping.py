@@ -42,19 +42,19 @@ class Running:
             assert time.monotonic() < end, f"no {what} within {SECONDS:.0f} s: {self.output}"
             time.sleep(0.02)
 
-    def wait_for_line(self, words: str) -> None:
-        self.wait_for(lambda: words in self.output, words)
+    def wait_for_line(self, text: str) -> None:
+        self.wait_for(lambda: text in self.output, text)
 
     def wait_until_watched(self) -> None:
         """Waits until the command handles SIGTERM, which it does before its long imports."""
         self.wait_for(lambda: handles_signal(self.process.pid, signal.SIGTERM), "handler of SIGTERM")
 
-    def wait_for_child(self, words: str) -> int:
-        self.wait_for(lambda: self.children(words), f"child process {words}")
-        return self.children(words)[0]
+    def wait_for_child(self, text: str) -> int:
+        self.wait_for(lambda: self.children(text), f"child process {text}")
+        return self.children(text)[0]
 
-    def children(self, words: str = "") -> list[int]:
-        return [pid for pid in descendants(self.process.pid) if words in command_line(pid)]
+    def children(self, text: str = "") -> list[int]:
+        return [pid for pid in descendants(self.process.pid) if text in command_line(pid)]
 
     def end(self) -> int:
         """Waits until the command has ended and its output is closed, and returns the exit code."""
@@ -98,11 +98,11 @@ def assert_stopped(running: Running, name: str) -> None:
 def descendants(root: int) -> list[int]:
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = {int(pid): int(parent) for pid, parent in (line.split() for line in listed.splitlines())}
-    found, level = list[int](), [root]
+    pids, level = list[int](), [root]
     while level:
         level = [pid for pid, parent in parents.items() if parent in level]
-        found += level
-    return [pid for pid in found if is_running(pid)]
+        pids += level
+    return [pid for pid in pids if is_running(pid)]
 
 
 def is_running(pid: int) -> bool:

@@ -41,7 +41,7 @@ class Training:
     """A training job, independent of the layout."""
 
     student: Path
-    place: Path
+    folder: Path
     # A low learning rate: gradients of key biases are pure rounding errors, which Adam scales to full steps.
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
@@ -62,9 +62,9 @@ class Training:
 
 def set_torchrun_environment(rank: int, processes: int, port: int = 1) -> None:
     """Sets the environment variables that define the process's rank and world."""
-    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in (here | rest).items()})
+    os.environ.update({name: str(value) for name, value in (ranks | rest).items()})
 
 
 class StoppedError(Exception):
@@ -110,18 +110,18 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
     if processes > 1:
         set_torchrun_environment(rank, processes, job.port)
     torch.manual_seed(0)
-    world = World(rank, processes, dist.FileStore(f"{job.place}.world", processes) if processes > 1 else None)
+    world = World(rank, processes, dist.FileStore(f"{job.folder}.world", processes) if processes > 1 else None)
     if job.teachers:
         dist.destroy_process_group()
         world = join_world(120, job.teachers)
     if world.is_teacher:
         assert job.teacher is not None
-        given = DistillConfig(
-            str(job.place), TeacherConfig(str(job.teacher), signals="online", processes=job.teachers),
+        settings = DistillConfig(
+            str(job.folder), TeacherConfig(str(job.teacher), signals="online", processes=job.teachers),
             student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
         )  # fmt: skip
         layouts = Layouts(parse_layout(job.teacher_layout, job.teachers), Layout(), Layout())
-        serve_teacher(world, plan_of(given, layouts))
+        serve_teacher(world, plan_of(settings, layouts))
         return {}
     try:
         return train_student(world, job, parse_layout(layout, world.size))
@@ -129,33 +129,33 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
         return {}
 
 
-def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
+def train_student(world: World, job: Training, student_layout: Layout) -> dict[str, Any]:
     tokenizer = BertTokenizerFast.from_pretrained(job.student)
     auto = AutoModelForSequenceClassification
-    mesh = build_mesh(own, "cpu") if world.size > 1 else None
+    mesh = build_mesh(student_layout, "cpu") if world.size > 1 else None
     student = (
-        load_in_layout(job.student, auto, own, mesh, precision=job.precision, offload=job.offload)
+        load_in_layout(job.student, auto, student_layout, mesh, precision=job.precision, offload=job.offload)
         if mesh
         else auto.from_pretrained(job.student)
     )
     remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
-    in_step = job.teacher if remote is None else None
+    online_teacher = job.teacher if remote is None else None
     module = DistillationModule(
         student,
         loss=job.loss,
         train=job.train,
         metric=TextClassification(LABELS).scorer(),
         teacher_sizes=(4, 32),
-        shard_optimizer=own.zero == 1,
-        stages=build_pipeline_trainer(student, own, mesh),
+        shard_optimizer=student_layout.zero == 1,
+        stages=build_pipeline_trainer(student, student_layout, mesh),
         signals=load_online_teacher(
-            in_step,
+            online_teacher,
             job.loss,
             parse_layout(job.teacher_layout, world.size),
             precision=job.precision,
             offload=job.offload,
         )
-        if in_step
+        if online_teacher
         else None,
     )
     data = TextDataModule(
@@ -171,14 +171,14 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
     dtypes = RecordDtypes()
-    (job.place / SCRATCH).mkdir(parents=True, exist_ok=True)
+    (job.folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     metrics = trainer.fit_module(
-        module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
-        precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
+        module, data, job.folder, label="student", train=job.train, machine=job.machine, layout=student_layout,
+        mesh=mesh, precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.folder,
         callbacks=[dtypes, *([StartScale()] if job.precision == "16-mixed" else [])],
     )  # fmt: skip
     if remote is not None:
         remote.finish()
-    save_model(student, tokenizer, job.place / "model", world)
+    save_model(student, tokenizer, job.folder / "model", world)
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
-    return {"weights": weights, "metrics": metrics, "dtypes": dtypes.found}
+    return {"weights": weights, "metrics": metrics, "dtypes": dtypes.recorded}

@@ -61,9 +61,11 @@ def unpack_slurm(folder: Path) -> str:
         return ""
     downloads, unpacked = folder / "downloads", folder / "unpacked"
     downloads.mkdir(parents=True, exist_ok=True)
-    got = subprocess.run(["apt-get", "download", *PACKAGES], cwd=downloads, capture_output=True, text=True, check=False)
-    if got.returncode:
-        return got.stderr
+    download = subprocess.run(
+        ["apt-get", "download", *PACKAGES], cwd=downloads, capture_output=True, text=True, check=False
+    )
+    if download.returncode:
+        return download.stderr
     for package in downloads.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package, unpacked], check=True)
     (unpacked / "usr").rename(folder / "usr")
@@ -116,9 +118,11 @@ class SlurmCluster:
             for daemon in self.daemons:
                 daemon.wait(30)
 
-    def call(self, *words: str) -> str:
+    def call(self, *arguments: str) -> str:
         """Runs a command of Slurm and returns what it printed; nothing while the controller starts."""
-        return subprocess.run(words, env=self.variables, capture_output=True, text=True, timeout=60, check=False).stdout
+        return subprocess.run(
+            arguments, env=self.variables, capture_output=True, text=True, timeout=60, check=False
+        ).stdout
 
     def read_job(self, number: str) -> dict[str, str]:
         """Returns the fields of a job, such as JobState and Restarts."""

@@ -24,11 +24,11 @@ def drawing(architecture):
     return sys.modules["layered_drawing"]
 
 
-def test_picture_and_table_are_those_of_the_code(architecture):
+def test_picture_and_table_are_up_to_date(architecture):
     assert architecture.main(["--check"]) == 0
 
 
-def test_the_table_of_a_samples_way_is_found(architecture):
+def test_functions_of_the_table_that_do_not_exist_are_named(architecture):
     rows = re.findall(r"^\| `[\w/]+\.py` \| `\w+` \|", architecture.PAGE.read_text(), re.M)
     assert len(rows) > 15
     assert architecture.missing_names("| `distill/losses/logits.py` | `forward_kl` | exists |") == []
@@ -76,10 +76,10 @@ def test_arrows_that_follow_from_others_are_left_out(drawing):
 
 def test_each_box_stands_below_all_that_lead_to_it_and_long_arrows_pass_every_floor(drawing):
     floors, lanes = drawing.list_floors({"a": ["b", "d"], "b": ["c"], "c": [], "d": [], "e": ["c", "d"]})
-    place = {name: number for number, floor in enumerate(floors) for name in floor}
-    assert (place["a"], place["b"], place["c"], place["d"], place["e"]) == (0, 1, 2, 1, 0)
+    level = {name: number for number, floor in enumerate(floors) for name in floor}
+    assert (level["a"], level["b"], level["c"], level["d"], level["e"]) == (0, 1, 2, 1, 0)
     (long,) = [lane for lane in lanes if lane[0] == "e" and lane[-1] == "c"]
-    assert [place[name] for name in long] == [0, 1, 2]
+    assert [level[name] for name in long] == [0, 1, 2]
 
 
 def test_the_drawing_is_xml_with_a_box_for_each_node_and_no_two_boxes_overlap(drawing):

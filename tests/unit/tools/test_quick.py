@@ -21,14 +21,14 @@ def quick():
     return module
 
 
-def test_a_changed_module_is_tested_by_the_tests_of_its_room(quick):
+def test_a_changed_module_is_tested_by_the_tests_of_its_package(quick):
     tests = quick.select_tests(["distill/losses/logits.py"])
     assert "tests/unit/distill/losses/test_losses.py" in tests
     assert "tests/unit/test_package_boundaries.py" in tests
     assert not [name for name in tests if "compress" in name]
 
 
-def test_a_room_without_tests_of_its_own_is_tested_by_those_above_it(quick):
+def test_a_package_without_tests_is_tested_by_those_of_its_parent(quick):
     assert "tests/unit/distill/data/test_data.py" in quick.select_tests(["distill/data/sources/tables.py"])
 
 
@@ -41,8 +41,8 @@ def test_a_changed_test_is_run_itself(quick):
 @pytest.fixture
 def repository(tmp_path, quick, monkeypatch):
     def git(*arguments: str) -> None:
-        own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        subprocess.run(["git", *own, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     git("init")
     (tmp_path / "old.py").write_text("x = 1\n")
@@ -64,7 +64,7 @@ def test_changed_and_new_files_are_found_and_ignored_ones_left_out(repository, q
 def test_a_failing_check_ends_with_its_code(repository, quick, monkeypatch, capfd):
     (repository / "new.py").write_text("import os\n")  # unused
     monkeypatch.setattr(sys, "argv", ["quick.py"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         quick.main()
-    assert ended.value.code == 1
+    assert exit_error.value.code == 1
     assert "F401" in capfd.readouterr().out

@@ -55,13 +55,17 @@ def written_files(output: str) -> list[str]:
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_new_component_works_and_passes_the_checks(kind, copy):
     written = written_files(run_to_success(copy, "tools/scaffold.py", kind, NAMES[kind]))
-    own = [file for file in written if file.startswith("tests/") and NAMES[kind] in file]
-    assert len(own) == 1
+    tests = [file for file in written if file.startswith("tests/") and NAMES[kind] in file]
+    assert len(tests) == 1
     for check in (("ruff", "check", "."), ("ruff", "format", "--check", ".")):
         run_to_success(copy, "-m", *check)
     for script in ("settings_reference.py", "architecture.py"):
         run_to_success(copy, f"tools/{script}", "--check")
-    tested = [*own, "tests/unit/test_package_boundaries.py", *(["tests/unit/distill/losses"] if kind == "loss" else [])]
+    tested = [
+        *tests,
+        "tests/unit/test_package_boundaries.py",
+        *(["tests/unit/distill/losses"] if kind == "loss" else []),
+    ]
     assert " passed" in run_to_success(copy, "-m", "pytest", "-q", "-n0", *tested)
 
 

@@ -58,7 +58,7 @@ def command_of(reference, config: type = Outer, name: str = "outer"):
     return reference.Command(name, config, "Does a thing.", {"share": "inner.share"})
 
 
-def test_the_page_is_what_the_settings_say(reference):
+def test_the_page_is_up_to_date_with_the_settings(reference):
     assert reference.PAGE.read_text() == reference.page_text(reference.all_commands()), f"run {reference.MAKE}"
 
 
@@ -99,7 +99,7 @@ def test_a_table_names_the_short_option_and_escapes_bars(reference):
 
 def test_a_command_that_parses_nothing_is_reported(reference):
     with pytest.raises(AssertionError, match="stillroom silent: its settings were not parsed"):
-        reference.called_parser("silent", lambda words: None, [])
+        reference.called_parser("silent", lambda arguments: None, [])
 
 
 def test_a_stale_page_fails_the_check_and_is_rewritten(reference, tmp_path, monkeypatch, capsys):

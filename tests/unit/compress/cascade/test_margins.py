@@ -27,7 +27,7 @@ def simulate_mixture(classes: int, seed: int) -> tuple[np.ndarray, np.ndarray, n
     centres, truth = rng.normal(0, 1, (classes, size)), rng.integers(0, classes, 4000)
     points = centres[truth] + rng.normal(0, 1, (len(truth), size)) * rng.uniform(0.3, 1.4, len(truth))[:, None]
     strong, weak = (
-        points[:, :seen] @ centres[:, :seen].T - (centres[:, :seen] ** 2).sum(1) / 2 for seen in (size, size // 2)
+        points[:, :width] @ centres[:, :width].T - (centres[:, :width] ** 2).sum(1) / 2 for width in (size, size // 2)
     )
     return weak, strong, truth
 
@@ -35,8 +35,8 @@ def simulate_mixture(classes: int, seed: int) -> tuple[np.ndarray, np.ndarray, n
 def mean_accuracy(confidence: np.ndarray, weak: np.ndarray, strong: np.ndarray, truth: np.ndarray) -> float:
     """Returns the mean accuracy over SHARES of texts that the weak classifier answers, the surest first."""
     hits = [each.argmax(-1) == truth for each in (weak, strong)]
-    answers = [confidence >= np.quantile(confidence, 1 - share) for share in SHARES]
-    return float(np.mean([np.where(own, *hits).mean() for own in answers]))
+    masks = [confidence >= np.quantile(confidence, 1 - share) for share in SHARES]
+    return float(np.mean([np.where(accepted, *hits).mean() for accepted in masks]))
 
 
 @pytest.mark.parametrize("classes", [3, 20, 77])

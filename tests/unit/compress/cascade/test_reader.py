@@ -49,20 +49,20 @@ def write_member(folder: Path, logits: dict[str, tuple[float, float]], words: di
     return folder
 
 
-def build(place: Path, *, several: bool = False, words: dict[str, int] = WORDS) -> Path:
-    exports = {"small": write_member(place / "s", SMALL), "large": write_member(place / "l", LARGE, words)}
+def build(folder: Path, *, several: bool = False, words: dict[str, int] = WORDS) -> Path:
+    exports = {"small": write_member(folder / "s", SMALL), "large": write_member(folder / "l", LARGE, words)}
     chosen = ChosenCascade(("small", "large"), (0.5, 0.0), 1.0, 1.0, (0.7, 0.3))
     temperatures = {"small": 1.0, "large": 1.0}
-    write_cascade(place / "cascade", chosen, exports, temperatures, labels=LABELS, several=several, max_length=8)
-    return place / "cascade"
+    write_cascade(folder / "cascade", chosen, exports, temperatures, labels=LABELS, several=several, max_length=8)
+    return folder / "cascade"
 
 
 def test_an_unsure_member_leaves_the_text_to_the_next(tmp_path):
-    answers = Cascade(build(tmp_path)).classify(["yes", "no no", "perhaps"])
-    assert [(each.label, each.member) for each in answers] == [
+    predictions = Cascade(build(tmp_path)).classify(["yes", "no no", "perhaps"])
+    assert [(each.label, each.member) for each in predictions] == [
         ("agrees", "small"), ("refuses", "small"), ("refuses", "large"),
     ]  # fmt: skip
-    assert all(0.9 < each.margin <= 1 for each in answers)
+    assert all(0.9 < each.margin <= 1 for each in predictions)
 
 
 def test_a_member_that_does_not_run_gets_no_inputs(tmp_path):
@@ -84,9 +84,9 @@ def test_members_with_equal_tokenizers_share_them_and_others_have_their_own(tmp_
     shared = Cascade(build(tmp_path / "same")).load_tokenizers()
     assert shared[0] is shared[1]
     turned = dict(zip(WORDS, (0, 1, 2, 5, 4, 3), strict=True))
-    own = Cascade(build(tmp_path / "other", words=turned))
-    assert own.load_tokenizers()[0] is not own.load_tokenizers()[1]
-    assert [each.label for each in own.classify(["perhaps", "yes"])] == ["refuses", "agrees"]
+    cascade = Cascade(build(tmp_path / "other", words=turned))
+    assert cascade.load_tokenizers()[0] is not cascade.load_tokenizers()[1]
+    assert [each.label for each in cascade.classify(["perhaps", "yes"])] == ["refuses", "agrees"]
 
 
 @pytest.mark.parametrize("several", [False, True])

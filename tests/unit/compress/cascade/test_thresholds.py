@@ -14,15 +14,15 @@ MILLISECONDS = {"small": 0.1, "middle": 0.7, "large": 2.0}
 MARGIN_MS = 0.05
 
 
-def draw_answers(rows: int, seed: int, *, several: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def draw_probabilities(rows: int, seed: int, *, several: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns probabilities of three students, each better than the one before, and the right answers."""
     rng = np.random.default_rng(seed)
     truth = rng.integers(0, 2, (rows, 3)) if several else rng.integers(0, 4, rows)
     centre = 2.0 * truth - 1 if several else 2.0 * np.eye(4)[truth]
-    found = {}
+    probabilities = {}
     for name, noise in (("large", 0.5), ("small", 2.0), ("middle", 1.2)):
-        found[name] = compute_probabilities(centre + rng.normal(0, noise, centre.shape), 1.0, several)
-    return found, truth
+        probabilities[name] = compute_probabilities(centre + rng.normal(0, noise, centre.shape), 1.0, several)
+    return probabilities, truth
 
 
 def score(predicted: np.ndarray, truth: np.ndarray) -> float:
@@ -32,69 +32,71 @@ def score(predicted: np.ndarray, truth: np.ndarray) -> float:
     return 2 * (positive & (truth > 0)).sum() / max(1, positive.sum() + truth.sum())
 
 
-def list_every_cascade(probabilities: dict[str, np.ndarray], truth: np.ndarray) -> list[tuple[float, float]]:
+def list_all_cascades(probabilities: dict[str, np.ndarray], truth: np.ndarray) -> list[tuple[float, float]]:
     """Returns (score, mean milliseconds) of all chains with a threshold at each margin of each member."""
     margins = {name: measure_margins(each, truth.ndim == 2) for name, each in probabilities.items()}
-    found = []
+    results = []
     for length in (1, 2, 3):
         for chain in combinations(MILLISECONDS, length):
             for thresholds in product(*(np.unique(margins[name]) for name in chain[:-1])):
-                answer, cost = probabilities[chain[-1]].copy(), np.zeros(len(truth))
+                combined, cost = probabilities[chain[-1]].copy(), np.zeros(len(truth))
                 waiting = np.ones(len(truth), bool)
                 for name, threshold in zip(chain, (*thresholds, 0.0), strict=True):
                     cost += waiting * (MILLISECONDS[name] + MARGIN_MS * (name != chain[-1]))
-                    own = waiting & (margins[name] >= threshold)
-                    answer[own] = probabilities[name][own]
-                    waiting &= ~own
-                found.append((score(answer, truth), float(cost.mean())))
-    return found
+                    accepted = waiting & (margins[name] >= threshold)
+                    combined[accepted] = probabilities[name][accepted]
+                    waiting &= ~accepted
+                results.append((score(combined, truth), float(cost.mean())))
+    return results
 
 
-def apply(chosen: ChosenCascade, probabilities: dict[str, np.ndarray], truth: np.ndarray) -> tuple[float, float]:
+def apply_cascade(
+    chosen: ChosenCascade, probabilities: dict[str, np.ndarray], truth: np.ndarray
+) -> tuple[float, float]:
     """Returns the score and the mean milliseconds of a chosen cascade, row by row."""
-    answer, total = np.zeros_like(probabilities["large"]), 0.0
+    combined, total = np.zeros_like(probabilities["large"]), 0.0
     for row in range(len(truth)):
         for name, threshold in zip(chosen.order, chosen.thresholds, strict=True):
             total += MILLISECONDS[name] + MARGIN_MS * (name != chosen.order[-1])
-            answer[row] = probabilities[name][row]
-            if measure_margins(answer[row][None], truth.ndim == 2)[0] >= threshold:
+            combined[row] = probabilities[name][row]
+            if measure_margins(combined[row][None], truth.ndim == 2)[0] >= threshold:
                 break
-    return score(answer, truth), total / len(truth)
+    return score(combined, truth), total / len(truth)
 
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_cascade_beats_the_chosen_one(seed, several):
-    probabilities, truth = draw_answers(14, seed, several=several)
-    every = list_every_cascade(probabilities, truth)
+    probabilities, truth = draw_probabilities(14, seed, several=several)
+    cascades = list_all_cascades(probabilities, truth)
     for share in (0.8, 0.95, 1.0):
-        least = share * max(each[0] for each in every)
+        least = share * max(each[0] for each in cascades)
         chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(score=least), margin_ms=MARGIN_MS)
         assert chosen.score >= least - 1e-9
-        assert chosen.milliseconds == pytest.approx(min(ms for found, ms in every if found >= least - 1e-9))
-        assert apply(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
+        assert chosen.milliseconds == pytest.approx(min(ms for achieved, ms in cascades if achieved >= least - 1e-9))
+        assert apply_cascade(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     for limit in (0.1, 0.4, 1.0, 3.0):
         chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=limit), margin_ms=MARGIN_MS)
         assert chosen.milliseconds <= limit * (1 + 1e-6)
-        assert chosen.score == pytest.approx(max(found for found, ms in every if ms <= limit + 1e-9))
+        assert chosen.score == pytest.approx(max(achieved for achieved, ms in cascades if ms <= limit + 1e-9))
 
 
 def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
-    probabilities, truth = draw_answers(3000, 0, several=False)
+    probabilities, truth = draw_probabilities(3000, 0, several=False)
     chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=1.0), margin_ms=MARGIN_MS)
     assert chosen.milliseconds <= 1.0
     assert sum(chosen.shares) == pytest.approx(1)
-    assert apply(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
+    assert apply_cascade(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     small = measure_margins(probabilities["small"])
     for threshold in np.quantile(small, np.linspace(0, 1, 200)):  # pairs within the limit
-        own = small >= threshold
-        if 0.1 + MARGIN_MS + 2.0 * (~own).mean() <= 1.0:
-            mixed = np.where(own[:, None], probabilities["small"], probabilities["large"])
+        accepted = small >= threshold
+        if 0.1 + MARGIN_MS + 2.0 * (~accepted).mean() <= 1.0:
+            mixed = np.where(accepted[:, None], probabilities["small"], probabilities["large"])
             assert chosen.score >= score(mixed, truth) - 0.005
 
 
 def test_a_single_student_is_chosen_where_another_member_gains_nothing():
-    probabilities, truth = draw_answers(50, 1, several=False)
+    probabilities, truth = draw_probabilities(50, 1, several=False)
     perfect = {**probabilities, "small": np.eye(4)[truth]}
     chosen = choose_cascade(perfect, truth, MILLISECONDS, CascadeAim(score=1.0))
     assert (chosen.order, chosen.thresholds, chosen.shares) == (("small",), (0.0,), (1.0,))
@@ -119,8 +121,10 @@ def test_the_fitted_temperature_has_the_smallest_cross_entropy(several):
     logits = 5 * (centre + rng.normal(0, 0.8, centre.shape))
 
     def cross_entropy(temperature: float) -> float:
-        found = compute_probabilities(logits, temperature, several)
-        right = np.where(truth == 1, found, 1 - found) if several else found[np.arange(400), truth]
+        probabilities = compute_probabilities(logits, temperature, several)
+        right = (
+            np.where(truth == 1, probabilities, 1 - probabilities) if several else probabilities[np.arange(400), truth]
+        )
         return -np.log(right).mean()
 
     fitted = fit_temperature(logits, truth)

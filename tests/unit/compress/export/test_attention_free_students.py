@@ -141,11 +141,11 @@ def test_numpy_computes_with_the_integers_of_a_quantized_student(spec, scheme, t
         assert stored[name].nbytes + stored[f"{name}.scales"].nbytes == len(stored[name]) * (width + 4)
     assert stored["dense.weight"].dtype == stored["classifier.weight"].dtype == np.int8
     if scheme == "int8-weights":  # with rounded inputs a last bit can move a value by a step
-        found = open_export(target, tmp_path / "numpy-int8", 1)(to_arrays(batch))
+        logits = open_export(target, tmp_path / "numpy-int8", 1)(to_arrays(batch))
         with torch.no_grad():
             reference = copy.deepcopy(source.model).double()(**batch).logits.numpy()
             naive = source.model(**batch).logits.numpy()
-        assert np.abs(found - reference).max() <= 2 * np.abs(naive - reference).max() + 1e-6 * np.abs(reference).max()
+        assert np.abs(logits - reference).max() <= 2 * np.abs(naive - reference).max() + 1e-6 * np.abs(reference).max()
 
 
 @pytest.mark.slow
@@ -177,10 +177,10 @@ def test_rows_of_bytes_that_a_product_reads_directly_have_scales_of_their_own(to
 
 @pytest.mark.slow
 def test_a_second_recurrent_student_of_a_process_is_exported_with_any_length(tokenizer, tmp_path):
-    for place in (tmp_path / "first", tmp_path / "second"):
+    for folder in (tmp_path / "first", tmp_path / "second"):
         student = build_student(build_model("bert"), "gru,hidden=16,layers=2", tokenizer=tokenizer).eval()
-        write_targets(Source(student, tokenizer), [find_target("onnx")], place)
-        assert OnnxModel(place / "onnx", threads=1)(to_arrays(draw_batch(11, 3))).shape == (2, len(LABELS))
+        write_targets(Source(student, tokenizer), [find_target("onnx")], folder)
+        assert OnnxModel(folder / "onnx", threads=1)(to_arrays(draw_batch(11, 3))).shape == (2, len(LABELS))
 
 
 def test_weights_of_tokens_stay_in_float(tokenizer):
@@ -193,7 +193,7 @@ def read_with_numpy(student, tokenizer, folder: Path):
     return open_export("numpy", folder / "numpy", 1)
 
 
-def test_a_reader_answers_as_the_task_asks(tokenizer, tmp_path):
+def test_a_reader_returns_label_sets_scores_or_tags_according_to_the_task(tokenizer, tmp_path):
     texts = ["baka bale", "bami"]
     several = build_model("bert", problem_type="multi_label_classification")
     reader = read_with_numpy(build_student(several, "static", tokenizer=tokenizer), tokenizer, tmp_path / "several")
@@ -201,7 +201,7 @@ def test_a_reader_answers_as_the_task_asks(tokenizer, tmp_path):
         assert labels == [LABELS[i] for i in np.flatnonzero(logits > 0)]
     number = build_model("bert", num_labels=1, id2label={0: "score"}, problem_type="regression")
     reader = read_with_numpy(build_student(number, "cnn", tokenizer=tokenizer), tokenizer, tmp_path / "number")
-    assert [answer for answer, _ in reader.classify(texts)] == [float(each[0]) for _, each in reader.classify(texts)]
+    assert [value for value, _ in reader.classify(texts)] == [float(each[0]) for _, each in reader.classify(texts)]
     tagger = build_model("bert", "ForTokenClassification")
     reader = read_with_numpy(build_student(tagger, "gru", tokenizer=tokenizer), tokenizer, tmp_path / "tags")
     (longer, logits), (shorter, _) = reader.classify(texts)
@@ -244,9 +244,11 @@ def test_tokens_are_pooled_without_padding_as_in_padded_batches(pooling, scheme,
     padded = Reader(tmp_path / str(target))
     padded.__dict__["pools_tokens"] = False
     assert padded.words is None
-    for (answer, own), (expected, logits) in zip(reader.classify(texts), padded.classify(texts), strict=True):
-        assert answer == expected
-        assert np.abs(own - logits).max() < 1e-5
+    for (label, logits), (expected_label, expected_logits) in zip(
+        reader.classify(texts), padded.classify(texts), strict=True
+    ):
+        assert label == expected_label
+        assert np.abs(logits - expected_logits).max() < 1e-5
 
 
 def test_other_kinds_of_students_read_padded_batches(tokenizer, tmp_path):

@@ -56,9 +56,9 @@ def test_a_stock_decoder_computes_the_models_logits_from_quantized_weights(schem
 def test_a_pooler_whose_inputs_stay_in_float_is_rejected(scheme: str, tmp_path):
     model = build_model("bert", num_hidden_layers=1, **WIDE)
     source, folder = written(model, tmp_path, resolve_scheme(scheme))
-    given = {name: value.numpy() for name, value in BATCH.items()} | {"token_type_ids": np.zeros_like(IDS.numpy())}
+    inputs = {name: value.numpy() for name, value in BATCH.items()} | {"token_type_ids": np.zeros_like(IDS.numpy())}
     with pytest.raises(ExportError, match="pooler.dense has other outputs than in training"):
-        check_layers(source, find_target(folder.name), tmp_path, given)
+        check_layers(source, find_target(folder.name), tmp_path, inputs)
 
 
 def test_a_tied_head_is_untied_and_stored_in_int8(tmp_path):

@@ -97,9 +97,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
 
     @functools.cache
     def write(family: str) -> Exported:
-        made = Exported(build(family), tmp_path_factory.mktemp(family) / "onnx")
-        export_decoder(made.model, word_tokenizer(), made.folder)
-        return made
+        artefact = Exported(build(family), tmp_path_factory.mktemp(family) / "onnx")
+        export_decoder(artefact.model, word_tokenizer(), artefact.folder)
+        return artefact
 
     return write
 
@@ -152,10 +152,10 @@ def test_a_hundred_generated_tokens_match_pytorch_batched_and_alone(exported):
 
 
 def test_the_proof_passes_for_the_exported_model(exported):
-    found = verify_decoder(exported.model, exported.folder, PROMPTS, BLOCKS)
-    assert found.tokens == len(PROMPTS) * TOKENS
-    assert found.max_difference < ROUNDING
-    assert found.perplexity == pytest.approx(found.model_perplexity, rel=1e-4)
+    proof = verify_decoder(exported.model, exported.folder, PROMPTS, BLOCKS)
+    assert proof.tokens == len(PROMPTS) * TOKENS
+    assert proof.max_difference < ROUNDING
+    assert proof.perplexity == pytest.approx(proof.model_perplexity, rel=1e-4)
 
 
 @pytest.mark.parametrize("cuts", [(1,), (5,), (1, 2, 3), (20, 21), (7, 14)])
@@ -177,18 +177,18 @@ def test_a_prompt_processed_in_chunks_gives_the_logits_of_one_pass(exported, cut
 def test_padding_on_the_right_does_not_change_logits(exported):
     mask = mask_of([9, 3])[:, ::-1]
     ids = np.random.default_rng(1).integers(3, WORDS, mask.shape)
-    found = exported.decoder({"input_ids": ids, "attention_mask": np.ascontiguousarray(mask)})
+    batch_logits = exported.decoder({"input_ids": ids, "attention_mask": np.ascontiguousarray(mask)})
     for row, length in enumerate((9, 3)):
         np.testing.assert_allclose(
-            found[row, :length], logits(exported.model, ids[row, :length]), rtol=0, atol=ROUNDING
+            batch_logits[row, :length], logits(exported.model, ids[row, :length]), rtol=0, atol=ROUNDING
         )
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "gemma2")])
 def test_a_sliding_window_changes_logits_only_beyond_its_size(export, family):
-    made, wide = export(family), build(family, sliding_window=150)
+    narrow, wide = export(family), build(family, sliding_window=150)
     sequence = BLOCKS[0]
-    difference = np.abs(logits(made.model, sequence) - logits(wide, sequence)).max(-1)
+    difference = np.abs(logits(narrow.model, sequence) - logits(wide, sequence)).max(-1)
     assert difference[:WINDOW].max() < 1e-4 < 0.1 < difference[WINDOW:].max()
 
 
@@ -224,9 +224,9 @@ def test_end_tokens_come_from_the_generation_config_before_the_model_config(qwen
 
 def test_drawn_tokens_follow_the_softmax_at_the_given_temperature():
     scores, stream = np.float32([2.0, 1.0, 0.0, -4.0]), np.random.default_rng(0)
-    found = np.bincount([draw_token(scores, 0.7, stream) for _ in range(20000)], minlength=4) / 20000
+    frequencies = np.bincount([draw_token(scores, 0.7, stream) for _ in range(20000)], minlength=4) / 20000
     chances = np.exp(scores.astype(np.float64) / 0.7)
-    np.testing.assert_allclose(found, chances / chances.sum(), atol=0.01)
+    np.testing.assert_allclose(frequencies, chances / chances.sum(), atol=0.01)
     assert draw_token(scores, 0.0, stream) == 0
 
 
@@ -257,10 +257,10 @@ def test_the_graph_has_standard_names_dynamic_axes_and_all_files(exported):
     graph = onnx.load(exported.folder / ONNX_FILE)
     onnx.checker.check_model(graph)
     assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [OPSET]
-    kept = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
-    requested = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{each}" for each in kept)]
+    cache_names = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
+    requested = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{each}" for each in cache_names)]
     assert [value.name for value in graph.graph.input] == requested
-    assert [value.name for value in graph.graph.output] == ["logits", *(f"present.{each}" for each in kept)]
+    assert [value.name for value in graph.graph.output] == ["logits", *(f"present.{each}" for each in cache_names)]
     dynamic = {v.name: [d.dim_param for d in v.type.tensor_type.shape.dim] for v in graph.graph.input}
     assert [dynamic[name] for name in requested[:3]] == [["batch", "length"], ["batch", "total"], ["batch", "length"]]
     assert all(dynamic[name] == ["batch", "", "past", ""] for name in requested[3:])

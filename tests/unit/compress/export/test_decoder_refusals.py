@@ -62,21 +62,21 @@ def test_a_model_that_cannot_be_exported_as_a_decoder_is_rejected_and_nothing_is
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("gpt2")
-    export_decoder(build("gpt2"), word_tokenizer(), place)
-    return place
+    path = tmp_path_factory.mktemp("gpt2")
+    export_decoder(build("gpt2"), word_tokenizer(), path)
+    return path
 
 
-def copy_with_changed_bias(folder: Path, place: Path, value: float, at: int) -> Path:
+def copy_with_changed_bias(folder: Path, target: Path, value: float, index: int) -> Path:
     """Returns a copy of the folder in which `value` is added to one element of the final norm's bias."""
-    shutil.copytree(folder, place)
+    shutil.copytree(folder, target)
     graph = onnx.load(folder / ONNX_FILE)
     (bias,) = (each for each in graph.graph.initializer if each.name.endswith("ln_f.bias"))
     numbers = onnx.numpy_helper.to_array(bias).copy()
-    numbers[at] += value
+    numbers[index] += value
     bias.CopyFrom(onnx.numpy_helper.from_array(numbers, bias.name))
-    onnx.save(graph, place / ONNX_FILE)
-    return place
+    onnx.save(graph, target / ONNX_FILE)
+    return target
 
 
 @pytest.mark.slow

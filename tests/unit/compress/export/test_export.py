@@ -70,26 +70,29 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
     @functools.cache
     def write(family: str) -> Exported:
         (model, tokenizer), folder = build(family), tmp_path_factory.mktemp(family)
-        made = Exported(model, tokenizer, {target: folder / target for target in (*TARGETS, "onnxruntime-int8")})
+        artefact = Exported(model, tokenizer, {target: folder / target for target in (*TARGETS, "onnxruntime-int8")})
         export_huggingface(model, tokenizer, folder / "huggingface")
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
-        write_target(fuse_operators, made, "onnx", "onnxruntime")
+        write_target(fuse_operators, artefact, "onnx", "onnxruntime")
         write_target(
-            functools.partial(quantize_int8, reduce_range=products_saturate()), made, "onnxruntime", "onnxruntime-int8"
+            functools.partial(quantize_int8, reduce_range=products_saturate()),
+            artefact,
+            "onnxruntime",
+            "onnxruntime-int8",
         )
-        write_target(export_openvino, made, "onnx", "openvino")
-        return made
+        write_target(export_openvino, artefact, "onnx", "openvino")
+        return artefact
 
     return write
 
 
-def write_target(how: Callable[[Path, Path], object], made: Exported, source: str, target: str) -> None:
-    how(
-        made.folders[source] / ONNX_FILE,
-        made.folders[target] / (ir.OPENVINO_FILE if target == "openvino" else ONNX_FILE),
+def write_target(convert: Callable[[Path, Path], object], artefact: Exported, source: str, target: str) -> None:
+    convert(
+        artefact.folders[source] / ONNX_FILE,
+        artefact.folders[target] / (ir.OPENVINO_FILE if target == "openvino" else ONNX_FILE),
     )
-    made.tokenizer.save_pretrained(made.folders[target])
-    made.model.config.save_pretrained(made.folders[target])
+    artefact.tokenizer.save_pretrained(artefact.folders[target])
+    artefact.model.config.save_pretrained(artefact.folders[target])
 
 
 TAKES_LONG = [family for family in MODELS if family != "bert"]
@@ -112,13 +115,13 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def logits(made: Exported, texts: Sequence[str] = TEXTS, pairs: Sequence[str] | None = None) -> np.ndarray:
+def logits(artefact: Exported, texts: Sequence[str] = TEXTS, pairs: Sequence[str] | None = None) -> np.ndarray:
     """Returns the model's logits [texts, classes], computed text by text and therefore without padding."""
     rows = []
     for i, text in enumerate(texts):
         second = None if pairs is None else pairs[i]
-        row = made.tokenizer(text, second, truncation=True, max_length=LIMIT, return_tensors="pt")
-        rows.append(made.model(**{name: row[name] for name in input_names(made.model.config)}).logits[0])
+        row = artefact.tokenizer(text, second, truncation=True, max_length=LIMIT, return_tensors="pt")
+        rows.append(artefact.model(**{name: row[name] for name in input_names(artefact.model.config)}).logits[0])
     return torch.stack(rows).numpy()
 
 
@@ -151,9 +154,9 @@ def test_a_fresh_process_computes_the_models_logits(exported, target, monkeypatc
 
 
 def test_peak_memory_of_a_fresh_process_excludes_its_parents_memory(exported):
-    held = np.ones(150_000_000)  # 1.2 GB
+    parent_array = np.ones(150_000_000)  # 1.2 GB
     proof, _ = verify_export("onnx", exported.folders["onnx"], TEXTS, None, LIMIT, logits(exported))
-    assert proof.peak_bytes < held.nbytes / 2
+    assert proof.peak_bytes < parent_array.nbytes / 2
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -204,8 +207,13 @@ def test_an_onnx_folder_is_self_contained(exported):
 
 def test_operators_are_fused_and_padding_is_ignored(exported):
     graph = onnx.load(exported.folders["onnxruntime"] / ONNX_FILE).graph
-    made = Counter(node.op_type for node in graph.node)
-    assert (made["Attention"], made["BiasGelu"], made["Softmax"], made["SkipLayerNormalization"]) == (
+    operators = Counter(node.op_type for node in graph.node)
+    assert (
+        operators["Attention"],
+        operators["BiasGelu"],
+        operators["Softmax"],
+        operators["SkipLayerNormalization"],
+    ) == (
         LAYERS,
         LAYERS,
         0,
@@ -240,23 +248,25 @@ def test_a_graph_with_a_changed_bias_does_not_agree(bert, tmp_path):
 def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exported):
     whole, small = (exported.folders[name] / ONNX_FILE for name in ("onnxruntime", "onnxruntime-int8"))
     graph = onnx.load(small).graph
-    made = Counter(node.op_type for node in graph.node)
-    assert made["QAttention"] == LAYERS
-    assert not any(made[name] for name in ("Attention", "MatMul", "Gemm"))
+    operators = Counter(node.op_type for node in graph.node)
+    assert operators["QAttention"] == LAYERS
+    assert not any(operators[name] for name in ("Attention", "MatMul", "Gemm"))
     wide = [w for w in graph.initializer if len(w.dims) == 2 and w.data_type == onnx.TensorProto.FLOAT]
     assert not [w.name for w in wide], "a matrix is still in 32 bits"
     assert small.stat().st_size < whole.stat().st_size / 2
     expected = logits(exported)
-    proof, _ = verify_export("onnxruntime-int8", small.parent, TEXTS, None, LIMIT, quantized(exported, small.parent))
+    proof, _ = verify_export(
+        "onnxruntime-int8", small.parent, TEXTS, None, LIMIT, compute_onnx_logits(exported, small.parent)
+    )
     assert proof.same_class == 1
-    assert np.abs(quantized(exported, small.parent) - expected).mean() < expected.std() / 3
+    assert np.abs(compute_onnx_logits(exported, small.parent) - expected).mean() < expected.std() / 3
 
 
-def quantized(made: Exported, folder: Path) -> np.ndarray:
+def compute_onnx_logits(artefact: Exported, folder: Path) -> np.ndarray:
     """Returns the logits of an ONNX file for TEXTS, batched and padded as in a fresh process."""
     model, parts = OnnxModel(folder, threads=1), []
     for start in range(0, len(TEXTS), BATCH):
-        rows = made.tokenizer(
+        rows = artefact.tokenizer(
             TEXTS[start : start + BATCH], padding=True, truncation=True, max_length=LIMIT, return_tensors="np"
         )
         parts.append(model({name: rows[name] for name in model.names}))
@@ -266,8 +276,8 @@ def quantized(made: Exported, folder: Path) -> np.ndarray:
 # --- rejected files
 
 
-def copy_target(made: Exported, target: str, place: Path) -> Path:
-    return shutil.copytree(made.folders[target], place / target)
+def copy_target(artefact: Exported, target: str, folder: Path) -> Path:
+    return shutil.copytree(artefact.folders[target], folder / target)
 
 
 def test_swapped_layers_are_rejected(bert, tmp_path, forked):

@@ -124,7 +124,7 @@ def test_layers_of_a_folded_student_are_deployed_as_int8(kind, tokenizer, tmp_pa
     target = find_target("onnx-int8")
     write_targets(source, [target], tmp_path)
     assert check_layers(source, target, tmp_path, inputs) <= 1e-5
-    found = torch.from_numpy(OnnxModel(tmp_path / "onnx-int8", threads=1)(inputs))
+    exported_logits = torch.from_numpy(OnnxModel(tmp_path / "onnx-int8", threads=1)(inputs))
     reference = logits(source.reference, batch)
-    assert (found - reference).abs().max() <= 0.02 * reference.abs().max()
-    assert (found - plain).abs().max() <= 0.15 * plain.abs().max()
+    assert (exported_logits - reference).abs().max() <= 0.02 * reference.abs().max()
+    assert (exported_logits - plain).abs().max() <= 0.15 * plain.abs().max()

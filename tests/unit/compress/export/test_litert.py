@@ -42,8 +42,8 @@ def batch(length: int, rows: int = 3) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source, Path]]:
-    """`made()` -> (a one-layer RoBERTa, the folder of its targets); the file has two signatures."""
+def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source, Path]]:
+    """`export()` -> (a one-layer RoBERTa, the folder of its targets); the file has two signatures."""
 
     @cache
     def write() -> tuple[Source, Path]:
@@ -55,8 +55,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source,
 
 
 @pytest.mark.slow
-def test_padding_up_to_a_signature_keeps_the_logits(made):
-    source, folder = made()
+def test_padding_up_to_a_signature_keeps_the_logits(export):
+    source, folder = export()
     model = LitertModel(folder / "litert-int8", threads=1)
     assert model.program.lengths == [SHORT, LONG]
     for length in (3, SHORT, SHORT + 1, LONG):
@@ -64,8 +64,8 @@ def test_padding_up_to_a_signature_keeps_the_logits(made):
         assert np.abs(model(batch(length)) - expected).max() <= 0.02 * np.abs(expected).max()
 
 
-def test_a_text_longer_than_every_signature_is_rejected(made):
-    _, folder = made()
+def test_a_text_longer_than_every_signature_is_rejected(export):
+    _, folder = export()
     model = LitertModel(folder / "litert-int8", threads=1)
     with pytest.raises(CompressError, match=f"expected texts of at most {LONG} tokens, found one of {LONG + 1}"):
         model(batch(LONG + 1))
@@ -73,8 +73,8 @@ def test_a_text_longer_than_every_signature_is_rejected(made):
     assert np.array_equal(model(wide), model(batch(LONG)))
 
 
-def test_signatures_share_aligned_weights(made):
-    _, folder = made()
+def test_signatures_share_aligned_weights(export):
+    _, folder = export()
     program = (folder / "litert-int8" / LITERT_FILE).read_bytes()
     model = File(program).model
     shared = [
@@ -141,8 +141,8 @@ def test_signature_lengths_double_from_16_up_to_the_model_length_or_512():
     assert list_signature_lengths(8192) == [16, 32, 64, 128, 256, 512]
 
 
-def test_a_missing_library_is_reported_with_its_install_command(made, tmp_path, monkeypatch):
-    source, folder = made()
+def test_a_missing_library_is_reported_with_its_install_command(export, tmp_path, monkeypatch):
+    source, folder = export()
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
     with pytest.raises(CompressError, match=r"pip install -e '.\[litert\]'"):
         write_targets(source, [ExportTarget("litert", "int8")], tmp_path)

@@ -181,13 +181,13 @@ def test_a_file_with_other_scales_than_the_model_is_rejected(files: Files):
 
 def test_concatenated_rows_of_several_layers_are_found():
     layers = quantized_source("int8-static").layers
-    own = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
-    whole = np.concatenate([layers[name].weight for name in own])
-    found, names = RowIndex(layers).find(whole)
-    assert names == own
-    assert np.array_equal(found.integers, np.concatenate([layers[name].integers for name in own]))
+    layer_names = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
+    whole = np.concatenate([layers[name].weight for name in layer_names])
+    layer, names = RowIndex(layers).find(whole)
+    assert names == layer_names
+    assert np.array_equal(layer.integers, np.concatenate([layers[name].integers for name in layer_names]))
     assert RowIndex(layers).find(whole + 1) is None
-    mixed = np.concatenate([layers[own[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
+    mixed = np.concatenate([layers[layer_names[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
     with pytest.raises(ExportError, match="rounded in 2 different ways"):
         RowIndex(layers).find(mixed)
 

@@ -37,10 +37,10 @@ def test_the_library_computes_the_students_vectors_of_texts(form, head, tokenize
         teacher = PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher"))
     student = train_weights(build_student(teacher, "static,embeddings=8", tokenizer=tokenizer).eval())
     write_targets(Source(student, tokenizer), [find_target(form)], tmp_path)
-    found = open_export(form, tmp_path / form, 1)(TEXTS)
+    vectors = open_export(form, tmp_path / form, 1)(TEXTS)
     double = compute_text_vectors(student.double(), tokenizer, TEXTS)
-    np.testing.assert_allclose(found, double, atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 1, 1, 0], atol=1e-6)  # the last one is unknown
+    np.testing.assert_allclose(vectors, double, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 1, 1, 0], atol=1e-6)  # the last one is unknown
 
 
 @pytest.mark.slow
@@ -59,8 +59,8 @@ def test_a_text_is_the_mean_of_its_tokens_vectors(tokenizer):
     student = train_weights(build_student(build_model("bert"), "static,embeddings=8", tokenizer=tokenizer).eval())
     table = build_static_table(student, tokenizer, "model2vec")
     mean = table[tokenizer("bale bami bale", add_special_tokens=False)["input_ids"]].mean(0)
-    found = compute_text_vectors(student, tokenizer, ["bale bami bale"])[0]
-    np.testing.assert_allclose(found, mean / np.linalg.norm(mean), atol=1e-6)
+    vector = compute_text_vectors(student, tokenizer, ["bale bami bale"])[0]
+    np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
 
 
 @pytest.mark.parametrize(("spec", "settings", "message"), [

@@ -31,7 +31,7 @@ SLOW = list(CASES)[1:]
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
 )
-def written(request: pytest.FixtureRequest, tokenizer, tmp_path_factory) -> tuple[PreTrainedModel, Path]:
+def exported(request: pytest.FixtureRequest, tokenizer, tmp_path_factory) -> tuple[PreTrainedModel, Path]:
     """A model and the folder of its targets."""
     kind, head = CASES[request.param]
     labels = {"id2label": {0: "start", 1: "end"}, "label2id": {"start": 0, "end": 1}} if "Question" in head else {}
@@ -42,12 +42,12 @@ def written(request: pytest.FixtureRequest, tokenizer, tmp_path_factory) -> tupl
 
 
 @torch.no_grad()
-def expected(model: PreTrainedModel, batch: dict[str, np.ndarray]) -> np.ndarray:
+def compute_unpadded_logits(model: PreTrainedModel, batch: dict[str, np.ndarray]) -> np.ndarray:
     """Returns logits of each text alone, without padding: [tokens, vocabulary], or [tokens, 2] for start and end."""
     rows = []
-    for row, kept in enumerate(batch["attention_mask"].sum(1)):
-        given = {name: torch.from_numpy(batch[name][row : row + 1, :kept]) for name in input_names(model.config)}
-        out = model(**given)
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        inputs = {name: torch.from_numpy(batch[name][row : row + 1, :length]) for name in input_names(model.config)}
+        out = model(**inputs)
         if "ForQuestionAnswering" in type(model).__name__:
             rows.append(torch.cat([out.start_logits, out.end_logits]).T)
         else:
@@ -60,21 +60,21 @@ def batch_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("target", ["huggingface", "onnx", "onnxruntime"])
-def test_exported_token_logits_match_the_models_at_every_position(written, tokenizer, target):
-    model, folder = written
-    batch, own = batch_of(tokenizer), expected(model, batch_of(tokenizer))
-    assert own.shape[1] == (2 if "Question" in type(model).__name__ else len(VOCABULARY))
-    assert np.abs(own - own[:, ::-1]).max() > 0.1, "a start is like an end"
+def test_exported_token_logits_match_the_models_at_every_position(exported, tokenizer, target):
+    model, folder = exported
+    batch, model_logits = batch_of(tokenizer), compute_unpadded_logits(model, batch_of(tokenizer))
+    assert model_logits.shape[1] == (2 if "Question" in type(model).__name__ else len(VOCABULARY))
+    assert np.abs(model_logits - model_logits[:, ::-1]).max() > 0.1, "a start is like an end"
     runner = TorchModel(folder / target) if target == "huggingface" else OnnxModel(folder / target, threads=1)
-    found = runner(batch)
-    assert found.shape[:2] == batch["input_ids"].shape
-    np.testing.assert_allclose(flatten_tokens(found, batch["attention_mask"]), own, rtol=0, atol=2e-4)
+    logits = runner(batch)
+    assert logits.shape[:2] == batch["input_ids"].shape
+    np.testing.assert_allclose(flatten_tokens(logits, batch["attention_mask"]), model_logits, rtol=0, atol=2e-4)
     if target != "huggingface":
-        assert verify_export(target, folder / target, TEXTS, None, MAX_LENGTH, own)[0].max_difference < 2e-4
+        assert verify_export(target, folder / target, TEXTS, None, MAX_LENGTH, model_logits)[0].max_difference < 2e-4
 
 
-def test_graphs_have_logits_as_their_only_output(written):
-    _, folder = written
+def test_graphs_have_logits_as_their_only_output(exported):
+    _, folder = exported
     for target in ("onnx", "onnxruntime"):
         (output,) = onnx.load(folder / target / ONNX_FILE).graph.output
         assert output.name == "logits"

@@ -21,12 +21,12 @@ def real_tokenizer():
 
 
 @pytest.mark.parametrize("max_length", [4, 16, 128])
-def test_ids_are_the_tokenizers(real_tokenizer, max_length):
+def test_word_ids_equal_those_of_the_tokenizer(real_tokenizer, max_length):
     real_tokenizer.no_padding()
-    words = WordIds(real_tokenizer)
+    word_ids = WordIds(real_tokenizer)
     for texts in (TEXTS, TEXTS[::-1]):  # the second time all words are known
-        ids, counts = words.encode(texts, max_length)
-        found = np.split(ids, np.cumsum(counts)[:-1])
+        ids, counts = word_ids.encode(texts, max_length)
+        ids_by_text = np.split(ids, np.cumsum(counts)[:-1])
         real_tokenizer.enable_truncation(max_length)
-        for text, own in zip(texts, found, strict=True):
-            assert own.tolist() == real_tokenizer.encode(text).ids, repr(text)
+        for text, text_ids in zip(texts, ids_by_text, strict=True):
+            assert text_ids.tolist() == real_tokenizer.encode(text).ids, repr(text)

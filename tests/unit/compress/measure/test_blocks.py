@@ -43,25 +43,25 @@ def test_a_settled_group_takes_no_part_in_further_blocks():
         TimedGroup(("teacher", "student"), lambda times: len(times["student"].times) == 3),
         TimedGroup(("other",), lambda times: True),
     ]
-    found = time_blocks(calls.runners(), groups, draw, EFFORT)
+    timings = time_blocks(calls.runners(), groups, draw, EFFORT)
     assert {name: sorted(blocks) for name, blocks in calls.blocks.items()} == {
         "teacher": [0, 1, 2],
         "student": [0, 1, 2],
         "other": [0, 1],
     }
-    assert found["teacher"].fastest.shape == (3, 3)
-    assert found["other"].fastest.shape == (2, 3)
+    assert timings["teacher"].fastest.shape == (3, 3)
+    assert timings["other"].fastest.shape == (2, 3)
 
 
 def test_unsettled_groups_are_timed_to_the_limit_of_blocks():
-    found = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
-    assert all(each.fastest.shape == (EFFORT.max_blocks, 3) for each in found.values())
+    timings = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
+    assert all(each.fastest.shape == (EFFORT.max_blocks, 3) for each in timings.values())
 
 
 def test_without_time_only_the_least_number_of_blocks_is_timed():
     effort = Effort(EFFORT.rounds, EFFORT.size, EFFORT.min_blocks, EFFORT.max_blocks, seconds=0.0)
-    found = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, effort)
-    assert len(found["teacher"].times) == EFFORT.min_blocks
+    timings = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, effort)
+    assert len(timings["teacher"].times) == EFFORT.min_blocks
 
 
 def test_a_summary_is_over_the_calls_of_all_blocks():

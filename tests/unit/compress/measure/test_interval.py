@@ -20,10 +20,10 @@ def simulate(seed: int, blocks: int, calls: int = 8, rounds: int = 4) -> tuple[n
     shared = rng.lognormal(0, 0.1, (blocks, 1, 1))
     times = []
     for milliseconds in (RATIO, 1.0):
-        own = rng.lognormal(0, 0.03, (blocks, 1, 1))
+        model_speed = rng.lognormal(0, 0.03, (blocks, 1, 1))
         noise = 1 + rng.exponential(0.05, (blocks, rounds, calls))
         interrupted = np.where(rng.random((blocks, rounds, calls)) < 0.2, 1.5, 1.0)
-        times.append((milliseconds * work * shared * own * noise * interrupted).min(axis=1))
+        times.append((milliseconds * work * shared * model_speed * noise * interrupted).min(axis=1))
     return times[0], times[1]
 
 
@@ -40,10 +40,10 @@ def test_stopping_as_soon_as_the_interval_is_narrow_keeps_most_of_the_coverage()
     for seed in range(100):
         teacher, student = simulate(seed, 48)
         for blocks in range(MIN_BLOCKS, 49, 6):
-            found = estimate_ratio(teacher[:blocks], student[:blocks])
-            if found.width <= 0.08:
+            estimate = estimate_ratio(teacher[:blocks], student[:blocks])
+            if estimate.width <= 0.08:
                 break
-        covered += found.low <= RATIO <= found.high
+        covered += estimate.low <= RATIO <= estimate.high
         counts.append(blocks)
     assert covered >= 87
     assert MIN_BLOCKS < np.median(counts) < 48
@@ -58,39 +58,39 @@ def test_more_blocks_narrow_the_interval_as_the_root_of_their_number():
 
 def test_an_exact_ratio_has_an_interval_without_width_whatever_the_lengths():
     student = np.random.default_rng(0).uniform(1, 5, (8, 4))
-    found = estimate_ratio(4 * student, student)
-    assert (found.low, found.value, found.high) == pytest.approx((4, 4, 4))
-    assert estimate_ratio(4 * student, student) == found, "the same times give the same interval"
+    estimate = estimate_ratio(4 * student, student)
+    assert (estimate.low, estimate.value, estimate.high) == pytest.approx((4, 4, 4))
+    assert estimate_ratio(4 * student, student) == estimate, "the same times give the same interval"
 
 
 def test_two_copies_of_a_model_have_an_interval_around_1():
     teacher, _ = simulate(3, 24)
     copy, _ = simulate(4, 24)
-    found = estimate_ratio(teacher, copy)
-    assert found.low < 1 < found.high
+    estimate = estimate_ratio(teacher, copy)
+    assert estimate.low < 1 < estimate.high
 
 
 def test_a_latency_is_the_median_of_the_fastest_calls():
     _, student = simulate(5, 12)
-    found = estimate_median(student)
-    assert found.value == np.median(student)
+    estimate = estimate_median(student)
+    assert estimate.value == np.median(student)
     assert estimate_median(student[:, :7]).value == np.median(student[:, :7])
     assert estimate_median(student[:7, :7]).value == np.median(student[:7, :7]), "of an odd number of calls"
-    assert found.low < found.value < found.high
+    assert estimate.low < estimate.value < estimate.high
 
 
-def test_a_single_block_says_nothing_about_the_interval():
+def test_a_single_block_gives_an_unbounded_interval():
     teacher, student = simulate(0, 1)
-    found = estimate_ratio(teacher, student)
-    assert (found.low, found.high) == (0.0, float("inf"))
-    assert found.width == float("inf")
-    assert found.invert().low == 0
+    estimate = estimate_ratio(teacher, student)
+    assert (estimate.low, estimate.high) == (0.0, float("inf"))
+    assert estimate.width == float("inf")
+    assert estimate.invert().low == 0
 
 
 def test_an_estimate_is_scaled_and_inverted_with_its_interval():
-    found = Estimate(2.0, 1.6, 2.5)
-    assert found.scale(10) == Estimate(20.0, 16.0, 25.0)
-    assert found.invert() == Estimate(0.5, 0.4, 0.625)
+    estimate = Estimate(2.0, 1.6, 2.5)
+    assert estimate.scale(10) == Estimate(20.0, 16.0, 25.0)
+    assert estimate.invert() == Estimate(0.5, 0.4, 0.625)
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(latencies, "time", made)
-    monkeypatch.setattr(precision_speed, "time", made)
-    return made
+    fake = Clock()
+    monkeypatch.setattr(latencies, "time", fake)
+    monkeypatch.setattr(precision_speed, "time", fake)
+    return fake
 
 
 class CallRecorder:
@@ -76,7 +76,7 @@ def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warm
     assert len(expected) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
 
 
-def test_runners_alternate_in_blocks_and_take_every_place_equally_often():
+def test_runners_alternate_in_blocks_and_take_every_position_equally_often():
     calls, count = CallRecorder(), 3 * TEXTS_PER_TURN
     texts = [{"input_ids": np.full((1, length), 1)} for length in range(1, count + 1)]
     measure_latency(calls.runners(), dict.fromkeys(NAMES, texts), rounds=3, warmup=0)
@@ -88,50 +88,50 @@ def test_runners_alternate_in_blocks_and_take_every_place_equally_often():
         "models take turns"
     )
     names = [turn[0][0] for turn in turns]
-    for place in range(3):  # each model is first, second and third equally often
-        assert Counter(names[place::3]) == dict.fromkeys(NAMES, 3)
+    for position in range(3):  # each model is first, second and third equally often
+        assert Counter(names[position::3]) == dict.fromkeys(NAMES, 3)
     first = {start: {names[i] for i in range(0, len(turns), 3) if starts[i] == start} for start in starts}
-    assert all(len(own) == 3 for own in first.values()), "and so on every block"
+    assert all(len(models) == 3 for models in first.values()), "and so on every block"
 
 
 def test_quantiles_are_computed_from_the_durations_of_the_calls_alone(clock):
-    took = iter([9, 0.001, 0.002, 0.003, 0.010, 0.004])
+    durations = iter([9, 0.001, 0.002, 0.003, 0.010, 0.004])
     batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
-    runners = {"only": lambda batch: clock.work(next(took))}
+    runners = {"only": lambda batch: clock.work(next(durations))}
     # The callback after a call takes time too, which must not count towards the call.
-    found = measure_latency(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))[
+    latency = measure_latency(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))[
         "only"
     ]
     wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6, best_ms=3.0)
-    assert asdict(found) == pytest.approx(asdict(wanted))
+    assert asdict(latency) == pytest.approx(asdict(wanted))
 
 
 def test_the_best_latency_is_the_median_of_per_text_minima(clock):
-    took = iter([1, 0.002, 0.005, 1, 0.009, 0.004, 1, 0.003, 0.010])
+    durations = iter([1, 0.002, 0.005, 1, 0.009, 0.004, 1, 0.003, 0.010])
     batches = [{"input_ids": np.zeros((1, length), np.int64)} for length in (5, 9)]
-    found = measure_latency({"only": lambda batch: clock.work(next(took))}, {"only": batches}, rounds=3, warmup=0)[
-        "only"
-    ]
-    assert found.best_ms == pytest.approx(3.0), "of 2 and 4"
-    assert found.median_ms == pytest.approx(4.5), "of 2, 3, 4, 5, 9 and 10"
-    assert found.repeats == 6
+    latency = measure_latency(
+        {"only": lambda batch: clock.work(next(durations))}, {"only": batches}, rounds=3, warmup=0
+    )["only"]
+    assert latency.best_ms == pytest.approx(3.0), "of 2 and 4"
+    assert latency.median_ms == pytest.approx(4.5), "of 2, 3, 4, 5, 9 and 10"
+    assert latency.repeats == 6
 
 
 def test_each_model_gets_its_own_inputs():
     calls, longer = CallRecorder(), [{"input_ids": np.full((2, length + 1), 1)} for length in LENGTHS]
-    found = measure_latency(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
+    measured = measure_latency(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
     assert {length for name, length, _ in calls.seen if name == "student"} == {length + 1 for length in LENGTHS}
     assert {length for name, length, _ in calls.seen if name != "student"} == set(LENGTHS)
-    assert (found["student"].length, found["teacher"].length) == (7, 6)
+    assert (measured["student"].length, measured["teacher"].length) == (7, 6)
 
 
 def test_times_are_attributed_to_the_right_model(clock):
     times = {"slow": 0.004, "quick": 0.001, "middle": 0.002}
     runners = {name: lambda batch, seconds=seconds: clock.work(seconds) for name, seconds in times.items()}
-    found = measure_latency(runners, dict.fromkeys(times, TEXTS), rounds=3)
+    measured = measure_latency(runners, dict.fromkeys(times, TEXTS), rounds=3)
     for name, seconds in times.items():
-        one = found[name]
-        assert [one.p10_ms, one.median_ms, one.p90_ms] == pytest.approx([seconds * 1e3] * 3)
+        latency = measured[name]
+        assert [latency.p10_ms, latency.median_ms, latency.p90_ms] == pytest.approx([seconds * 1e3] * 3)
 
 
 def test_quantiles_of_real_times_are_positive_and_ordered():
@@ -263,12 +263,12 @@ def test_precision_names_select_autocast_types_and_device_candidates(monkeypatch
     with autocast_to_mode("bf16-mixed", CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     cuda = torch.device("cuda")
-    for able, version, wanted in (
+    for supported, version, wanted in (
         (True, (9, 0), ("bf16-mixed", "fp8")),
         (True, (8, 0), ("bf16-mixed",)),
         (False, (7, 5), ("16-mixed",)),
     ):
-        monkeypatch.setattr(precision_modes.torch.cuda, "is_bf16_supported", lambda able=able: able)
+        monkeypatch.setattr(precision_modes.torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
         monkeypatch.setattr(
             precision_modes.torch.cuda, "get_device_capability", lambda device, version=version: version
         )

@@ -145,15 +145,15 @@ def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
     head, make_data = TASKS[task]
     model = decoder() if head == "decoder" else build_model("bert", head)
     teacher = saved(model, tokenizer, tmp_path / "teacher")
-    more = ["--task", task]
+    arguments = ["--task", task]
     if task == "chat":
         (tmp_path / "plain.jinja").write_text(PLAIN)
-        more += ["--chat.template", str(tmp_path / "plain.jinja")]
-    distill.main([*small_run(teacher, make_data(tmp_path / "data"), tmp_path / "run", *AUTO), *more])
-    found = read_measurements(tmp_path / "run")
+        arguments += ["--chat.template", str(tmp_path / "plain.jinja")]
+    distill.main([*small_run(teacher, make_data(tmp_path / "data"), tmp_path / "run", *AUTO), *arguments])
+    measurements = read_measurements(tmp_path / "run")
     assert "of the student on " in capsys.readouterr().out
-    assert 1 <= len(found["measured"]["batches"]) <= 3
-    assert all(1 <= rows <= 8 and 2 <= length <= 32 for rows, length in found["measured"]["batches"])
+    assert 1 <= len(measurements["measured"]["batches"]) <= 3
+    assert all(1 <= rows <= 8 and 2 <= length <= 32 for rows, length in measurements["measured"]["batches"])
 
 
 def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_folder, data_folder, tmp_path, capsys):
@@ -185,12 +185,12 @@ def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_na
 
 
 def test_a_missing_share_of_the_ceiling_is_not_printed():
-    found = {
+    measurements = {
         "seconds_a_step": {"32": 0.02, "bf16-mixed": 0.01},
         "share_of_ceiling": {"32": 0.5},
         "measured": {"batches": [[8, 12], [7, 9]]},
     }
-    assert precision.measured_text(found) == (
+    assert precision.measured_text(measurements) == (
         "a step of the student on 8x12, 7x9 tokens: 32 20 ms, 50% of what products reach; bf16-mixed 10 ms"
     )
 

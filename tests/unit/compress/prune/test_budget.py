@@ -151,8 +151,8 @@ def test_times_of_zero_are_rejected():
 def test_planned_sizes_never_exceed_each_layers_own_size():
     full = ModelSizes(64, (8, 2, 1), (256, 16, 1))
     for each in plan_measurements(full, step=8):
-        assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
-        assert all(units <= most for units, most in zip(each.ffn, full.ffn, strict=False))
+        assert all(units <= available for units, available in zip(each.heads, full.heads, strict=False))
+        assert all(units <= available for units, available in zip(each.ffn, full.ffn, strict=False))
     assert ModelSizes(64, (8, 2), (128, 8)) in plan_measurements(full, step=8)
 
 
@@ -184,8 +184,8 @@ def some_options(seed: int, layers: int = 3) -> list[LayerOptions]:
 def every_choice(options: list[LayerOptions], depth: int, uniform: bool):
     """Yields (layers, heads, ffn, loss) of every possible choice."""
     total = sum(each.layer_loss for each in options)
-    for kept in (k for k in product((0, 1), repeat=len(options)) if sum(k) == depth):
-        layers = [i for i, stays in enumerate(kept) if stays]
+    for mask in (k for k in product((0, 1), repeat=len(options)) if sum(k) == depth):
+        layers = [i for i, is_kept in enumerate(mask) if is_kept]
         for picks in product(product(range(3), range(3)), repeat=depth):
             if uniform and len(set(picks)) > 1:
                 continue
@@ -207,32 +207,32 @@ def test_allocation_within_the_time_limit_has_the_least_loss(seed, uniform):
             for layers, heads, ffn, loss in every_choice(options, depth, uniform)
             if COSTS.predict(ModelSizes(16, heads, ffn)) <= milliseconds
         ]
-        found = allocate(options, [COSTS], 16, depth, milliseconds, uniform=uniform)
+        allocation = allocate(options, [COSTS], 16, depth, milliseconds, uniform=uniform)
         if not within:
-            assert found is None
+            assert allocation is None
             continue
-        assert found is not None
-        assert found.loss == pytest.approx(min(within)[0])
-        assert found.milliseconds == pytest.approx(COSTS.predict(ModelSizes(16, found.heads, found.ffn)))
-        assert found.milliseconds <= milliseconds + 1e-9
-        assert not uniform or len(set(found.heads)) == len(set(found.ffn)) == 1
+        assert allocation is not None
+        assert allocation.loss == pytest.approx(min(within)[0])
+        assert allocation.milliseconds == pytest.approx(COSTS.predict(ModelSizes(16, allocation.heads, allocation.ffn)))
+        assert allocation.milliseconds <= milliseconds + 1e-9
+        assert not uniform or len(set(allocation.heads)) == len(set(allocation.ffn)) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_allocation_within_time_and_byte_limits_has_the_least_loss(seed):
     options, milliseconds = some_options(seed), 3.4
-    for most in (7000, 8500, 12000):
+    for max_bytes in (7000, 8500, 12000):
         within = [
             loss
             for _, heads, ffn, loss in every_choice(options, 2, False)
             if COSTS.predict(ModelSizes(16, heads, ffn)) <= milliseconds
-            and BYTES.predict(ModelSizes(16, heads, ffn)) <= most
+            and BYTES.predict(ModelSizes(16, heads, ffn)) <= max_bytes
         ]
-        found = allocate(options, [COSTS], 16, 2, milliseconds, size=Limit(BYTES, most))
-        assert (found is None) == (not within)
-        if found is not None:
-            assert found.loss == pytest.approx(min(within))
-            assert BYTES.predict(ModelSizes(16, found.heads, found.ffn)) <= most
+        allocation = allocate(options, [COSTS], 16, 2, milliseconds, size=Limit(BYTES, max_bytes))
+        assert (allocation is None) == (not within)
+        if allocation is not None:
+            assert allocation.loss == pytest.approx(min(within))
+            assert BYTES.predict(ModelSizes(16, allocation.heads, allocation.ffn)) <= max_bytes
 
 
 def test_allocation_holds_the_slowest_of_several_lengths_to_the_time_limit():
@@ -245,11 +245,13 @@ def test_allocation_holds_the_slowest_of_several_lengths_to_the_time_limit():
             for _, heads, ffn, loss in every_choice(options, 2, False)
             if max(each.predict(ModelSizes(16, heads, ffn)) for each in costs) <= milliseconds
         ]
-        found = allocate(options, costs, 16, 2, milliseconds)
-        assert found.loss == pytest.approx(min(within))
-        assert found.milliseconds == pytest.approx(predict_slowest(costs, ModelSizes(16, found.heads, found.ffn)))
-        assert found.milliseconds <= milliseconds + 1e-9
-        added.append(found.loss - max(allocate(options, [each], 16, 2, milliseconds).loss for each in costs))
+        allocation = allocate(options, costs, 16, 2, milliseconds)
+        assert allocation.loss == pytest.approx(min(within))
+        assert allocation.milliseconds == pytest.approx(
+            predict_slowest(costs, ModelSizes(16, allocation.heads, allocation.ffn))
+        )
+        assert allocation.milliseconds <= milliseconds + 1e-9
+        added.append(allocation.loss - max(allocate(options, [each], 16, 2, milliseconds).loss for each in costs))
     assert min(added) > -1e-9
     assert max(added) > 1e-3, "no model meets the limits of both lengths that is best for one of them"
 
@@ -262,9 +264,9 @@ def test_scaled_costs_predict_the_scaled_time():
 def test_allocation_keeps_exactly_the_requested_layers():
     options = some_options(1)
     for among in ((0, 1), (0, 2), (1, 2)):
-        found = allocate(options, [COSTS], 16, 2, 3.4, among=among)
-        assert found is not None
-        assert found.layers == among
+        allocation = allocate(options, [COSTS], 16, 2, 3.4, among=among)
+        assert allocation is not None
+        assert allocation.layers == among
 
 
 def test_allocation_returns_none_when_nothing_fits():
@@ -288,14 +290,14 @@ def whole_ms(space: SearchSpace) -> float:
 
 def test_candidates_spend_the_budget_without_exceeding_it(space):
     budget = whole_ms(space) / 2
-    found = list_candidates(space, budget)
-    assert len(found) > 3
-    for each in found:
+    candidates = list_candidates(space, budget)
+    assert len(candidates) > 3
+    for each in candidates:
         assert MIN_BUDGET_USE * budget <= COSTS.predict(each.sizes) <= budget + 1e-9
         assert FFN_RATIO[0] <= sum(each.sizes.ffn) / each.sizes.depth / each.sizes.hidden <= FFN_RATIO[1]
-    assert len({each.label for each in found}) == len(found), "each is tried once"
-    assert len({each.sizes.hidden for each in found}) > 1
-    assert len({each.sizes.depth for each in found}) > 1
+    assert len({each.label for each in candidates}) == len(candidates), "each is tried once"
+    assert len({each.sizes.hidden for each in candidates}) > 1
+    assert len({each.sizes.depth for each in candidates}) > 1
 
 
 @pytest.mark.parametrize("neurons", [512, 1000, 2048, 4096])
@@ -310,15 +312,15 @@ def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(
 @pytest.mark.slow
 def test_candidates_and_reallocations_respect_the_byte_limit(space):
     free = list_candidates(space, whole_ms(space) / 2)
-    most = statistics.median(BYTES.predict(each.sizes) for each in free)
-    bound = replace(space, size=Limit(BYTES, most))
-    found = list_candidates(bound, whole_ms(space) / 2)
-    assert found
-    assert all(BYTES.predict(each.sizes) <= most for each in found)
-    assert {each.sizes.hidden for each in found} < {each.sizes.hidden for each in free}, "none is narrower"
-    again = reallocate(bound, found[0], 2 * whole_ms(space))
+    max_bytes = statistics.median(BYTES.predict(each.sizes) for each in free)
+    bound = replace(space, size=Limit(BYTES, max_bytes))
+    candidates = list_candidates(bound, whole_ms(space) / 2)
+    assert candidates
+    assert all(BYTES.predict(each.sizes) <= max_bytes for each in candidates)
+    assert {each.sizes.hidden for each in candidates} < {each.sizes.hidden for each in free}, "none is narrower"
+    again = reallocate(bound, candidates[0], 2 * whole_ms(space))
     assert again is not None
-    assert BYTES.predict(again.sizes) <= most
+    assert BYTES.predict(again.sizes) <= max_bytes
 
 
 def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(space):
@@ -326,10 +328,10 @@ def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(s
     for each in list_candidates(space, whole_ms(space) / 2)[:4]:
         cut = prune(model, space.axes, each.shape)
         assert get_sizes(find_axes(cut)) == each.sizes
-        for name, kept in each.shape.kept.items():
+        for name, units in each.shape.kept.items():
             scores = space.scores.values[name]
-            gone = np.setdiff1d(np.arange(len(scores)), kept.numpy())
-            assert scores[kept].min() >= scores[gone].max(), "a unit went that is worth more than one that stayed"
+            removed = np.setdiff1d(np.arange(len(scores)), units.numpy())
+            assert scores[units].min() >= scores[removed].max(), "a unit went that is worth more than one that stayed"
 
 
 @pytest.mark.slow
@@ -337,9 +339,9 @@ def test_uniform_candidates_fit_the_stock_class():
     model = build_model("bert")
     axes = find_axes(model)
     space = SearchSpace(axes, score_by_magnitude(model, axes), [COSTS], 8, uniform=True)
-    found = list_candidates(space, whole_ms(space) / 2)
-    assert found
-    for each in found:
+    candidates = list_candidates(space, whole_ms(space) / 2)
+    assert candidates
+    for each in candidates:
         assert len(set(each.sizes.heads)) == len(set(each.sizes.ffn)) == 1
         prune(model, axes, each.shape, uniform=True)
 

@@ -34,12 +34,12 @@ def valid_logits(model, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("family", [*MODELS, "llama"])
 def test_closing_units_equals_removing_them(family: str, names: list[str], token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
-    kept = {name: KEPT[name] for name in names}
+    kept_units = {name: KEPT[name] for name in names}
     gates = Gates(model, axes)
-    gates.set(gates.make_mask(kept))
+    gates.set(gates.make_mask(kept_units))
     with gates:
         gated = valid_logits(model, token_batch)
-    assert largest_gap(gated, valid_logits(without_units(model, axes, kept), token_batch)) < 2e-6
+    assert largest_gap(gated, valid_logits(without_units(model, axes, kept_units), token_batch)) < 2e-6
     assert largest_gap(gated, valid_logits(model, token_batch)) > 1e-3  # the units had an effect
 
 
@@ -159,8 +159,8 @@ def test_every_gate_gets_a_gradient(family: str, token_batch: Batch):
 def test_gates_work_in_half_precision(family: str, token_batch: Batch):
     model, axes = tiny_model_with_axes(family)
     gates = Gates(model, axes)
-    kept = gates.make_mask(KEPT)
-    gates.set({name: gate.requires_grad_() for name, gate in (gates.make_open() | kept).items()})
+    kept_units = gates.make_mask(KEPT)
+    gates.set({name: gate.requires_grad_() for name, gate in (gates.make_open() | kept_units).items()})
     with gates:
         exact = valid_logits(model, token_batch)
         with torch.autocast("cpu", torch.bfloat16):

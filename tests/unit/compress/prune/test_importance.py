@@ -105,8 +105,8 @@ def test_taylor_scores_match_numerical_slopes_of_the_loss_along_the_gate(bert, t
                 gates.set({name: gate})
                 sides.append(loss(model, token_batch).mean())
         slope = float((sides[0] - sides[1]) / (2 * step))
-        found = scores.layers[unit] if name == LAYERS else scores.values[name][unit]
-        assert float(found) == pytest.approx(abs(slope), rel=1e-5, abs=1e-9)
+        score = scores.layers[unit] if name == LAYERS else scores.values[name][unit]
+        assert float(score) == pytest.approx(abs(slope), rel=1e-5, abs=1e-9)
 
 
 def test_a_head_with_zero_output_weights_has_zero_importance(bert, token_batch: Batch):
@@ -229,26 +229,26 @@ def test_magnitude_is_the_root_mean_square_of_a_units_weights(bert):
 
 def test_tied_weights_count_once():
     model = tiny_llama(tie_word_embeddings=True)
-    words = next(axis for axis in find_axes(model) if axis.kind == "vocabulary")
-    found = score_by_magnitude(model, [words]).values["vocabulary"]
-    torch.testing.assert_close(found, model.lm_head.weight.double().square().mean(dim=1).sqrt())
-    once = dataclasses.replace(words, slots=words.slots[:1])
-    torch.testing.assert_close(found, score_by_magnitude(model, [once]).values["vocabulary"])
+    vocabulary = next(axis for axis in find_axes(model) if axis.kind == "vocabulary")
+    scores = score_by_magnitude(model, [vocabulary]).values["vocabulary"]
+    torch.testing.assert_close(scores, model.lm_head.weight.double().square().mean(dim=1).sqrt())
+    once = dataclasses.replace(vocabulary, slots=vocabulary.slots[:1])
+    torch.testing.assert_close(scores, score_by_magnitude(model, [once]).values["vocabulary"])
 
 
 def test_activation_scores_are_mean_magnitudes_over_real_tokens(bert, token_batch: Batch):
     model, axes = bert
-    seen: dict[str, list[Tensor]] = {"heads": [], "ffn": [], "hidden": []}
+    recorded: dict[str, list[Tensor]] = {"heads": [], "ffn": [], "hidden": []}
     layer, norms = model.bert.encoder.layer[2], [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
-    layer.attention.output.dense.register_forward_pre_hook(lambda _, inputs: seen["heads"].append(inputs[0]))
-    layer.output.dense.register_forward_pre_hook(lambda _, inputs: seen["ffn"].append(inputs[0]))
+    layer.attention.output.dense.register_forward_pre_hook(lambda _, inputs: recorded["heads"].append(inputs[0]))
+    layer.output.dense.register_forward_pre_hook(lambda _, inputs: recorded["ffn"].append(inputs[0]))
     for norm in norms:
-        norm.register_forward_hook(lambda _, inputs, output: seen["hidden"].append(output))
+        norm.register_forward_hook(lambda _, inputs, output: recorded["hidden"].append(output))
     with torch.no_grad():
         model(**token_batch)
     real = token_batch["attention_mask"].bool()
-    rows = {kind: torch.stack([value[real] for value in values]) for kind, values in seen.items()}
-    for parts in seen.values():
+    rows = {kind: torch.stack([value[real] for value in values]) for kind, values in recorded.items()}
+    for parts in recorded.values():
         parts.clear()
     scores = score_by_activation(model, axes, [token_batch])
     heads = rows["heads"][0].unflatten(-1, (4, 8)).norm(dim=-1).mean(dim=0)

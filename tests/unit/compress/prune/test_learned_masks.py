@@ -92,9 +92,9 @@ def test_multipliers_drive_the_cost_to_the_target(target: float):
         shares.append(open_share(learned.compute_open_probability()).item())
     assert sum(shares[-400:]) / 400 == pytest.approx(target, abs=0.02)  # the share oscillates around the target
     assert max(abs(share - target) for share in shares[-400:]) < 0.15
-    kept = learned.choose_units()["a"]
-    assert len(kept) == round(40 * target)
-    assert float(worth[kept].mean()) > 0.9 * float(worth[-len(kept) :].mean())
+    kept_units = learned.choose_units()["a"]
+    assert len(kept_units) == round(40 * target)
+    assert float(worth[kept_units].mean()) > 0.9 * float(worth[-len(kept_units) :].mean())
 
 
 def test_the_target_falls_linearly_while_warming_up():
@@ -155,8 +155,8 @@ def test_resumed_training_is_bit_identical_to_uninterrupted_training():
 
 def test_the_fewest_units_close_and_they_have_the_lowest_scores():
     ranking = {"a": torch.tensor([0.9, 0.1, 0.5]), "b": torch.tensor([0.2, 0.3])}
-    kept = choose_units(ranking, open_share, 0.65)
-    assert {name: units.tolist() for name, units in kept.items()} == {"a": [0, 2], "b": [1]}
+    kept_units = choose_units(ranking, open_share, 0.65)
+    assert {name: units.tolist() for name, units in kept_units.items()} == {"a": [0, 2], "b": [1]}
     assert [units.tolist() for units in choose_units(ranking, open_share, 1.0).values()] == [[0, 1, 2], [0, 1]]
     assert [units.tolist() for units in choose_units(ranking, open_share, 0.4).values()] == [[0], [1]]
 
@@ -171,18 +171,18 @@ def test_the_parameter_share_matches_the_pruned_model(family: str):
     model, axes = tiny_model_with_axes(family)
     share = make_parameter_cost(model, [axis for axis in axes if axis.kind != "vocabulary"])
     gates = Gates(model, axes)
-    kept = {"layers.0.heads": torch.tensor([1]), "layers.1.ffn": torch.arange(11)}
+    kept_units = {"layers.0.heads": torch.tensor([1]), "layers.1.ffn": torch.arange(11)}
     if family == "llama":  # in a BERT classifier the pooler's weight has the hidden axis twice
-        kept["hidden"] = torch.arange(0, 32, 2)
+        kept_units["hidden"] = torch.arange(0, 32, 2)
     # all weights of the tiny models are in a layer or on `hidden`, except a classifier's bias
-    left, whole = (
+    remaining, total = (
         sum(weight.numel() for name, weight in some.named_parameters() if name != "classifier.bias")
-        for some in (without_units(model, axes, kept), model)
+        for some in (without_units(model, axes, kept_units), model)
     )
-    assert float(share(gates.make_mask(kept))) == pytest.approx(left / whole, rel=1e-6)
+    assert float(share(gates.make_mask(kept_units))) == pytest.approx(remaining / total, rel=1e-6)
     inside = sum(weight.numel() for name, weight in model.named_parameters() if ".1." in name)
     layers = torch.ones(len(gates.layers)).index_fill(0, torch.tensor(1), 0)
-    assert float(share({LAYERS: layers})) == pytest.approx(1 - inside / whole, rel=1e-6)
+    assert float(share({LAYERS: layers})) == pytest.approx(1 - inside / total, rel=1e-6)
 
 
 def test_the_parameter_share_of_probabilities_is_the_expected_share():
@@ -213,8 +213,8 @@ def test_movement_scores_are_minus_the_sum_of_weights_times_gradients(token_batc
     again = MovementScores(gates.sizes)
     again.load_state_dict(movement.state_dict())
     assert torch.equal(again.scores()["layers.1.ffn"], movement.scores()["layers.1.ffn"])
-    kept = movement.choose_units(lambda open_units: open_units["layers.1.ffn"].mean(), 0.5)
-    assert float(expected[kept["layers.1.ffn"]].min()) >= float(expected.median())
+    kept_units = movement.choose_units(lambda open_units: open_units["layers.1.ffn"].mean(), 0.5)
+    assert float(expected[kept_units["layers.1.ffn"]].min()) >= float(expected.median())
 
 
 def test_closed_units_still_accumulate_movement_scores(token_batch: Batch):

@@ -28,9 +28,9 @@ def rows() -> torch.Tensor:
 
 @pytest.mark.parametrize("centred", [True, False])
 def test_the_weights_are_those_of_least_squares(rows, centred):
-    weight, kept = torch.randn(5, 12, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 2, 3, 7, 9])
-    new, shift = reconstruct_weight(weight, moments_of(rows), kept, centred=centred, ridge=1e-12)
-    wanted, inputs = rows.double() @ weight.double().T, rows.double()[:, kept]
+    weight, kept_inputs = torch.randn(5, 12, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 2, 3, 7, 9])
+    new, shift = reconstruct_weight(weight, moments_of(rows), kept_inputs, centred=centred, ridge=1e-12)
+    wanted, inputs = rows.double() @ weight.double().T, rows.double()[:, kept_inputs]
     if centred:
         inputs = nn.functional.pad(inputs, (0, 1), value=1.0)
     expected = torch.linalg.lstsq(inputs, wanted).solution.T
@@ -41,8 +41,8 @@ def test_the_weights_are_those_of_least_squares(rows, centred):
 
 def test_inputs_without_variance_keep_their_weights(rows):
     rows[:, 4] = 0
-    weight, kept = torch.randn(5, 12), torch.tensor([2, 4, 6])
-    new, _ = reconstruct_weight(weight, moments_of(rows), kept)
+    weight, kept_inputs = torch.randn(5, 12), torch.tensor([2, 4, 6])
+    new, _ = reconstruct_weight(weight, moments_of(rows), kept_inputs)
     torch.testing.assert_close(new[:, 1], weight[:, 4])
     assert not torch.allclose(new[:, 0], weight[:, 2])
 
@@ -91,7 +91,7 @@ def test_moments_leave_padding_out():
         torch.testing.assert_close(padded[name], moments, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("spoil", [lambda m: m[:-1, :-1], lambda m: m * float("nan"), lambda m: m * 0])
-def test_moments_of_other_inputs_are_refused(rows, spoil):
+@pytest.mark.parametrize("corrupt", [lambda m: m[:-1, :-1], lambda m: m * float("nan"), lambda m: m * 0])
+def test_moments_of_other_inputs_are_refused(rows, corrupt):
     with pytest.raises(CompressError, match=r"finite sums of products \[13, 13\]"):
-        reconstruct_weight(torch.randn(5, 12), spoil(moments_of(rows)), torch.tensor([0, 1]))
+        reconstruct_weight(torch.randn(5, 12), corrupt(moments_of(rows)), torch.tensor([0, 1]))

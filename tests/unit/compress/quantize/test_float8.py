@@ -35,11 +35,11 @@ def seeded(*shape: int, seed: int = 3) -> torch.Tensor:
 
 def all_e4m3_numbers() -> torch.Tensor:
     """All finite E4M3 numbers in order, decoded from their bits: sign, 4 exponent bits, 3 fraction bits."""
-    found = []
+    numbers = []
     for byte in range(127):  # the last is NaN
         exponent, fraction = byte >> 3, byte & 7
-        found.append((fraction / 8) * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7))
-    positive = torch.tensor(found, dtype=torch.float64)
+        numbers.append((fraction / 8) * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7))
+    positive = torch.tensor(numbers, dtype=torch.float64)
     return torch.cat([-positive[1:].flip(0), positive])
 
 
@@ -79,18 +79,18 @@ def test_a_zero_tensor_stays_zero():
 
 def test_each_token_has_its_own_scale_and_rounds_to_the_nearest_number():
     x = seeded(2, 3, 16) * torch.tensor([1.0, 10.0, 100.0])[:, None]
-    found, scales = fake_quantize_float8(x), compute_float8_scales(x)
+    rounded, scales = fake_quantize_float8(x), compute_float8_scales(x)
     assert scales.shape == (2, 3, 1)
-    torch.testing.assert_close(found.double(), round_exhaustively(x / scales) * scales, rtol=1e-6, atol=0)
-    assert torch.equal(fake_quantize_float8(x[:, 1]), found[:, 1])
+    torch.testing.assert_close(rounded.double(), round_exhaustively(x / scales) * scales, rtol=1e-6, atol=0)
+    assert torch.equal(fake_quantize_float8(x[:, 1]), rounded[:, 1])
 
 
 def test_gradients_pass_straight_through_the_rounding():
-    x, weight, given = seeded(5, 64).requires_grad_(), seeded(5, 64, seed=4).requires_grad_(), seeded(5, 64, seed=5)
-    (fake_quantize_float8(x) * given).sum().backward()
-    (fake_quantize_weight(weight, compute_weight_scales(weight.detach(), FLOAT8), FLOAT8) * given).sum().backward()
-    assert torch.equal(x.grad, given)
-    assert torch.equal(weight.grad, given)
+    x, weight, upstream = seeded(5, 64).requires_grad_(), seeded(5, 64, seed=4).requires_grad_(), seeded(5, 64, seed=5)
+    (fake_quantize_float8(x) * upstream).sum().backward()
+    (fake_quantize_weight(weight, compute_weight_scales(weight.detach(), FLOAT8), FLOAT8) * upstream).sum().backward()
+    assert torch.equal(x.grad, upstream)
+    assert torch.equal(weight.grad, upstream)
 
 
 def test_the_gradient_of_a_learned_scale_matches_the_rounding_errors():
@@ -125,10 +125,13 @@ def test_gptq_reduces_the_output_error_of_float8_weights():
     weight = seeded(40, 160)
     x = seeded(500, 16, seed=4) @ seeded(16, 160, seed=5) + 0.1 * seeded(500, 160, seed=6)
     scales = compute_weight_scales(weight, FLOAT8)
-    nearest, found = fake_quantize_weight(weight, scales, FLOAT8), round_with_gptq(weight, x.T @ x, scales, FLOAT8)
-    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
+    nearest, compensated = (
+        fake_quantize_weight(weight, scales, FLOAT8),
+        round_with_gptq(weight, x.T @ x, scales, FLOAT8),
+    )
+    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, compensated)]
     assert errors[1] < 0.7 * errors[0]
-    torch.testing.assert_close(fake_quantize_weight(found, scales, FLOAT8), found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fake_quantize_weight(compensated, scales, FLOAT8), compensated, rtol=1e-5, atol=1e-6)
 
 
 def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_weights(token_batch):

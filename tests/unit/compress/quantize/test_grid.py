@@ -40,12 +40,12 @@ def test_a_group_size_that_does_not_divide_the_row_is_rejected():
 
 def test_gradients_pass_straight_through_the_rounding():
     weight = weights().requires_grad_()
-    given = torch.randn(24, 64, generator=SEEDED)
-    (fake_quantize_weight(weight, compute_weight_scales(weight.detach(), INT8), INT8) * given).sum().backward()
-    assert torch.equal(weight.grad, given)
+    upstream = torch.randn(24, 64, generator=SEEDED)
+    (fake_quantize_weight(weight, compute_weight_scales(weight.detach(), INT8), INT8) * upstream).sum().backward()
+    assert torch.equal(weight.grad, upstream)
     x = torch.randn(5, 64, generator=SEEDED, requires_grad=True)
-    (fake_quantize_tokens(x) * given[:5]).sum().backward()
-    assert torch.equal(x.grad, given[:5])
+    (fake_quantize_tokens(x) * upstream[:5]).sum().backward()
+    assert torch.equal(x.grad, upstream[:5])
 
 
 def test_tensor_rounding_matches_affine_fake_quantization():
@@ -67,31 +67,31 @@ def test_the_gradient_of_a_learned_input_scale_matches_the_lsq_paper():
     x = torch.tensor([-3.0, -1.3, 4.1, 6.0])
     scale, zero = compute_tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
     scale = scale.requires_grad_()
-    given = torch.tensor([0.5, -1.0, 2.0, 0.25])
-    (fake_quantize_tensor(x, scale, zero) * given).sum().backward()
+    upstream = torch.tensor([0.5, -1.0, 2.0, 0.25])
+    (fake_quantize_tensor(x, scale, zero) * upstream).sum().backward()
     s, z = float(scale.detach()), float(zero)
     inside = [round(v / s) - v / s for v in (-1.3, 4.1)]
     slopes = torch.tensor([-z, *inside, 255 - z])
-    expected = (given * slopes).sum() / (4 * 127) ** 0.5
+    expected = (upstream * slopes).sum() / (4 * 127) ** 0.5
     assert float(scale.grad) == pytest.approx(float(expected), rel=1e-4)
 
 
 @pytest.mark.parametrize("group", [0, 32])
 def test_the_gradient_of_learned_weight_scales_matches_the_lsq_paper(group: int):
-    weight, given = weights(), torch.randn(24, 64, generator=SEEDED)
+    weight, upstream = weights(), torch.randn(24, 64, generator=SEEDED)
     scales = 0.4 * compute_weight_scales(weight, NumberFormat(7), group)  # small enough that some weights are clipped
-    own, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
-    rounded = fake_quantize_weight(own, learned, NumberFormat(7))
-    (rounded * given).sum().backward()
+    leaf, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
+    rounded = fake_quantize_weight(leaf, learned, NumberFormat(7))
+    (rounded * upstream).sum().backward()
     assert torch.equal(rounded, fake_quantize_weight(weight, scales, NumberFormat(7)))
     each = scales.double().repeat_interleave(64 // scales.shape[1], dim=1)
     steps = weight.double() / each
     inside = (steps > -7.5) & (steps < 7.5)
     assert 0 < inside.sum() < inside.numel()
     slope = torch.where(inside, steps.round() - steps, 7 * steps.sign())
-    expected = (given * slope).view(*scales.shape, -1).sum(-1)
+    expected = (upstream * slope).view(*scales.shape, -1).sum(-1)
     torch.testing.assert_close(learned.grad.double(), expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(own.grad, given * inside)
+    assert torch.equal(leaf.grad, upstream * inside)
 
 
 def test_each_token_has_its_own_scale():

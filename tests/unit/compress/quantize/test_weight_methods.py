@@ -29,30 +29,33 @@ def seeded(number: int = 4) -> torch.Generator:
 
 def correlated(tokens: int, inputs: int) -> torch.Tensor:
     """Correlated inputs of shape [tokens, inputs], like a model's activations."""
-    few = torch.randn(tokens, inputs // 4, generator=seeded(1))
-    return few @ torch.randn(inputs // 4, inputs, generator=seeded(2)) + 0.1 * torch.randn(
+    latent = torch.randn(tokens, inputs // 4, generator=seeded(1))
+    return latent @ torch.randn(inputs // 4, inputs, generator=seeded(2)) + 0.1 * torch.randn(
         tokens, inputs, generator=seeded(3)
     )
 
 
-def token_batches(batches: int = 3) -> list[dict[str, torch.Tensor]]:
-    found = []
-    for number in range(batches):
+def token_batches(count: int = 3) -> list[dict[str, torch.Tensor]]:
+    batches = []
+    for number in range(count):
         ids = torch.randint(3, 60, (4, 12), generator=seeded(number))
         mask = torch.ones_like(ids)
         mask[1, 8:] = 0
-        found.append({"input_ids": ids * mask, "attention_mask": mask})
-    return found
+        batches.append({"input_ids": ids * mask, "attention_mask": mask})
+    return batches
 
 
 @pytest.mark.parametrize(("largest", "group"), [(7, 0), (7, 32), (127, 0)])
 def test_gptq_halves_the_output_error_of_nearest_rounding(largest: int, group: int):
     weight, x, numbers = torch.randn(40, 160, generator=seeded()), correlated(500, 160), NumberFormat(largest)
     scales = compute_weight_scales(weight, numbers, group)
-    nearest, found = fake_quantize_weight(weight, scales, numbers), round_with_gptq(weight, x.T @ x, scales, numbers)
-    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
+    nearest, compensated = (
+        fake_quantize_weight(weight, scales, numbers),
+        round_with_gptq(weight, x.T @ x, scales, numbers),
+    )
+    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, compensated)]
     assert errors[1] < 0.5 * errors[0]
-    torch.testing.assert_close(fake_quantize_weight(found, scales, numbers), found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fake_quantize_weight(compensated, scales, numbers), compensated, rtol=1e-5, atol=1e-6)
 
 
 def test_gptq_equals_nearest_rounding_for_uncorrelated_inputs():
@@ -73,13 +76,13 @@ def test_gptq_handles_an_input_that_is_always_zero():
     weight, x = torch.randn(40, 64, generator=seeded()), correlated(500, 64)
     x[:, 3] = 0
     scales = compute_weight_scales(weight, NumberFormat(7))
-    nearest, found = (
+    nearest, compensated = (
         fake_quantize_weight(weight, scales, NumberFormat(7)),
         round_with_gptq(weight, x.T @ x, scales, NumberFormat(7)),
     )
-    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
+    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, compensated)]
     assert errors[1] < 0.5 * errors[0]
-    assert torch.equal(found[:, 3], nearest[:, 3])
+    assert torch.equal(compensated[:, 3], nearest[:, 3])
 
 
 def rounding_error(model: nn.Module, plain: nn.Module, batches: list[dict[str, torch.Tensor]]) -> float:
@@ -133,14 +136,14 @@ def test_folded_scales_do_not_change_the_models_logits(family: str):
 
 def test_folds_are_found_in_question_answering_models():
     model = build_model("bert", "ForQuestionAnswering", num_labels=2)
-    found = {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, token_batches()[0])}
-    assert found == FOUND["bert"] | {"output.LayerNorm"}
+    producers = {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, token_batches()[0])}
+    assert producers == FOUND["bert"] | {"output.LayerNorm"}
 
 
 def test_layers_kept_in_float_need_not_divide_into_groups():
     model = build("llama", intermediate_size=80)
-    how = QuantizeConfig(scheme="int4-weights", weights="awq", float_layers="*.down_proj")
-    names = quantize_model(model, how, token_batches())
+    config = QuantizeConfig(scheme="int4-weights", weights="awq", float_layers="*.down_proj")
+    names = quantize_model(model, config, token_batches())
     assert names
     assert not any(name.endswith("down_proj") for name in names)
 
@@ -152,14 +155,14 @@ def test_smoothing_reduces_the_error_caused_by_activation_outliers():
             layer.input_layernorm.weight[5] = 40.0
     plain, batches = copy.deepcopy(model), token_batches(6)
     errors = []
-    for how in (False, True):
-        tried = copy.deepcopy(plain)
-        if how:
-            apply_smoothquant(tried, find_folds(tried, batches[0]), batches)
-            assert rounding_error(tried, plain, batches) < 1e-6, "scaling alone changed the model"
-        prepare_quantized(tried, resolve_scheme("int8-static"))
-        calibrate(tried, batches)
-        errors.append(rounding_error(tried, plain, batches))
+    for smooth in (False, True):
+        model_copy = copy.deepcopy(plain)
+        if smooth:
+            apply_smoothquant(model_copy, find_folds(model_copy, batches[0]), batches)
+            assert rounding_error(model_copy, plain, batches) < 1e-6, "scaling alone changed the model"
+        prepare_quantized(model_copy, resolve_scheme("int8-static"))
+        calibrate(model_copy, batches)
+        errors.append(rounding_error(model_copy, plain, batches))
     assert errors[1] < 0.7 * errors[0]
 
 

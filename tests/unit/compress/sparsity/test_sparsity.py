@@ -128,11 +128,12 @@ def test_equal_scores_keep_the_count_exact():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "shape", "found"), [("2:4", (8, 6), "inputs"), ("1x4", (8, 6), "inputs"), ("4x1", (6, 8), "outputs")]
+    ("pattern", "shape", "dimension"),
+    [("2:4", (8, 6), "inputs"), ("1x4", (8, 6), "inputs"), ("4x1", (6, 8), "outputs")],
 )
-def test_a_size_that_the_pattern_does_not_divide_is_rejected(pattern, shape, found):
+def test_a_size_that_the_pattern_does_not_divide_is_rejected(pattern, shape, dimension):
     amount = None if ":" in pattern else 0.5
-    with pytest.raises(CompressError, match=f"weight 'odd'.*{found}.*found 6"):
+    with pytest.raises(CompressError, match=f"weight 'odd'.*{dimension}.*found 6"):
         choose_masks({"odd": torch.ones(shape)}, SparsitySchedule(pattern=pattern, amount=amount), 0.5)
 
 
@@ -145,13 +146,13 @@ def test_nan_scores_are_rejected():
 
 
 def test_only_linear_layers_of_the_encoder_become_sparse(teacher):
-    found = find_sparsifiable_layers(teacher)
-    assert len(found) == 4 * 6
-    assert all(".layer." in name for name in found)
+    names = find_sparsifiable_layers(teacher)
+    assert len(names) == 4 * 6
+    assert all(".layer." in name for name in names)
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     sparsify(teacher, SparsitySchedule(amount=0.5))
     changed = {name for name, value in teacher.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed == {f"{name}.weight" for name in found}
+    assert changed == {f"{name}.weight" for name in names}
     assert set(compute_zero_shares(teacher).values()) == {0.5}
 
 

@@ -19,8 +19,8 @@ GENERATOR = torch.Generator().manual_seed(3)
 def correlated(rows: int, width: int, seed: int = 0) -> Tensor:
     """Inputs [rows, width] of low rank plus some noise, like activations."""
     generator = torch.Generator().manual_seed(seed)
-    few = torch.randn(rows, width // 4, generator=generator) @ torch.randn(width // 4, width, generator=generator)
-    return few + 0.3 * torch.randn(rows, width, generator=generator)
+    low_rank = torch.randn(rows, width // 4, generator=generator) @ torch.randn(width // 4, width, generator=generator)
+    return low_rank + 0.3 * torch.randn(rows, width, generator=generator)
 
 
 def batches(token_batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -73,22 +73,22 @@ def test_calibrating_restores_modes_and_removes_hooks(tiny_model, token_batch):
 
 @pytest.mark.parametrize("score", ["wanda", "sparsegpt"])
 def test_later_blocks_are_calibrated_on_the_already_pruned_blocks(tiny_model, token_batch, score, monkeypatch):
-    model, seen = tiny_model("bert"), {}
+    model, recorded_sums = tiny_model("bert"), {}
     real = oneshot.sum_layer_inputs
 
     def recorded(*args):
         sums = real(*args)
-        seen.update(sums)
+        recorded_sums.update(sums)
         return sums
 
     monkeypatch.setattr(oneshot, "sum_layer_inputs", recorded)
     data = batches(token_batch)
     sparsify(model, SparsitySchedule(amount=0.6, score=score), data)
     queries = {name: layer for name, layer in find_sparsifiable_layers(model).items() if name.endswith("query")}
-    of = (lambda rows: rows.square().sum(0)) if score == "wanda" else (lambda rows: rows.T @ rows)
-    now = sum_layer_inputs(model, queries, data, of)  # a query's input depends only on earlier blocks
+    statistic = (lambda rows: rows.square().sum(0)) if score == "wanda" else (lambda rows: rows.T @ rows)
+    now = sum_layer_inputs(model, queries, data, statistic)  # a query's input depends only on earlier blocks
     for name in queries:
-        torch.testing.assert_close(seen[name], now[name])
+        torch.testing.assert_close(recorded_sums[name], now[name])
 
 
 @pytest.mark.parametrize("score", ["wanda", "sparsegpt"])

@@ -187,14 +187,14 @@ def test_the_sparse_share_follows_the_schedule_and_no_weight_comes_back(pattern)
     model = net()
     optimizer, training = adamw(model), prepare_sparse(model, config, select=everything)
     area = config.block[0] * config.block[1]
-    gone = {name: torch.zeros_like(mask) for name, mask in training.masks.items()}
+    removed = {name: torch.zeros_like(mask) for name, mask in training.masks.items()}
     for step in range(1, 16):
         train_steps(model, training, optimizer, range(step - 1, step))
         last = min(step // 2 * 2, 12)
         for name, mask in training.masks.items():
             assert int((~mask).sum()) == round(config.compute_share(last) * mask.numel() / area) * area
-            assert mask[gone[name]].sum() == 0
-            gone[name] = ~mask
+            assert mask[removed[name]].sum() == 0
+            removed[name] = ~mask
     assert (model[0].weight == 0).double().mean() == config.final_share
 
 
@@ -413,10 +413,10 @@ def test_a_saved_state_does_not_change_when_training_continues():
     optimizer, training = adamw(model), prepare_sparse(model, RESUMED["movement"], select=everything)
     train_steps(model, training, optimizer, range(3))
     state = training.state_dict()
-    kept = copy.deepcopy(state)
+    snapshot = copy.deepcopy(state)
     train_steps(model, training, optimizer, range(3, 8))
     for part in ("masks", "scores", "removed"):
-        assert all(torch.equal(state[part][name], kept[part][name]) for name in kept[part])
+        assert all(torch.equal(state[part][name], snapshot[part][name]) for name in snapshot[part])
 
 
 def test_a_state_of_another_config_or_model_is_rejected():

@@ -45,8 +45,8 @@ TOKENS = "attention_mask"
 
 def stored_output(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns the part of the teacher's output that EXACT stores."""
-    answer = Teacher()(batch)
-    return {"logits": answer["logits"][batch[TOKENS].bool()], "embedding": answer["embedding"]}
+    output = Teacher()(batch)
+    return {"logits": output["logits"][batch[TOKENS].bool()], "embedding": output["embedding"]}
 
 
 def check_truth(reader: Callable, batch: dict[str, torch.Tensor]) -> None:
@@ -125,14 +125,14 @@ def test_data_loader_workers_serve_the_right_rows(original):
     reader = CacheReader(original, EXACT)
     reader(padded(ROWS[:3]))
     loader = DataLoader(ROWS, batch_size=8, num_workers=2, collate_fn=lambda rows: (padded(rows), reader(padded(rows))))
-    for batch, found in loader:
-        check_truth(lambda _, found=found: found, batch)
+    for batch, signals in loader:
+        check_truth(lambda _, signals=signals: signals, batch)
 
 
 def test_a_forked_process_serves_the_right_rows(original):
     with fork_server().Pool(1) as pool:
-        found = pool.apply(read_rows, (CacheReader(original, EXACT), ROWS))
-    assert equal(found, {name: value.numpy() for name, value in stored_output(padded(ROWS)).items()})
+        signals = pool.apply(read_rows, (CacheReader(original, EXACT), ROWS))
+    assert equal(signals, {name: value.numpy() for name, value in stored_output(padded(ROWS)).items()})
 
 
 def test_sample_order_and_duplicates_do_not_change_the_files(original, tmp_path):
@@ -166,33 +166,33 @@ def test_cached_logits_of_a_real_teacher_match_its_direct_logits(tmp_path, tiny_
     signals = (Dense(width=len(LABELS)),)
     identity = Identity(weights_fingerprint(model), tokenizer_fingerprint(tokenizer), signals)
     write_cache(tmp_path, identity, text_samples(data, 0), OnlineTeacher(model))
-    found = CacheReader(tmp_path, identity)(data.collate(list(range(39, -1, -3)), 0))["logits"]
+    logits = CacheReader(tmp_path, identity)(data.collate(list(range(39, -1, -3)), 0))["logits"]
     alone = [model(**tokenizer(texts[i], pairs[i], return_tensors="pt")).logits[0] for i in range(39, -1, -3)]
-    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 # --- missing and added samples
 
 
 def test_a_sample_that_was_never_written_is_refused_with_its_key(original):
-    reader, stranger = CacheReader(original, EXACT), ROWS[5] + 1
-    message = refusal(lambda: reader(padded([ROWS[0], stranger])))
-    assert f"no signal for sample {sample_key(stranger).hex()} among {len(ROWS)}" in message
+    reader, unwritten = CacheReader(original, EXACT), ROWS[5] + 1
+    message = refusal(lambda: reader(padded([ROWS[0], unwritten])))
+    assert f"no signal for sample {sample_key(unwritten).hex()} among {len(ROWS)}" in message
     assert "the data or its preprocessing changed" in message
-    assert reader.contains(keys_of([ROWS[0], stranger, ROWS[1]])).tolist() == [True, False, True]
+    assert reader.contains(keys_of([ROWS[0], unwritten, ROWS[1]])).tolist() == [True, False, True]
 
 
 def test_adding_samples_keeps_existing_shards_and_queries_only_the_new_samples(original, tmp_path):
-    more, teacher = make_rows(20, seed=7), Teacher()
+    new_rows, teacher = make_rows(20, seed=7), Teacher()
     write(tmp_path / "c", ROWS, identity=EXACT)
-    written = write(tmp_path / "c", [*ROWS[:10], *more], teacher, EXACT)
-    assert (written.samples, written.queried_samples) == (len(ROWS) + len(more), len(more))
-    assert set(teacher.queried_keys) == set(keys_of(more)), "the teacher was queried again for old samples"
+    written = write(tmp_path / "c", [*ROWS[:10], *new_rows], teacher, EXACT)
+    assert (written.samples, written.queried_samples) == (len(ROWS) + len(new_rows), len(new_rows))
+    assert set(teacher.queried_keys) == set(keys_of(new_rows)), "the teacher was queried again for old samples"
     before, after = files_of(original), files_of(tmp_path / "c")
     for name in before:
         assert after.get(name) == before[name] or "index" in name or "cache.json" in name, name
     assert len([name for name in after if name.startswith("index-")]) == 1
-    check_truth(CacheReader(tmp_path / "c", EXACT), padded([*ROWS, *more]))
+    check_truth(CacheReader(tmp_path / "c", EXACT), padded([*ROWS, *new_rows]))
     assert write(tmp_path / "c", ROWS, identity=EXACT).queried_samples == 0, "fewer samples need nothing new"
 
 

@@ -90,9 +90,9 @@ def check_repaired(folder: Path, original: Path) -> set[bytes]:
     return set(teacher.queried_keys)
 
 
-def flip_bits(file: Path, place: int, by: int = 0x20) -> None:
+def flip_bits(file: Path, offset: int, bits: int = 0x20) -> None:
     data = bytearray(file.read_bytes())
-    data[place] ^= by
+    data[offset] ^= bits
     file.write_bytes(data)
 
 
@@ -110,8 +110,8 @@ def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, or
     # With even seeds, small files are as likely as large ones.
     weights = sizes / sizes.sum() if seed % 2 else np.full(len(names), 1 / len(names))
     name = names[rng.choice(len(names), p=weights)]
-    place = int(rng.integers((cache / name).stat().st_size))
-    flip_bits(cache / name, place, int(rng.integers(1, 256)))
+    offset = int(rng.integers((cache / name).stat().st_size))
+    flip_bits(cache / name, offset, int(rng.integers(1, 256)))
     check_no_wrong_row(cache, truth)
     assert faulty(cache) == {name}
     queried = check_repaired(cache, original)
@@ -121,24 +121,24 @@ def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, or
     shard = shards[int(name[6:12])]
     assert queried <= {key.tobytes() for key in shard.keys}
     for signal, (first, last) in shard.ranges.items():
-        if signal.endswith(".payload") and first <= place < last:
+        if signal.endswith(".payload") and first <= offset < last:
             ends = shard.signals[signal.removesuffix(".payload")][1]
-            row = int(np.searchsorted(ends, place - first, side="right"))
+            row = int(np.searchsorted(ends, offset - first, side="right"))
             assert queried == batch_of(shard, row), (
                 "samples of undamaged batches were queried, or damaged ones were not"
             )
 
 
 @pytest.mark.parametrize("signal", [signal.name for signal in IDENTITY.signals])
-@pytest.mark.parametrize("at", ["first", "last"])
-def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cache, original, truth, shards):
+@pytest.mark.parametrize("edge", ["first", "last"])
+def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, edge, cache, original, truth, shards):
     shard, row = shards[2], 3
     first, last = shard.record_range(row, signal)
-    place = shard.ranges[f"{signal}.payload"][0] + (first if at == "first" else last - 1)
-    flip_bits(cache / shard_name(2), place)
+    offset = shard.ranges[f"{signal}.payload"][0] + (first if edge == "first" else last - 1)
+    flip_bits(cache / shard_name(2), offset)
     (fault,) = verify_cache(cache)
     assert (fault.file, fault.end - fault.start) == (shard_name(2), last - first)
-    assert fault.start <= place < fault.end
+    assert fault.start <= offset < fault.end
     assert fault.samples == (shard.keys[row].tobytes().hex(),)
     assert check_no_wrong_row(cache, truth) == 1
     assert check_repaired(cache, original) == batch_of(shard, row)
@@ -147,8 +147,8 @@ def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cach
 @pytest.mark.parametrize("byte", [0, 9])
 def test_a_changed_key_is_detected_and_repaired(byte, cache, original, truth, shards):
     shard, row = shards[1], 4
-    place = shard.ranges["keys"][0] + 16 * row + byte
-    flip_bits(cache / shard_name(1), place)
+    offset = shard.ranges["keys"][0] + 16 * row + byte
+    flip_bits(cache / shard_name(1), offset)
     known = shard.keys[row].tobytes().hex()[:16]  # the index stores only these bytes of a key
     assert all(name.startswith(known) for fault in verify_cache(cache) for name in fault.samples)
     assert check_no_wrong_row(cache, truth) == 1

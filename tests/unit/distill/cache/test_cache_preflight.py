@@ -93,14 +93,14 @@ def test_growth_that_does_not_fit_leaves_the_cache_unchanged(tmp_path, monkeypat
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """Yields the mount point of a separate file system of 100 kB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    arguments = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a file system of its own needs the right to mount: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    arguments = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(mount_point)]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if result.returncode:
+        pytest.skip(f"a file system of its own needs the right to mount: {result.stderr.strip()}")
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)
 
 
 def test_a_full_disk_leaves_no_partial_file_and_writing_resumes_with_more_space(small_disk, tmp_path):
@@ -128,12 +128,12 @@ class NonFiniteTeacher(Teacher):
         self.name, self.bad = name, bad
 
     def __call__(self, batch):
-        answer = super().__call__(batch)
+        output = super().__call__(batch)
         row = (batch["input_ids"] == 7).logical_or(batch["attention_mask"] == 0).all(1).nonzero()
         if len(row):
-            answer[self.name] = answer[self.name].clone()
-            answer[self.name][row[0, 0], -1] = self.bad  # the last class, or every class at the last position
-        return answer
+            output[self.name] = output[self.name].clone()
+            output[self.name][row[0, 0], -1] = self.bad  # the last class, or every class at the last position
+        return output
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -159,7 +159,7 @@ def test_a_late_non_finite_output_keeps_the_shards_already_written(tmp_path, mon
     assert not list(tmp_path.rglob("*.partial"))
     assert write(tmp_path / "c", [*ROWS, poisoned], Teacher(), identity).reused_shards >= 3
     write(tmp_path / "other", [*ROWS, poisoned], Teacher(), identity)
-    shards = [{n: b for n, b in files_of(tmp_path / place).items() if "shard" in n} for place in ("c", "other")]
+    shards = [{n: b for n, b in files_of(tmp_path / name).items() if "shard" in n} for name in ("c", "other")]
     assert shards[0] == shards[1]
 
 

@@ -72,13 +72,13 @@ def test_a_writer_opens_the_index_of_a_complete_cache_once_to_check_and_once_to_
 def test_a_repair_hashes_each_file_once(cache):
     with count_opens() as opened:
         assert repair_files(cache) == []
-    assert {opened[f"{place}{name}"] for place in ("", "spare/") for name in (INDEX, "codebook.safetensors")} == {1}
+    assert {opened[f"{folder}{name}"] for folder in ("", "spare/") for name in (INDEX, "codebook.safetensors")} == {1}
 
 
-def test_the_entries_of_an_index_are_sorted_by_place_once_for_all_shards(cache, monkeypatch):
+def test_the_entries_of_an_index_are_sorted_once_for_all_shards(cache, monkeypatch):
     sorts = []
-    own = np.argsort
-    monkeypatch.setattr(np, "argsort", lambda *args, **more: sorts.append(len(args[0])) or own(*args, **more))
+    argsort = np.argsort
+    monkeypatch.setattr(np, "argsort", lambda *args, **more: sorts.append(len(args[0])) or argsort(*args, **more))
     store = open_store(cache)
     assert find_faults(store) == []
     assert sorts == [len(ROWS)]
@@ -98,20 +98,20 @@ def test_a_shards_prefixes_are_those_of_its_rows_in_order():
 
 
 @pytest.fixture
-def verified(monkeypatch) -> list[int]:
+def verified_shards(monkeypatch) -> list[int]:
     """Numbers of the shards whose bytes are checked completely."""
-    found: list[int] = []
-    own = Shard.find_damage
+    numbers: list[int] = []
+    original = Shard.find_damage
 
     def find_damage(self: Shard, prefixes: np.ndarray) -> list:
-        found.append(int(self.path.stem.removeprefix("shard-")))
-        return own(self, prefixes)
+        numbers.append(int(self.path.stem.removeprefix("shard-")))
+        return original(self, prefixes)
 
     monkeypatch.setattr(Shard, "find_damage", find_damage)
-    return found
+    return numbers
 
 
-def test_writers_that_are_given_the_faults_check_no_shard_again(cache, tmp_path, verified):
+def test_writers_that_are_given_the_faults_check_no_shard_again(cache, tmp_path, verified_shards):
     folder = tmp_path / "cache"
     write(folder, ROWS, Teacher(whole_batch=True))
     (folder / "shard-000001.safetensors").unlink()
@@ -120,12 +120,12 @@ def test_writers_that_are_given_the_faults_check_no_shard_again(cache, tmp_path,
     store, samples = open_store(folder, IDENTITY), build_samples(ROWS)
     faults = find_faults(store)
     assert [(fault.number, fault.is_damage) for fault in faults] == [(1, False), (3, True)]
-    verified.clear()
+    verified_shards.clear()
     first = fill_cache(store, samples, Teacher(whole_batch=True), faults, rank=0, ranks=2)
-    assert verified == [3], "only to keep the damaged shard's intact records"
-    verified.clear()
+    assert verified_shards == [3], "only to keep the damaged shard's intact records"
+    verified_shards.clear()
     second = fill_cache(open_store(folder, IDENTITY), samples, Teacher(), faults, rank=1, ranks=2)
-    assert not verified
+    assert not verified_shards
     assert (first.computed_shards, second.computed_shards, second.queried_samples) == (2, 0, 0)
     assert files_of(folder) == files_of(cache)
 

@@ -41,15 +41,15 @@ def cached(rows, folder, layers: tuple[int, ...]) -> CacheReader:
 def test_cached_features_give_the_losses_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
     batch = rows.collate(range(8), 0)
     online, offline = module(OnlineTeacher(build_model("bert"), LOSS.teacher_outputs)), module(None)
-    carried = batch | {"signals": cached(rows, tmp_path / "c", (0, 4))(batch)}
-    expected, found = online.compute_terms(batch), offline.compute_terms(carried)
+    batch_with_signals = batch | {"signals": cached(rows, tmp_path / "c", (0, 4))(batch)}
+    expected, found = online.compute_terms(batch), offline.compute_terms(batch_with_signals)
     torch.testing.assert_close(found["kl"], expected["kl"], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found["hidden"], expected["hidden"], rtol=2e-3, atol=1e-4)
-    pulls = []
-    for terms, made in ((expected, online), (found, offline)):
-        gradients = torch.autograd.grad(terms["hidden"], list(made.student.parameters()), allow_unused=True)
-        pulls.append(torch.cat([g.flatten() for g in gradients if g is not None]))
-    assert torch.cosine_similarity(*pulls, dim=0) > 0.999
+    flat_gradients = []
+    for terms, distiller in ((expected, online), (found, offline)):
+        gradients = torch.autograd.grad(terms["hidden"], list(distiller.student.parameters()), allow_unused=True)
+        flat_gradients.append(torch.cat([g.flatten() for g in gradients if g is not None]))
+    assert torch.cosine_similarity(*flat_gradients, dim=0) > 0.999
 
 
 def test_a_layer_missing_from_the_cache_is_refused(rows, tmp_path):

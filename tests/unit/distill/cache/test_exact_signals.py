@@ -69,30 +69,30 @@ def random_finite(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("of", ["logits", "embedding"])
 def test_dense_values_of_a_sample_round_trip_bit_identically(of):
     values = random_finite(4, 7)
-    found = round_trip(Dense(7, of=of), answer_of(of, values, positions_of_rows(LENGTHS)))[of]
-    assert torch.equal(found.view(torch.int32), values.view(torch.int32))
+    restored = round_trip(Dense(7, of=of), answer_of(of, values, positions_of_rows(LENGTHS)))[of]
+    assert torch.equal(restored.view(torch.int32), values.view(torch.int32))
 
 
 @pytest.mark.parametrize("chosen", [None, [[0, 4], [], [6], [1, 2]]], ids=["all tokens", "masked ones"])
 def test_dense_values_of_a_position_round_trip_bit_identically(chosen):
     where, values = positions_of_rows(LENGTHS, chosen), random_finite(4, 7, 9)
-    found = round_trip(Dense(9, each="position"), answer_of("logits", values, where))["logits"]
-    assert torch.equal(found.view(torch.int32), values[where.positions].view(torch.int32))
+    restored = round_trip(Dense(9, each="position"), answer_of("logits", values, where))["logits"]
+    assert torch.equal(restored.view(torch.int32), values[where.positions].view(torch.int32))
 
 
 def test_float16_values_are_rounded_exactly_once():
     values = torch.randn(4, 7, generator=seeded()) * torch.logspace(-8, 4, 7)
-    found = round_trip(Dense(7, dtype="float16"), answer_of("logits", values, positions_of_rows(LENGTHS)))["logits"]
-    assert torch.equal(found, values.half().float())
+    restored = round_trip(Dense(7, dtype="float16"), answer_of("logits", values, positions_of_rows(LENGTHS)))["logits"]
+    assert torch.equal(restored, values.half().float())
 
 
 def test_a_value_beyond_the_range_of_float16_is_refused():
     values = torch.zeros(4, 7)
     values[2, 3] = 7e4
-    answer = answer_of("logits", values, positions_of_rows(LENGTHS))
-    assert torch.equal(round_trip(Dense(7), answer)["logits"], values)
+    output = answer_of("logits", values, positions_of_rows(LENGTHS))
+    assert torch.equal(round_trip(Dense(7), output)["logits"], values)
     with pytest.raises(InputError, match=f"sample {key_of(2).hex()}"):
-        Dense(7, dtype="float16").rows(answer)
+        Dense(7, dtype="float16").rows(output)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -141,22 +141,24 @@ def assert_close_to(found: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("width", [1, 33])
 def test_hidden_states_round_trip_to_half_a_step_under_their_own_layer(width, stored):
     layers = layers_of(4, width)
-    found = round_trip(Hidden(width, stored), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"]
-    assert list(found) == list(stored)
+    restored = round_trip(Hidden(width, stored), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"]
+    assert list(restored) == list(stored)
     for layer in stored:
-        assert_close_to(found[layer], layers[layer])
-        assert not found[layer][0, 2].any()
+        assert_close_to(restored[layer], layers[layer])
+        assert not restored[layer][0, 2].any()
 
 
 @pytest.mark.parametrize("stored", [(1,), (2, 0)])
 def test_queries_keys_and_values_round_trip_to_half_a_step(stored):
     flat = layers_of(9, 16)
     layers = [tuple(flat[3 * i : 3 * i + 3]) for i in range(3)]
-    found = round_trip(Relations(16, stored), answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
-    assert list(found) == list(stored)
+    restored = round_trip(Relations(16, stored), answer_of("relations", layers, positions_of_rows(LENGTHS)))[
+        "relations"
+    ]
+    assert list(restored) == list(stored)
     for layer in stored:
-        assert len(found[layer]) == 3
-        for each, exact in zip(found[layer], layers[layer], strict=True):
+        assert len(restored[layer]) == 3
+        for each, exact in zip(restored[layer], layers[layer], strict=True):
             assert_close_to(each, exact)
 
 
@@ -166,9 +168,9 @@ def test_shared_keys_keep_their_width_and_equal_widths_keep_the_older_settings()
     signal = Relations.from_widths((16, 4, 4), (2, 0))
     assert build_signal(signal.settings()) == signal
     assert signal.nominal_bytes() == 2 * (16 + 4 + 4 + 3 * 4)
-    found = round_trip(signal, answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
+    restored = round_trip(signal, answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
     for layer in (2, 0):
-        for each, exact in zip(found[layer], layers[layer], strict=True):
+        for each, exact in zip(restored[layer], layers[layer], strict=True):
             assert_close_to(each, exact)
     assert Relations.from_widths((16, 16, 16), (1,)) == Relations(16, (1,))
     assert Relations(16, (1,)).settings() == {"kind": "relations", "width": 16, "layers": (1,)}
@@ -178,16 +180,16 @@ def test_the_smallest_and_the_largest_features_do_not_overflow():
     values = torch.zeros(4, 7, 3)
     values[..., 0], values[..., 1] = 1e-44, -1e-44
     values[1:] = torch.tensor([3e38, -3e38, 1.0])
-    found = round_trip(Hidden(3, (0,)), answer_of("hidden", [values], positions_of_rows(LENGTHS)))["hidden"][0]
-    assert found.isfinite().all()
-    assert (found[0] - values[0]).abs().max() <= torch.finfo(torch.float32).tiny / 2
-    torch.testing.assert_close(found[1, 0], torch.tensor([3e38, -3e38, 0.0]))
+    restored = round_trip(Hidden(3, (0,)), answer_of("hidden", [values], positions_of_rows(LENGTHS)))["hidden"][0]
+    assert restored.isfinite().all()
+    assert (restored[0] - values[0]).abs().max() <= torch.finfo(torch.float32).tiny / 2
+    torch.testing.assert_close(restored[1, 0], torch.tensor([3e38, -3e38, 0.0]))
 
 
 def test_bfloat16_features_are_stored():
     layers = [values.bfloat16() for values in layers_of(1, 8)]
-    found = round_trip(Hidden(8, (0,)), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"][0]
-    assert_close_to(found, layers[0].float())
+    restored = round_trip(Hidden(8, (0,)), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"][0]
+    assert_close_to(restored, layers[0].float())
 
 
 def test_features_of_another_width_or_with_nan_are_refused():
@@ -226,11 +228,11 @@ def test_sequences_round_trip_with_their_log_probabilities():
     ids, log_probs = random_sequences(4, width)
     ids[1][:] = torch.tensor([0, width - 1])
     signal = Generated(width, new_tokens=4)
-    found = round_trip(signal, answer_of("generated", (ids, log_probs), positions_of_rows(LENGTHS)))["generated"]
+    restored = round_trip(signal, answer_of("generated", (ids, log_probs), positions_of_rows(LENGTHS)))["generated"]
     for i in range(4):
-        assert found[0][i].dtype == torch.int64
-        assert torch.equal(found[0][i], ids[i])
-        assert torch.equal(found[1][i], log_probs[i].half().float())
+        assert restored[0][i].dtype == torch.int64
+        assert torch.equal(restored[0][i], ids[i])
+        assert torch.equal(restored[1][i], log_probs[i].half().float())
 
 
 def test_a_sequence_too_long_or_truncated_within_a_token_is_refused():

@@ -344,6 +344,6 @@ def test_a_set_far_larger_than_the_fitted_ones_round_trips():
     usual = np.arange(20, dtype=np.int32), np.r_[4077, np.ones(19)].astype(np.int32), np.array([20])
     wide = np.arange(2000, dtype=np.int32), np.r_[2097, np.ones(1999)].astype(np.int32), np.array([2000])
     book = {name: rans.FrequencyTable(starts) for name, starts in signal.fit([usual] * 1000).items()}
-    found = signal.decode([memoryview(signal.encode(wide, book))], Positions(1), book)
-    assert np.array_equal(found["ids"][0], wide[0])
-    assert np.array_equal(found["weights"][0] * 4096, wide[1])
+    restored = signal.decode([memoryview(signal.encode(wide, book))], Positions(1), book)
+    assert np.array_equal(restored["ids"][0], wide[0])
+    assert np.array_equal(restored["weights"][0] * 4096, wide[1])

@@ -15,9 +15,9 @@ def logits_of(width: int, lengths: list[int] = LENGTHS, spread: float = 3.0, see
     return spread * torch.randn(len(lengths), max(lengths), width, generator=seeded(seed))
 
 
-def dense_of(found: dict, width: int) -> torch.Tensor:
+def dense_of(signals: dict, width: int) -> torch.Tensor:
     """Returns sampled weights as a dense tensor [positions, vocabulary]."""
-    return torch.zeros(len(found["ids"]), width).scatter_add(1, found["ids"], found["weights"])
+    return torch.zeros(len(signals["ids"]), width).scatter_add(1, signals["ids"], signals["weights"])
 
 
 def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
@@ -38,19 +38,19 @@ def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
 @pytest.mark.parametrize("width", [1, 63, 64, 257, 1000])
 def test_a_sampled_distribution_round_trips_exactly(width, draws, chosen):
     signal, where = Sampled(width, draws=draws), positions_of_rows(LENGTHS, chosen)
-    answer = answer_of("logits", logits_of(width), where)
-    rows, found = signal.rows(answer), round_trip(signal, answer)
-    assert found["ids"].dtype == torch.int64
-    assert found["weights"].dtype == torch.float32
+    output = answer_of("logits", logits_of(width), where)
+    rows, restored = signal.rows(output), round_trip(signal, output)
+    assert restored["ids"].dtype == torch.int64
+    assert restored["weights"].dtype == torch.float32
     ids, counts, sizes = (np.concatenate(column) for column in zip(*rows, strict=True))
-    assert len(sizes) == len(found["ids"]) == int(where.positions.sum())
-    assert found["ids"].shape[1] == sizes.max()
-    used = found["weights"] > 0
+    assert len(sizes) == len(restored["ids"]) == int(where.positions.sum())
+    assert restored["ids"].shape[1] == sizes.max()
+    used = restored["weights"] > 0
     assert np.array_equal(used.sum(1), sizes)
-    assert np.array_equal(found["ids"][used], ids)
-    assert np.array_equal(found["weights"][used], counts.astype(np.float32) / np.float32(draws))
-    assert not found["ids"][~used].any()
-    torch.testing.assert_close(found["weights"].sum(1), torch.ones(len(used)))
+    assert np.array_equal(restored["ids"][used], ids)
+    assert np.array_equal(restored["weights"][used], counts.astype(np.float32) / np.float32(draws))
+    assert not restored["ids"][~used].any()
+    torch.testing.assert_close(restored["weights"].sum(1), torch.ones(len(used)))
 
 
 @pytest.mark.parametrize("width", [3, 64, 100, 256, 300, 1 << 17])
@@ -153,8 +153,8 @@ def test_draws_are_independent_of_the_batch_and_the_thread_count(threads, monkey
 
 
 def test_different_seeds_and_samples_give_different_draws():
-    answer = answer_of("logits", logits_of(777)[:1].expand(4, -1, -1), positions_of_rows([7, 7, 7, 7]))
-    first, other = (dense_of(round_trip(Sampled(777, seed=seed), answer), 777) for seed in (0, 1))
+    output = answer_of("logits", logits_of(777)[:1].expand(4, -1, -1), positions_of_rows([7, 7, 7, 7]))
+    first, other = (dense_of(round_trip(Sampled(777, seed=seed), output), 777) for seed in (0, 1))
     assert not torch.equal(first, other)
     assert not torch.equal(first[:7], first[7:14])
 
@@ -163,19 +163,19 @@ def test_samples_from_16_million_ids_round_trip():
     width = 1 << 24
     logits = torch.full((1, 2, width), -3.0)
     logits[0, 0, [0, 77, width - 1]] = torch.tensor([14.0, 14.5, 15.0])
-    signal, answer = Sampled(width, draws=24), answer_of("logits", logits, positions_of_rows([2]))
-    rows, found = signal.rows(answer), round_trip(signal, answer)
-    assert np.array_equal(found["ids"][found["weights"] > 0], rows[0][0])
-    assert {0, 77, width - 1} <= set(found["ids"][0].tolist())
-    assert found["ids"][1].diff().sub(width / 24).abs().max() <= width / 24 * 1e-3
+    signal, output = Sampled(width, draws=24), answer_of("logits", logits, positions_of_rows([2]))
+    rows, restored = signal.rows(output), round_trip(signal, output)
+    assert np.array_equal(restored["ids"][restored["weights"] > 0], rows[0][0])
+    assert {0, 77, width - 1} <= set(restored["ids"][0].tolist())
+    assert restored["ids"][1].diff().sub(width / 24).abs().max() <= width / 24 * 1e-3
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("place", [0, 255, 256, 299])
+@pytest.mark.parametrize("index", [0, 255, 256, 299])
 @pytest.mark.parametrize("signal", [Sampled(300), TopK(300, k=8), Dense(300, each="position")], ids=lambda s: s.kind)
-def test_logits_that_are_not_finite_are_refused_with_their_position(signal, place, bad):
+def test_logits_that_are_not_finite_are_refused_with_their_position(signal, index, bad):
     logits = logits_of(300)
-    logits[2, 1, place] = bad
+    logits[2, 1, index] = bad
     with pytest.raises(InputError, match="position 7 of a batch of 16"):
         signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
     logits[2, 1] = -torch.inf
@@ -204,14 +204,14 @@ def test_logits_of_another_width_are_refused(signal):
 @pytest.mark.parametrize("width", [1, 7, 100])
 def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
     logits = logits_of(width, spread=1.5)
-    found = round_trip(TopK(width, k=width, step=step), answer_of("logits", logits, positions_of_rows(LENGTHS)))
+    restored = round_trip(TopK(width, k=width, step=step), answer_of("logits", logits, positions_of_rows(LENGTHS)))
     exact = logits[positions_of_rows(LENGTHS).tokens].log_softmax(-1)
-    error = found["log_probs"] - exact
-    assert torch.equal(found["ids"], torch.arange(width).expand(len(exact), -1))
+    error = restored["log_probs"] - exact
+    assert torch.equal(restored["ids"], torch.arange(width).expand(len(exact), -1))
     # each id is off by at most half a step, and a whole position by a common factor of at most as much
     assert (error - (error.amax(1) + error.amin(1))[:, None] / 2).abs().max() <= step / 2 + 1e-4
     assert error.abs().max() <= step + 1e-4
-    assert found["tail"].max() < 1e-5
+    assert restored["tail"].max() < 1e-5
 
 
 @pytest.mark.parametrize(("width", "k"), [(10, 1), (100, 7), (2000, 64), (1 << 17, 64)])
@@ -219,27 +219,27 @@ def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
 def test_the_likeliest_ids_and_the_tail_are_stored_to_one_grid_step(width, k, spread):
     where, signal = positions_of_rows([3, 2]), TopK(width, k=k)
     logits = logits_of(width, [3, 2], spread)
-    found = round_trip(signal, answer_of("logits", logits, where))
+    restored = round_trip(signal, answer_of("logits", logits, where))
     exact = logits[where.tokens].double().log_softmax(-1)
     top = exact.topk(k)
-    assert torch.equal(exact.gather(1, found["ids"]).sort(descending=True).values, top.values)
-    assert (found["ids"].diff() > 0).all()
-    torch.testing.assert_close(found["log_probs"].exp().sum(1) + found["tail"], torch.ones(5))
-    seen = exact.gather(1, found["ids"]) > -100
-    assert (found["log_probs"] - exact.gather(1, found["ids"]))[seen].abs().max() <= signal.step + 1e-4
+    assert torch.equal(exact.gather(1, restored["ids"]).sort(descending=True).values, top.values)
+    assert (restored["ids"].diff() > 0).all()
+    torch.testing.assert_close(restored["log_probs"].exp().sum(1) + restored["tail"], torch.ones(5))
+    likely = exact.gather(1, restored["ids"]) > -100
+    assert (restored["log_probs"] - exact.gather(1, restored["ids"]))[likely].abs().max() <= signal.step + 1e-4
     tail = 1 - top.values.exp().sum(1)
-    assert (found["tail"] - tail).abs().le(tail * (np.exp(signal.step) - 1) + 1e-6).all()
+    assert (restored["tail"] - tail).abs().le(tail * (np.exp(signal.step) - 1) + 1e-6).all()
 
 
 def test_a_one_hot_distribution_has_no_tail():
     logits = torch.full((1, 1, 500), -torch.inf)
     logits[..., 42] = 3.0
-    found = round_trip(TopK(500, k=4), answer_of("logits", logits, positions_of_rows([1])))
-    chosen = found["ids"][0] == 42
-    assert found["log_probs"][0, chosen] == 0
-    assert (found["log_probs"][0, ~chosen] < -100).all()
-    assert found["tail"] == 0
-    assert not found["log_probs"].isnan().any()
+    restored = round_trip(TopK(500, k=4), answer_of("logits", logits, positions_of_rows([1])))
+    chosen = restored["ids"][0] == 42
+    assert restored["log_probs"][0, chosen] == 0
+    assert (restored["log_probs"][0, ~chosen] < -100).all()
+    assert restored["tail"] == 0
+    assert not restored["log_probs"].isnan().any()
 
 
 def test_the_top_k_temperature_divides_the_logits():

@@ -81,8 +81,8 @@ def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path:
     for name, model in models.items():
         save_model_folder(model, tmp_path / name)
         torch.save(padded_batch(model), tmp_path / name / "batch.pt")
-        about = {"auto_class": auto_class(model), "ours": is_pruned(model)}
-        (tmp_path / name / "about.json").write_text(json.dumps(about))
+        description = {"auto_class": auto_class(model), "ours": is_pruned(model)}
+        (tmp_path / name / "about.json").write_text(json.dumps(description))
     run = subprocess.run(
         [sys.executable, "-c", FRESH, str(tmp_path)],
         cwd=tmp_path,
@@ -111,9 +111,9 @@ def test_a_loaded_model_can_be_pruned_again(tmp_path: Path):
     again = prune(once, axes, shape)
     again.save_pretrained(tmp_path / "again")  # save_pretrained also writes the code
     batch = padded_batch(again)
-    found = logits(load_model_folder(tmp_path / "again", "AutoModelForCausalLM"), batch)
-    assert_same(found, logits(again, batch), "again")
-    torch.testing.assert_close(found, logits(mask_model(once, axes, shape), batch), atol=1e-5, rtol=1e-5)
+    reloaded_logits = logits(load_model_folder(tmp_path / "again", "AutoModelForCausalLM"), batch)
+    assert_same(reloaded_logits, logits(again, batch), "again")
+    torch.testing.assert_close(reloaded_logits, logits(mask_model(once, axes, shape), batch), atol=1e-5, rtol=1e-5)
 
 
 def test_modified_missing_or_other_code_is_rejected_and_never_run(tmp_path: Path):
@@ -155,8 +155,8 @@ def test_onnx_logits_match_the_pruned_class(tmp_path: Path, tokenizer: BertToken
     assert is_pruned(model)
     export_onnx(model, tokenizer, tmp_path, ("input_ids", "attention_mask"))
     batch = padded_batch(model)
-    found = OnnxModel(tmp_path, threads=1)({name: tensor.numpy() for name, tensor in batch.items()})
-    torch.testing.assert_close(torch.from_numpy(found), logits(model, batch), atol=1e-5, rtol=1e-4)
+    exported = OnnxModel(tmp_path, threads=1)({name: tensor.numpy() for name, tensor in batch.items()})
+    torch.testing.assert_close(torch.from_numpy(exported), logits(model, batch), atol=1e-5, rtol=1e-4)
 
 
 def test_a_config_alone_builds_a_model_of_the_pruned_sizes():

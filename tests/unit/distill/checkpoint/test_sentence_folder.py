@@ -58,7 +58,7 @@ def test_pooling_uses_the_right_tokens_and_ignores_padding(pooling, side, token_
         "max": lambda rows: torch.stack([max(each) for each in rows.T]),
         "lasttoken": lambda rows: rows[-1],
     }
-    wanted = torch.stack([book[pooling](row[own.bool()]) for row, own in zip(states, mask, strict=True)])
+    wanted = torch.stack([book[pooling](row[row_mask.bool()]) for row, row_mask in zip(states, mask, strict=True)])
     torch.testing.assert_close(pool_states(states, mask, pooling), wanted)
 
 
@@ -78,12 +78,12 @@ def test_sentence_transformers_computes_the_same_vectors_and_saves_a_loadable_fo
     model = build(family, form)
     folder = saved(model, tokenizer, tmp_path / "model")
     if family == "distilbert":  # which has no token types
-        about = json.loads((folder / "tokenizer_config.json").read_text())
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
         names = {"model_input_names": ["input_ids", "attention_mask"]}
-        (folder / "tokenizer_config.json").write_text(json.dumps(about | names))
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | names))
     theirs = loads(str(folder), device="cpu")
-    found = torch.from_numpy(theirs.encode(TEXTS, batch_size=len(TEXTS)))
-    torch.testing.assert_close(found, vectors(model, tokenizer), rtol=0, atol=1e-6)
+    encoded = torch.from_numpy(theirs.encode(TEXTS, batch_size=len(TEXTS)))
+    torch.testing.assert_close(encoded, vectors(model, tokenizer), rtol=0, atol=1e-6)
     # The reverse direction: Sentence Transformers saves the folder in its newest layout.
     theirs.save(str(tmp_path / "theirs"))
     again = PooledModel.from_pretrained(tmp_path / "theirs")
@@ -126,7 +126,9 @@ def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, 
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = AutoModel.from_pretrained(body_folder)(**inputs).last_hidden_state
-    wanted = torch.stack([row[own.bool()].mean(0) for row, own in zip(states, inputs["attention_mask"], strict=True)])
+    wanted = torch.stack(
+        [row[row_mask.bool()].mean(0) for row, row_mask in zip(states, inputs["attention_mask"], strict=True)]
+    )
     torch.testing.assert_close(vectors(model, tokenizer), wanted)
     form = SentenceForm("cls", (DenseProjection(8),), normalize=True)
     written = saved(build("bert", form), tokenizer, tmp_path / "written")
@@ -149,8 +151,8 @@ def folder(tokenizer, tmp_path) -> Path:
 
 
 def change_json(file: Path, **values: object) -> None:
-    found = json.loads(file.read_text())
-    file.write_text(json.dumps(found | values if isinstance(found, dict) else values["modules"]))
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | values if isinstance(content, dict) else values["modules"]))
 
 
 def modules(*kinds: str) -> list[dict[str, object]]:
@@ -226,9 +228,9 @@ def test_a_student_keeps_its_teachers_pooling_and_normalization(tokenizer, tmp_p
     assert torch.equal(vectors(build_student(teacher, "teacher"), tokenizer), vectors(teacher, tokenizer))
     student = build_student(teacher, "layers=2,hidden=16")
     assert (student.form, vector_width(student.config)) == (teacher.form, 16)
-    found = vectors(PooledModel.from_pretrained(saved(student, tokenizer, tmp_path / "student")), tokenizer)
-    assert torch.equal(found, vectors(student, tokenizer))
-    torch.testing.assert_close(found.norm(dim=-1), torch.ones(9))
+    reloaded = vectors(PooledModel.from_pretrained(saved(student, tokenizer, tmp_path / "student")), tokenizer)
+    assert torch.equal(reloaded, vectors(student, tokenizer))
+    torch.testing.assert_close(reloaded.norm(dim=-1), torch.ones(9))
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)

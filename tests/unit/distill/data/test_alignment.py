@@ -41,8 +41,8 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
 
 
 def offsets_of(tokenizer, text: str) -> np.ndarray:
-    made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return np.array(made["offset_mapping"], np.int64).reshape(-1, 2)
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return np.array(encoding["offset_mapping"], np.int64).reshape(-1, 2)
 
 
 def refusal(call, *args, **settings) -> str:
@@ -87,13 +87,13 @@ def test_spans_cover_every_token_hold_the_same_text_and_are_minimal(pair):
             inside = [k for first, end in side for k in range(first, end)]
             assert inside == sorted(set(inside))
             assert {k for k, (start, end) in enumerate(places) if end > start} <= set(inside)
-        for first, end, begun, done in spans:
+        for first, end, teacher_first, teacher_end in spans:
             covered = [
                 (places[f:e, 0].min(), places[f:e, 1].max())
-                for places, f, e in ((offsets[0], first, end), (offsets[1], begun, done))
+                for places, f, e in ((offsets[0], first, end), (offsets[1], teacher_first, teacher_end))
             ]
             assert len({text[start:stop].strip() for start, stop in covered}) == 1
-            several += end - first > 1 and done - begun > 1
+            several += end - first > 1 and teacher_end - teacher_first > 1
         assert len(spans) == longest_chain(*(split_offsets(each, len(text)) for each in offsets)) + 1
     assert several, "no span of several tokens was met"
 
@@ -164,13 +164,13 @@ def test_rows_hold_all_text_once_within_both_length_limits(length, teacher_lengt
     assert rows.unaligned == 0
     assert rows.lengths.max() <= length
     assert max(map(len, rows.teacher_input_ids)) <= teacher_length
-    own = [i for row in rows.input_ids for i in row[1:-1]]
+    student_ids = [i for row in rows.input_ids for i in row[1:-1]]
     wanted = [
         i for text in texts for i in [*student(text, add_special_tokens=False)["input_ids"], student.sep_token_id]
     ]
-    assert len(wanted) - len(own) == rows.single
+    assert len(wanted) - len(student_ids) == rows.single
     if not rows.single:
-        assert own == wanted
+        assert student_ids == wanted
         teacher_ids = np.concatenate(rows.teacher_input_ids).tolist()
         assert teacher.decode(teacher_ids) == "".join(f"{text}<eos>" for text in texts)
 
@@ -181,10 +181,10 @@ def test_spans_of_a_row_hold_the_same_text_on_both_sides():
     for ids, teacher_ids, spans in zip(rows.input_ids, rows.teacher_input_ids, rows.spans, strict=True):
         assert spans[0].tolist()[0] == 1
         assert (spans[1:, [0, 2]] == spans[:-1, [1, 3]]).all(), "a token is in no span"
-        for first, end, begun, done in spans:
+        for first, end, teacher_first, teacher_end in spans:
             message = [
                 each.decode(part, skip_special_tokens=True)
-                for each, part in ((student, ids[first:end]), (teacher, teacher_ids[begun:done]))
+                for each, part in ((student, ids[first:end]), (teacher, teacher_ids[teacher_first:teacher_end]))
             ]
             plain = student.backend_tokenizer.normalizer.normalize_str(message[1]).replace(" ", "")
             assert message[0].replace(" ", "").replace("##", "") == plain
@@ -199,8 +199,8 @@ def test_texts_and_tokens_that_cannot_be_compared_are_counted():
     unknown = encode_aligned(student, teacher, ["the ж mill"], 12, 12)
     assert unknown.unknown == 1
     assert student.unk_token_id in unknown.input_ids[0]
-    place = unknown.input_ids[0].tolist().index(student.unk_token_id)
-    assert place not in unknown.spans[0][:, 0]
+    index = unknown.input_ids[0].tolist().index(student.unk_token_id)
+    assert index not in unknown.spans[0][:, 0]
     assert encode_aligned(teacher, teacher, ["a b"] * 3, 2, 2).single > 0
 
 
@@ -216,15 +216,20 @@ def test_spans_of_a_batch_point_to_next_token_labels():
     assert torch.equal(select_teacher_inputs(batch)["attention_mask"], teacher_ids["attention_mask"])
     assert torch.equal(select_teacher_inputs(batch)["input_ids"], teacher_ids["input_ids"])
     for k, i in enumerate(order):
-        kept = [each for each in rows.spans[i].tolist() if each[0] > 0 and each[2] > 0]
-        assert len(kept) == len(rows.spans[i]) - 1, "byte-level rows have nothing before their first token"
-        found = batch["spans"][k][: len(kept)]
-        for (first, end, begun, done), (a, b, c, d) in zip(kept, found.tolist(), strict=True):
+        inner_spans = [each for each in rows.spans[i].tolist() if each[0] > 0 and each[2] > 0]
+        assert len(inner_spans) == len(rows.spans[i]) - 1, "byte-level rows have nothing before their first token"
+        batch_spans = batch["spans"][k][: len(inner_spans)]
+        for (first, end, teacher_first, teacher_end), (a, b, c, d) in zip(
+            inner_spans, batch_spans.tolist(), strict=True
+        ):
             assert batch["labels"][k, a:b].tolist() == rows.input_ids[i][first:end].tolist()
-            assert batch["teacher_labels"][k, c:d].tolist() == rows.teacher_input_ids[i][begun:done].tolist()
-        assert not batch["spans"][k, len(kept) :].any()
-    kept = find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
-    assert kept.sum(1).tolist() == [len(rows.spans[i]) - 1 for i in order]
+            assert (
+                batch["teacher_labels"][k, c:d].tolist()
+                == rows.teacher_input_ids[i][teacher_first:teacher_end].tolist()
+            )
+        assert not batch["spans"][k, len(inner_spans) :].any()
+    labelled = find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
+    assert labelled.sum(1).tolist() == [len(rows.spans[i]) - 1 for i in order]
     shuffled = TrainBatches(rows, 2, 0, seed=0)
     assert {"spans", "teacher_input_ids"} <= set(next(iter(shuffled)))
 
@@ -251,10 +256,13 @@ def test_masked_spans_are_hidden_from_both_models(masked_rows):
             assert batch[f"{name}positions"][i].nonzero()[:, 0].tolist() == sorted(requested)
             assert all(labels[k] == ids[k] for k in requested)
             assert all(batch[f"{name}input_ids"][i, k] == ids[k] for k in range(len(ids)) if k not in requested)
-        for first, end, begun, done in spans:
-            own, teacher_ids = batch["input_ids"][i, first:end], batch["teacher_input_ids"][i, begun:done]
-            hidden = (own == wordpiece().mask_token_id).tolist() + (
-                teacher_ids == byte_level(masked=True).mask_token_id
+        for first, end, teacher_first, teacher_end in spans:
+            student_tokens, teacher_tokens = (
+                batch["input_ids"][i, first:end],
+                batch["teacher_input_ids"][i, teacher_first:teacher_end],
+            )
+            hidden = (student_tokens == wordpiece().mask_token_id).tolist() + (
+                teacher_tokens == byte_level(masked=True).mask_token_id
             ).tolist()
             assert len(set(hidden)) == 1
         chosen, total = chosen + len(spans), total + len(rows.spans[i])
@@ -264,9 +272,9 @@ def test_masked_spans_are_hidden_from_both_models(masked_rows):
 
 def test_masks_on_two_tokenizers_depend_on_the_epoch_but_not_on_the_batch(masked_rows):
     rows, data = masked_rows
-    alone, beside = data.collate([4], 0, epoch=2), data.collate([0, 4], 0, epoch=2)
+    alone, batched = data.collate([4], 0, epoch=2), data.collate([0, 4], 0, epoch=2)
     for name in ("input_ids", "teacher_input_ids", "spans"):
-        assert torch.equal(alone[name][0], beside[name][1, : alone[name].shape[1]])
+        assert torch.equal(alone[name][0], batched[name][1, : alone[name].shape[1]])
     first, again, later = (
         data.collate(range(len(rows)), 0, epoch)["labels"] for epoch in (1, 1 + data.config.passes, 2)
     )

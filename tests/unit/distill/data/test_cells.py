@@ -52,9 +52,9 @@ def as_csv(rows: list[dict[str, Any]], file: Path) -> None:
 def test_the_task_and_its_labels_are_the_same_in_every_format(write, rows, task, labels, tmp_path):
     write(rows, tmp_path / "train")
     config = DataConfig(path=str(tmp_path))
-    found, why = choose_task("auto", BertConfig(architectures=["BertModel"]), "x", config)
-    assert found == task, why
-    assert TASKS[found].read(config, 0).labels == labels
+    chosen, reason = choose_task("auto", BertConfig(architectures=["BertModel"]), "x", config)
+    assert chosen == task, reason
+    assert TASKS[chosen].read(config, 0).labels == labels
 
 
 def test_only_lists_in_json_or_python_notation_are_parsed():

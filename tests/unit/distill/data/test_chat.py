@@ -75,9 +75,9 @@ def tokenizer_of(template: str | None = None, kind: str = "bytes", *, bos: bool 
     if bos:
         backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     names = {"bos_token": "<s>", "eos_token": "<|im_end|>"} | tokens
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, **{k: v for k, v in names.items() if v})
-    made.chat_template = template
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **{k: v for k, v in names.items() if v})
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def target_texts(tokenizer, blocks: TargetBlocks, row: int = 0) -> list[str]:
@@ -119,25 +119,25 @@ def test_answers_are_training_targets_and_prompts_are_not(template, end, kind):
 
 def test_marked_tokens_equal_the_assistant_mask_of_transformers():
     tokenizer = tokenizer_of(MARKED)
-    own = encode_chats(tokenizer, [WHOLE], 500)
-    theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    assert own.input_ids[0].tolist() == theirs["input_ids"]
-    assert own.targets[0].astype(int).tolist() == theirs["assistant_masks"]
+    blocks = encode_chats(tokenizer, [WHOLE], 500)
+    stock = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    assert blocks.input_ids[0].tolist() == stock["input_ids"]
+    assert blocks.targets[0].astype(int).tolist() == stock["assistant_masks"]
     unmarked = encode_chats(tokenizer_of(CHATML), [WHOLE], 500)
-    assert np.array_equal(own.targets[0], unmarked.targets[0]), "the same text, told turn by turn"
+    assert np.array_equal(blocks.targets[0], unmarked.targets[0]), "the same text, told turn by turn"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last():
+def test_a_template_that_rewrites_earlier_turns_is_refused_unless_only_the_last_is_a_target():
     tokenizer = tokenizer_of(DROPS_THOUGHTS)
-    talk = [dict(message) for message in TALK]
-    talk[2]["content"] = "<think>hm</think>it is good"
-    output = refusal(encode_chats, tokenizer, [WHOLE, Turns(talk)], 500)
+    rewritten = [dict(message) for message in TALK]
+    rewritten[2]["content"] = "<think>hm</think>it is good"
+    output = refusal(encode_chats, tokenizer, [WHOLE, Turns(rewritten)], 500)
     assert output == (
         "chat 2: expected a chat template that renders the first messages alike whatever follows, found one that "
         "doesn't at message 3: the assistant's tokens can't be distinguished from the others; mark them in the "
         "template with {% generation %}, or train on the last turn only (--chat.turns last)"
     )
-    blocks = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(turns="last"))
+    blocks = encode_chats(tokenizer, [Turns(rewritten)], 500, ChatConfig(turns="last"))
     assert target_texts(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
 
 
@@ -204,13 +204,13 @@ def test_an_answer_keeps_its_tokens_without_characters():
 def test_prompts_equal_the_template_with_its_generation_prompt(template):
     tokenizer = tokenizer_of(template)
     open_end = Turns(TALK[:2])
-    *prompts, nobody, unasked = encode_prompts(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
+    *prompts, empty, without_user = encode_prompts(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
     wanted = [
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         for messages in (TALK[:4], TALK[:2])
     ]
     assert [row.tolist() for row in prompts] == wanted
-    assert nobody is unasked is None
+    assert empty is without_user is None
     blocks = encode_chats(tokenizer, [WHOLE], 500)
     start = len(prompts[0])
     assert blocks.input_ids[0][:start].tolist() == wanted[0]
@@ -269,8 +269,8 @@ def test_a_tokenizer_without_the_required_template_or_end_token_is_refused(token
 def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
     (tmp_path / "mine.jinja").write_text(HEADERS, "utf-8")
     config = ChatConfig(template=str(tmp_path / "mine.jinja"))
-    for own in (None, CHATML):
-        blocks = encode_chats(tokenizer_of(own), [WHOLE], 500, config)
+    for tokenizer_template in (None, CHATML):
+        blocks = encode_chats(tokenizer_of(tokenizer_template), [WHOLE], 500, config)
         assert target_texts(tokenizer_of(), blocks)[0] == "it is good<|eot|>"
     assert "none.jinja': expected a file" in refusal(encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja"))
     for setting in ({"turns": "first"}, {"longer": "wrap"}):

@@ -50,13 +50,13 @@ def write_rows(file: Path, rows: list[tuple[str, str]]) -> Path:
     return file
 
 
-def config(place: Path, **changes) -> DataConfig:
-    return DataConfig(**({"path": str(place)} | changes))
+def config(path: Path, **changes) -> DataConfig:
+    return DataConfig(**({"path": str(path)} | changes))
 
 
-def refusal(place: Path, **changes) -> str:
+def refusal(path: Path, **changes) -> str:
     with pytest.raises(InputError) as caught:
-        load_splits(config(place, **changes))
+        load_splits(config(path, **changes))
     return str(caught.value)
 
 
@@ -92,13 +92,13 @@ def test_a_hub_data_set_keeps_its_class_names_and_splits(tmp_path, monkeypatch):
     for split, labels in (("train", [1, 0, 1]), ("validation", [0]), ("test", [-1, 0])):
         rows = {"text": [f"{split} {i}" for i in range(len(labels))], "label": labels}
         datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "hub" / f"{split}.parquet")
-    found = _read_hub(str(tmp_path / "hub"), None)
-    assert {split: table["label"].to_pylist() for split, table in found.items()} == {
+    splits = _read_hub(str(tmp_path / "hub"), None)
+    assert {split: table["label"].to_pylist() for split, table in splits.items()} == {
         "train": ["no", "yes", "no"],
         "validation": ["yes"],
         "test": [None, "yes"],
     }
-    assert found["train"]["text"].to_pylist() == ["train 0", "train 1", "train 2"]
+    assert splits["train"]["text"].to_pylist() == ["train 0", "train 1", "train 2"]
 
 
 def test_lists_of_class_labels_in_a_hub_data_set_are_read_as_names(tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_lists_of_class_labels_in_a_hub_data_set_are_read_as_names(tmp_path, mon
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    tags, place = datasets.ClassLabel(names=["O", "B-PER", "I-PER"]), str(tmp_path / "hub")
+    tags, folder = datasets.ClassLabel(names=["O", "B-PER", "I-PER"]), str(tmp_path / "hub")
     features = datasets.Features(
         {
             "tokens": datasets.Sequence(datasets.Value("string")),
@@ -120,11 +120,11 @@ def test_lists_of_class_labels_in_a_hub_data_set_are_read_as_names(tmp_path, mon
     rows = {"tokens": [["Ann", "Lee", "sat"], [], ["so"]], "ner_tags": numbers, "large": numbers}
     rows |= {"nested": [[[1], []], [], None], "counts": numbers}
     (tmp_path / "hub").mkdir()
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(f"{place}/train.parquet")
-    found = _read_hub(place, None)["train"].to_pydict()
-    assert found["ner_tags"] == found["large"] == [["B-PER", "I-PER", "O"], [], ["O"]]
-    assert found["nested"] == [[["B-PER"], []], [], None]
-    assert found["counts"] == numbers
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(f"{folder}/train.parquet")
+    columns = _read_hub(folder, None)["train"].to_pydict()
+    assert columns["ner_tags"] == columns["large"] == [["B-PER", "I-PER", "O"], [], ["O"]]
+    assert columns["nested"] == [[["B-PER"], []], [], None]
+    assert columns["counts"] == numbers
 
 
 def test_each_split_is_read_from_the_file_of_its_name(tmp_path):
@@ -135,8 +135,8 @@ def test_each_split_is_read_from_the_file_of_its_name(tmp_path):
         ("x.csv", "x"),
     ):
         write_rows(tmp_path / name, [(text, "l")])
-    found = {split: table["text"].to_pylist() for split, table in read_splits(str(tmp_path)).items()}
-    assert found == {"train": ["p"], "validation": ["d"], "test": ["t"]}
+    texts = {split: table["text"].to_pylist() for split, table in read_splits(str(tmp_path)).items()}
+    assert texts == {"train": ["p"], "validation": ["d"], "test": ["t"]}
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_flipped_bytes_in_parquet_never_change_the_rows_read(tmp_path, compressi
     start = group.column(0).dictionary_page_offset
     end = start + sum(group.column(i).total_compressed_size for i in range(2))
     damage = []
-    for place in rng.integers(start, end, 200):
+    for offset in rng.integers(start, end, 200):
         data = bytearray(whole)
-        data[place] ^= 1 << int(rng.integers(8))
+        data[offset] ^= 1 << int(rng.integers(8))
         file.write_bytes(data)
         damage.append(damage_of(file, rows))
     assert set(damage) <= {None, "rows 101 to 200 (row group 1) are damaged"}
@@ -282,10 +282,10 @@ def test_existing_splits_are_kept_and_only_a_missing_one_is_held_out(data_folder
 
 
 def test_a_class_of_one_row_stays_in_train():
-    kept, held = hold_out(["a", "b", "a", "c", "a"], 0.9, seed=0)
-    assert sorted(kept + held) == [0, 1, 2, 3, 4]
-    assert {1, 3} < set(kept)
-    assert len(held) == 2
+    train, held_out = hold_out(["a", "b", "a", "c", "a"], 0.9, seed=0)
+    assert sorted(train + held_out) == [0, 1, 2, 3, 4]
+    assert {1, 3} < set(train)
+    assert len(held_out) == 2
     with pytest.raises(InputError, match="nothing to evaluate on"):
         hold_out(["a", "b", "c"], 0.5, seed=0)
 
@@ -468,10 +468,10 @@ def test_a_resumed_run_gets_the_same_batches(ranks, rank):
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0], "the epochs have one order"
     for stop in range(total + 1):
         first = reader()
-        seen = take(first, stop)
+        before_stop = take(first, stop)
         second = reader()
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert seen + take(second, total - stop) == undisturbed, f"stopped after {stop} batches"
+        assert before_stop + take(second, total - stop) == undisturbed, f"stopped after {stop} batches"
         assert second.state_dict() == {"position": total}
 
 

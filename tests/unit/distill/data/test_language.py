@@ -108,9 +108,9 @@ def test_every_table_format_gives_the_same_texts(tmp_path, ending):
             "".join(("," if ending == "csv" else "\t").join(row) + "\n" for row in [("Text", "body"), *rows])
         )
     write(tmp_path, {"readme.txt": "not the text"})
-    for place in (file, tmp_path):
-        assert read_texts(str(place)) == ["one", "two"]
-        assert read_texts(str(place), "body") == ["x", "y", "z"]
+    for path in (file, tmp_path):
+        assert read_texts(str(path)) == ["one", "two"]
+        assert read_texts(str(path), "body") == ["x", "y", "z"]
 
 
 def test_the_requested_split_and_subset_of_a_data_set_are_read(tmp_path, monkeypatch):
@@ -174,8 +174,8 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
     ],
 )
 def test_a_path_without_the_requested_text_is_refused_and_named(tmp_path, name, files, settings, named):
-    place = write(tmp_path, files) / name
-    message = refusal(read_texts, str(place), **settings)
+    path = write(tmp_path, files) / name
+    message = refusal(read_texts, str(path), **settings)
     assert named in message
     assert str(tmp_path) in message
 
@@ -201,8 +201,8 @@ def test_blocks_of_a_decoder_join_to_the_token_stream(length):
     assert {block.dtype for block in blocks} == {np.dtype(np.int64)}
     assert {len(block) for block in blocks[:-1]} <= {length}
     assert 2 <= len(blocks[-1]) <= length
-    kept = len(stream) - (len(stream) % length == 1)
-    assert np.concatenate(blocks).tolist() == stream[:kept]
+    token_count = len(stream) - (len(stream) % length == 1)
+    assert np.concatenate(blocks).tolist() == stream[:token_count]
 
 
 @pytest.mark.parametrize("length", [4, 9, 64])
@@ -212,8 +212,8 @@ def test_framed_blocks_of_an_encoder_join_to_the_token_stream(tokenizer, length)
     assert {len(block) for block in blocks[:-1]} == {length}
     assert 4 <= len(blocks[-1]) <= length
     assert {(block[0], block[-1]) for block in blocks} == {(2, 3)}
-    kept = len(stream) - (len(stream) % (length - 2) == 1)
-    assert np.concatenate([block[1:-1] for block in blocks]).tolist() == stream[:kept]
+    token_count = len(stream) - (len(stream) % (length - 2) == 1)
+    assert np.concatenate([block[1:-1] for block in blocks]).tolist() == stream[:token_count]
 
 
 def test_a_single_left_over_token_makes_no_block():
@@ -255,8 +255,8 @@ def test_batches_contain_every_block_once():
     assert blocks.lengths.tolist() == [len(row) for row in blocks.input_ids]
     wanted = sorted(row.tolist() for row in blocks.input_ids)
     for batches in (TrainBatches(blocks, 4, 0, seed=1), EvalBatches(blocks, 4, 0)):
-        made = [(b["input_ids"][i], b["attention_mask"][i].bool()) for b in batches for i in range(len(b["labels"]))]
-        assert sorted(ids[mask].tolist() for ids, mask in made) == wanted
+        rows = [(b["input_ids"][i], b["attention_mask"][i].bool()) for b in batches for i in range(len(b["labels"]))]
+        assert sorted(ids[mask].tolist() for ids, mask in rows) == wanted
 
 
 # --- masks
@@ -268,10 +268,10 @@ def test_a_mask_is_independent_of_the_batch_and_the_order(tokenizer):
     for order in (range(12), reversed(range(12)), [3, 11, 0]):
         rows = list(order)
         batch = data.collate(np.array(rows), 0, 1)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             length = data.lengths[row]
             for name, value in batch.items():
-                assert torch.equal(value[place, :length], alone[row][name][0]), name
+                assert torch.equal(value[index, :length], alone[row][name][0]), name
 
 
 @pytest.mark.slow
@@ -280,48 +280,48 @@ def test_a_mask_is_the_same_in_another_process():
     code = (
         "import json, sys\nimport numpy as np\nfrom distill.data.masking.masks import MaskConfig, mask_tokens\n"
         "np.random.seed(7)\nrows, facts = json.load(sys.stdin)\n"
-        "made = [mask_tokens(np.array(row, np.int32), 2, MaskConfig(seed=3), **facts) for row in reversed(rows)]\n"
-        "print(json.dumps([[ids.tolist(), positions.tolist()] for ids, positions in reversed(made)]))"
+        "masked = [mask_tokens(np.array(row, np.int32), 2, MaskConfig(seed=3), **facts) for row in reversed(rows)]\n"
+        "print(json.dumps([[ids.tolist(), positions.tolist()] for ids, positions in reversed(masked)]))"
     )
     sent = json.dumps([[row.tolist() for row in rows], FACTS])
     other = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, text=True, check=True)
-    here = [mask_tokens(row, 2, MaskConfig(seed=3), **FACTS) for row in rows]
-    assert json.loads(other.stdout) == [[ids.tolist(), positions.tolist()] for ids, positions in here]
+    local = [mask_tokens(row, 2, MaskConfig(seed=3), **FACTS) for row in rows]
+    assert json.loads(other.stdout) == [[ids.tolist(), positions.tolist()] for ids, positions in local]
 
 
 def test_masks_equal_those_of_the_first_version():
     """Caches on disk outlive the code, so masks must not change between versions."""
     ids = np.arange(5, 45)
-    seen, positions = mask_tokens(ids, 1, MaskConfig(rate=0.3, replaced=0.4, random=0.4, seed=11), **FACTS)
+    masked_ids, positions = mask_tokens(ids, 1, MaskConfig(rate=0.3, replaced=0.4, random=0.4, seed=11), **FACTS)
     assert np.flatnonzero(positions).tolist() == [0, 9, 13, 16, 17, 25, 27, 33, 35, 38]
-    assert seen[positions].tolist() == [5, 64, 18, 4, 22, 4, 33, 4, 40, 4]
+    assert masked_ids[positions].tolist() == [5, 64, 18, 4, 22, 4, 33, 4, 40, 4]
 
 
 def test_masks_differ_between_passes_and_then_repeat():
     config, rows = MaskConfig(passes=3), samples(20)
     for row in rows:
-        made = [mask_tokens(row, epoch, config, **FACTS) for epoch in range(7)]
-        assert len({positions.tobytes() for _, positions in made}) == 3
+        masked = [mask_tokens(row, epoch, config, **FACTS) for epoch in range(7)]
+        assert len({positions.tobytes() for _, positions in masked}) == 3
         for epoch in range(4):
-            assert all(np.array_equal(a, b) for a, b in zip(made[epoch], made[epoch + 3], strict=True))
+            assert all(np.array_equal(a, b) for a, b in zip(masked[epoch], masked[epoch + 3], strict=True))
         other = mask_tokens(row, 0, MaskConfig(passes=3, seed=1), **FACTS)
-        assert not np.array_equal(other[1], made[0][1])
+        assert not np.array_equal(other[1], masked[0][1])
 
 
 def test_shares_of_masked_and_replaced_tokens_match_the_config():
     config, rows = MaskConfig(rate=0.2, replaced=0.5, random=0.3), samples(2000)
-    made = [mask_tokens(row, 0, config, **FACTS) for row in rows]
-    ids, seen = np.stack(rows), np.stack([a for a, _ in made])
-    positions = np.stack([b for _, b in made])
+    masked = [mask_tokens(row, 0, config, **FACTS) for row in rows]
+    ids, masked_ids = np.stack(rows), np.stack([a for a, _ in masked])
+    positions = np.stack([b for _, b in masked])
     maskable = ~np.isin(ids, SPECIALS)
     count = positions.sum()
     assert count / maskable.sum() == pytest.approx(0.2, abs=0.005)
-    assert (seen[positions] == 4).mean() == pytest.approx(0.5, abs=0.015)
+    assert (masked_ids[positions] == 4).mean() == pytest.approx(0.5, abs=0.015)
     same = 0.2 + 0.3 / (len(VOCABULARY) - len(SPECIALS))  # a random token can be the original one
-    assert (seen[positions] == ids[positions]).mean() == pytest.approx(same, abs=0.015)
-    assert np.array_equal(seen[~positions], ids[~positions])
-    by_place = positions[:, maskable.all(0)].mean(0)
-    assert np.abs(by_place - 0.2).max() < 0.04, "a place in the sample is chosen more often than another"
+    assert (masked_ids[positions] == ids[positions]).mean() == pytest.approx(same, abs=0.015)
+    assert np.array_equal(masked_ids[~positions], ids[~positions])
+    by_position = positions[:, maskable.all(0)].mean(0)
+    assert np.abs(by_position - 0.2).max() < 0.04, "a place in the sample is chosen more often than another"
 
 
 def test_special_tokens_are_neither_masked_nor_drawn():
@@ -329,9 +329,9 @@ def test_special_tokens_are_neither_masked_nor_drawn():
     special = (0, 1, 2, 3, 50, len(VOCABULARY) - 1, len(VOCABULARY) + 7)
     drawn: Counter[int] = Counter()
     for row in rows:
-        seen, positions = mask_tokens(row, 0, config, mask_id=4, vocabulary=len(VOCABULARY), special_ids=special)
+        masked_ids, positions = mask_tokens(row, 0, config, mask_id=4, vocabulary=len(VOCABULARY), special_ids=special)
         assert not positions[np.isin(row, (*special, 4))].any()
-        drawn.update(seen[positions].tolist())
+        drawn.update(masked_ids[positions].tolist())
     assert set(drawn) == set(range(len(VOCABULARY))) - {*special, 4}
     mean = sum(drawn.values()) / len(drawn)
     assert max(abs(count - mean) for count in drawn.values()) < 6 * mean**0.5, "some ids are drawn more often"
@@ -350,9 +350,9 @@ def test_at_least_one_ordinary_token_is_masked_if_there_is_one(ids, chosen):
     for epoch in range(4):
         ids = np.array(ids, np.int64)
         before = ids.copy()
-        seen, positions = mask_tokens(ids, epoch, config, **FACTS)
+        masked_ids, positions = mask_tokens(ids, epoch, config, **FACTS)
         assert positions.sum() == chosen
-        assert (len(seen), positions.dtype, seen.dtype) == (len(ids), bool, np.int64)
+        assert (len(masked_ids), positions.dtype, masked_ids.dtype) == (len(ids), bool, np.int64)
         assert np.array_equal(ids, before), "the sample itself was changed"
         places |= set(np.flatnonzero(positions).tolist())
     assert places <= set(range(1, len(ids) - 1))

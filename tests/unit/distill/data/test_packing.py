@@ -88,11 +88,11 @@ def losses(model: PreTrainedModel, inputs: dict, labels: Tensor) -> Tensor:
 
 def losses_alone(model: PreTrainedModel, data: LanguageBlocks | MaskedBlocks, rows: PackedRows) -> Tensor:
     """Returns the losses of each document in a separate batch, in the order of the rows."""
-    found = []
+    document_losses = []
     for document in np.concatenate(rows.rows):
         one = data.collate([document], 0)
-        found.append(losses(model, {"input_ids": one["input_ids"]}, one["labels"]))
-    return torch.cat(found)
+        document_losses.append(losses(model, {"input_ids": one["input_ids"]}, one["labels"]))
+    return torch.cat(document_losses)
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
@@ -141,8 +141,8 @@ def test_a_document_goes_to_the_fullest_row_with_room():
 
 def test_a_packing_depends_only_on_the_seed_and_matches_the_first_version():
     sizes = lengths_of(50, 20)
-    made = [[row.tolist() for row in best_fit(sizes, 40, seed)] for seed in (0, 0, 1)]
-    assert made[0] == made[1] != made[2]
+    packings = [[row.tolist() for row in best_fit(sizes, 40, seed)] for seed in (0, 0, 1)]
+    assert packings[0] == packings[1] != packings[2]
     # Caches on disk outlive the code: this is the packing of the first version.
     assert [row.tolist() for row in best_fit([4, 1, 3, 2, 4, 2], 8, 5)] == [[3, 5, 1, 2], [4, 0]]
 
@@ -184,25 +184,25 @@ def test_the_mask_of_a_document_is_independent_of_its_row():
         rows = PackedRows.build(plain, 30, seed)
         for epoch in (0, 1):
             batch = rows.collate(range(len(rows)), 0, epoch)
-            for place, row in enumerate(rows.rows):
+            for index, row in enumerate(rows.rows):
                 for number, document in enumerate(row, 1):
                     alone = plain.collate([document], 0, epoch)
-                    here = batch["documents"][place] == number
+                    in_document = batch["documents"][index] == number
                     for name, value in alone.items():
-                        assert torch.equal(batch[name][place, here], value[0]), name
+                        assert torch.equal(batch[name][index, in_document], value[0]), name
 
 
 def test_batches_contain_every_document_once():
     rows = PackedRows.build(documents(lengths_of(60, 12)), 20, 2)
     wanted = sorted(ids.tolist() for ids in rows.documents.input_ids)
     for batches in (TrainBatches(rows, 4, 0, seed=1), EvalBatches(rows, 4, 0)):
-        found = [
+        packed_ids = [
             batch["input_ids"][i][batch["documents"][i] == number].tolist()
             for batch in batches
             for i in range(len(batch["labels"]))
             for number in range(1, int(batch["documents"][i].max()) + 1)
         ]
-        assert sorted(found) == wanted
+        assert sorted(packed_ids) == wanted
 
 
 # --- packed rows in a model
@@ -219,7 +219,7 @@ def test_a_packed_document_has_the_losses_and_gradients_that_it_has_alone(family
     batch = rows.collate(range(len(rows)), 0)
     assert (batch["attention_mask"] == 0).any(), "padding is part of the test"
     packed = losses(model, build_packed_inputs(model, batch), batch["labels"])
-    got = gradients(model, packed)
+    packed_gradients = gradients(model, packed)
     single = losses_alone(model, data, rows)
     wanted = gradients(model, single)
     reference = build(family, attention).double()
@@ -228,13 +228,16 @@ def test_a_packed_document_has_the_losses_and_gradients_that_it_has_alone(family
     slopes = gradients(reference, exact)
     scale = max(float(slope.abs().max()) for slope in slopes.values())  # a key's bias has no effect: its terms cancel
     for name, value in wanted.items():
-        assert_as_exact(got[name], value, slopes[name], scale=scale, name=name)
+        assert_as_exact(packed_gradients[name], value, slopes[name], scale=scale, name=name)
     # Without boundaries the results differ by more than the tolerance: a mistake would be detected.
     joined = {name: batch[name] for name in ("input_ids", "attention_mask")}
     other = losses(model, joined, batch["labels"])
     assert (other - single).abs().max() > 0.05
-    leaked = gradients(model, other)
-    assert max(float((leaked[n] - v).abs().max() / max(float(v.abs().max()), 1e-3)) for n, v in wanted.items()) > 0.02
+    leaked_gradients = gradients(model, other)
+    assert (
+        max(float((leaked_gradients[n] - v).abs().max() / max(float(v.abs().max()), 1e-3)) for n, v in wanted.items())
+        > 0.02
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
@@ -244,9 +247,9 @@ def test_position_ids_alone_do_not_keep_documents_apart(family):
     batch = PackedRows(documents([9, 9, 7]), [np.array([0, 2]), np.array([1, 2])]).collate([0, 1], 0)
     with torch.no_grad():
         bare = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits[:, 9:]
-        kept = model(**build_packed_inputs(model, batch)).logits[:, 9:]
+        separated = model(**build_packed_inputs(model, batch)).logits[:, 9:]
     assert (bare[0] - bare[1]).abs().max() > 0.01
-    assert torch.equal(kept[0], kept[1])
+    assert torch.equal(separated[0], separated[1])
 
 
 def test_families_that_can_be_packed_pass_the_check():
@@ -331,11 +334,11 @@ def decoder_tokenizer(bos: bool = False, **tokens: str) -> PreTrainedTokenizerFa
 def test_long_texts_are_split_into_documents_and_dropped_tokens_are_counted():
     texts = ["", FILLERS[0], " ".join(FILLERS[:3]), " ".join(FILLERS[:8])]
     plain = text_documents(decoder_tokenizer(eos_token="<eos>"), texts, 4)
-    found = [row.tolist() for row in plain.input_ids]
-    assert found == [[3, 1], [3, 4, 5, 1], [3, 4, 5, 6], [7, 8, 9, 10]]
+    split_rows = [row.tolist() for row in plain.input_ids]
+    assert split_rows == [[3, 1], [3, 4, 5, 1], [3, 4, 5, 6], [7, 8, 9, 10]]
     assert plain.counted == {"cut_texts": 1, "dropped_tokens": 2}, "the empty text's end and the last text's"
     begun = text_documents(decoder_tokenizer(bos=True, eos_token="<eos>"), texts, 5)
-    assert [row.tolist() for row in begun.input_ids] == [[2, *row] for row in found]
+    assert [row.tolist() for row in begun.input_ids] == [[2, *row] for row in split_rows]
     encoder = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
     framed = text_documents(encoder, texts, 6)
     ids = encoder(texts[3], add_special_tokens=False)["input_ids"]
@@ -354,8 +357,8 @@ def test_a_tokenizer_without_an_end_token_and_too_short_rows_are_refused():
 
 def test_an_eos_that_also_pads_stays_a_label():
     bare = decoder_tokenizer(eos_token="<eos>")
-    kept = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
-    assert [find_padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
+    padded = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
+    assert [find_padding_id(each) for each in (bare, decoder_tokenizer(), padded)] == [1, 0, 2]
     rows = PackedRows.build(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7), 7)
     labels = rows.collate(range(len(rows)), find_padding_id(bare))["labels"]
     assert (labels == bare.eos_token_id).sum() == 2
@@ -378,12 +381,12 @@ def test_layer_losses_do_not_compare_documents_of_one_row(family, kind):
     loss = LossConfig(kl=1, hidden=1, attention=1, attention_kind=kind, relations=1, relation_heads=2)
     parts = source(family, [9, 4, 7, 3])
     rows = PackedRows(parts, [np.array([0, 1]), np.array([3, 2])])
-    found = []
+    layer_losses = []
     for batch in (parts.collate(range(4), 0), rows.collate([0, 1], 0)):
         student, teacher = build(family), build(family)
         draw_weights(teacher)
-        found.append(layered(student, teacher, loss, batch))
-    for alone, packed in zip(*found, strict=True):
+        layer_losses.append(layered(student, teacher, loss, batch))
+    for alone, packed in zip(*layer_losses, strict=True):
         assert alone.keys() == packed.keys()
         torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
-    assert min(found[0][0].values()) > 1e-3
+    assert min(layer_losses[0][0].values()) > 1e-3

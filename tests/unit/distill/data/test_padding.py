@@ -51,9 +51,9 @@ def test_a_decoders_logits_for_a_text_are_independent_of_padding(build_one, padd
     """Stock classes refuse such a batch without a padding id in the config, and read padding with another id."""
     folder = saved(build_one(pad_token_id=padding), decoder_tokenizer(eos_token="<eos>"), tmp_path / "model")
     batch, task = served(folder), TextClassification(LABELS)
-    own = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
     loaded = [
-        task.load_with_head(str(folder), task.head_rows(own)),
+        task.load_with_head(str(folder), task.head_rows(config)),
         load_task_model(folder, task.name, "it"),
         TextClassification(()).load_checkpoint(folder),
     ]

@@ -44,11 +44,11 @@ def test_the_order_is_independent_of_the_number_of_threads(threads):
 
 def test_no_more_is_read_ahead_than_the_requested_depth():
     begun: list[int] = []
-    made = iter(Prefetcher(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
-    assert next(made) == 0
+    reader = iter(Prefetcher(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
+    assert next(reader) == 0
     time.sleep(0.1)
     assert max(begun) == 4
-    made.close()  # type: ignore[attr-defined]
+    reader.close()  # type: ignore[attr-defined]
     assert not workers()
 
 
@@ -59,10 +59,10 @@ def test_an_error_is_raised_at_its_own_turn(threads):
             raise InputError("sample 3 is damaged")
         return i
 
-    made = iter(Prefetcher(make, range(10), threads=threads))
-    assert [next(made) for _ in range(3)] == [0, 1, 2]
+    reader = iter(Prefetcher(make, range(10), threads=threads))
+    assert [next(reader) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(InputError, match="sample 3"):
-        next(made)
+        next(reader)
     assert not workers()
 
 
@@ -99,12 +99,12 @@ def test_a_resumed_reader_does_not_skip_batches_that_were_only_read_ahead(thread
     whole = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
     everything = labels(iter(whole)) + labels(iter(whole))
     stopped = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
-    seen = [batch["labels"].tolist() for batch, _ in zip(stopped, range(2), strict=False)]
+    read_labels = [batch["labels"].tolist() for batch, _ in zip(stopped, range(2), strict=False)]
     # zip requests a third batch before it checks the range, as a run that is killed during that batch would.
     resumed = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
     resumed.load_state_dict({"position": 2})
     rest = labels(iter(resumed)) + labels(iter(resumed))
-    assert seen + rest == everything
+    assert read_labels + rest == everything
     assert stopped.state_dict()["position"] in (2, 3)
 
 
@@ -171,8 +171,8 @@ def test_batches_for_a_gpu_are_pinned_with_their_nested_signals():
 
     batches = TrainBatches(data(), 8, 0, seed=3, signals=nested, threads=1, pinned_for=torch.device("cuda", 0))
     batch = next(iter(batches))
-    found = batch.pop("signals")
+    batch_signals = batch.pop("signals")
     assert all(value.is_pinned() for value in batch.values())
-    assert found["logits"].is_pinned()
-    assert found["hidden"][3].is_pinned()
-    assert found["ids"][0].is_pinned()
+    assert batch_signals["logits"].is_pinned()
+    assert batch_signals["hidden"][3].is_pinned()
+    assert batch_signals["ids"][0].is_pinned()

@@ -39,8 +39,8 @@ def write_rows(folder, rows, split="train") -> None:
 
 
 def squad_row(question, context, *answers) -> dict:
-    given = {"text": [each.text for each in answers], "answer_start": [each.start for each in answers]}
-    return {"question": question, "context": context, "answers": given}
+    fields = {"text": [each.text for each in answers], "answer_start": [each.start for each in answers]}
+    return {"question": question, "context": context, "answers": fields}
 
 
 def test_answers_are_read_alike_from_every_format_and_malformed_ones_are_refused():
@@ -85,11 +85,11 @@ def test_an_empty_prediction_is_wrong_if_the_answer_is_not_in_its_context(tokeni
         write_rows(tmp_path, rows, split)
     part = Questions.from_table(load_questions(DataConfig(path=str(tmp_path))).test.table())
     task = QuestionAnswering(())
-    made = task.encode(tokenizer, part, 64)
-    assert [made.starts[row] for row in (1, 2)] == [IGNORED, 0], "silence would be trained on or measured as right"
-    assert made.notes == {"whose answer isn't in its context": 1}
-    scorer = task.scorer(made)
-    logits = torch.zeros(3, int(made.lengths.max()), 2)
+    encoded = task.encode(tokenizer, part, 64)
+    assert [encoded.starts[row] for row in (1, 2)] == [IGNORED, 0], "silence would be trained on or measured as right"
+    assert encoded.notes == {"whose answer isn't in its context": 1}
+    scorer = task.scorer(encoded)
+    logits = torch.zeros(3, int(encoded.lengths.max()), 2)
     logits[:, 0] = 5
     scorer.record(np.arange(3), {}, logits)
     assert scorer.texts() == ["", "", ""]
@@ -110,7 +110,7 @@ def test_answers_are_mapped_to_their_tokens_in_every_window(tokenizer):
     rows = encode_questions(tokenizer, part, 14)
     assert rows.truncated == 2
     assert rows.owners.tolist() == sorted(rows.owners.tolist())
-    held = 0
+    answered = 0
     for row in range(len(rows)):
         first, last = rows.starts[row], rows.ends[row]
         assert rows.allowed[row][0]
@@ -118,10 +118,10 @@ def test_answers_are_mapped_to_their_tokens_in_every_window(tokenizer):
         if rows.owners[row] == 1:
             assert (first, last) == (0, 0)
         elif first:
-            held += 1
+            answered += 1
             assert tokenizer.decode(rows.input_ids[row][first : last + 1]) == answer(14, 15).text
             assert rows.allowed[row][first : last + 1].all()
-    assert held >= 1
+    assert answered >= 1
     covered = {
         tuple(offset) for row in range(len(rows)) for offset in rows.offsets[row][rows.allowed[row]][1:].tolist()
     }
@@ -180,11 +180,11 @@ def test_predictions_of_all_windows_are_combined_into_one_answer_and_scored(toke
 
 
 def test_cached_start_and_end_logits_are_mapped_to_their_tokens(tokenizer):
-    answers = SpanRows()
+    span_rows = SpanRows()
     rows = encode_questions(tokenizer, Questions([WORDS[0], WORDS[1]], [CONTEXT, " ".join(WORDS[:7])]), 64)
     batch = rows.collate([0, 1], 0)
     values = torch.randn(*batch["input_ids"].shape, 2)
-    torch.testing.assert_close(answers.logits(batch, values[batch["positions"]]), answers.logits(batch, values))
+    torch.testing.assert_close(span_rows.logits(batch, values[batch["positions"]]), span_rows.logits(batch, values))
 
 
 def test_missing_answers_are_skipped_and_invalid_starts_are_refused():

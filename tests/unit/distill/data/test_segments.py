@@ -59,9 +59,9 @@ def test_means_of_segments_times_their_shares_average_to_the_mean_of_the_batch(r
     total = torch.zeros((), dtype=torch.float64)
     padded = torch.nn.functional.pad(values, (0, -11 % segments))
     for number, part in enumerate(cut_all(batch, segments)):
-        own = padded.chunk(segments, 1)[number][loss_mask(part)]
-        assert part["shares"]["rows"] == 0 if not len(own) else part["shares"]["rows"] > 0
-        total += (own.mean() if len(own) else 0) * part["shares"]["rows"] / segments
+        segment_values = padded.chunk(segments, 1)[number][loss_mask(part)]
+        assert part["shares"]["rows"] == 0 if not len(segment_values) else part["shares"]["rows"] > 0
+        total += (segment_values.mean() if len(segment_values) else 0) * part["shares"]["rows"] / segments
     torch.testing.assert_close(total, whole)
     counts = [loss_counts(part) for part in cut_all(batch, segments)]
     assert {name: sum(each[name] for each in counts) for name in counts[0]} == loss_counts(batch)
@@ -122,12 +122,12 @@ def test_batches_are_looked_up_whole_and_cut_afterwards():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_evaluation_batches_have_every_label_once(ranks):
-    found = []
+    labels = []
     for rank in range(ranks):
         for number in range(2):
             for batch in EvalBatches(BLOCKS, 2, 0, rank=rank, ranks=ranks, segment=(number, 2)):
-                found += batch["labels"][batch["labels"] != IGNORED].tolist()
-    assert sorted(found) == sorted(np.concatenate([row[1:] for row in IDS]).tolist())
+                labels += batch["labels"][batch["labels"] != IGNORED].tolist()
+    assert sorted(labels) == sorted(np.concatenate([row[1:] for row in IDS]).tolist())
 
 
 def test_a_data_module_without_a_trainer_has_whole_rows():

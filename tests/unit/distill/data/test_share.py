@@ -52,7 +52,7 @@ def test_no_other_division_of_sorted_rows_is_done_earlier(speeds):
         lengths = rng.integers(1, 50, rng.integers(1, 9))
         order, count = np.argsort(lengths, kind="stable"), len(lengths)
         parts = divide_rows(lengths, speeds)
-        found = max(cost(lengths, part, speed) for part, speed in zip(parts, speeds, strict=True))
+        slowest = max(cost(lengths, part, speed) for part, speed in zip(parts, speeds, strict=True))
         assert sorted(np.concatenate(parts).tolist()) == list(range(count))
         cuts = itertools.combinations_with_replacement(range(count + 1), len(speeds) - 1)
         best = min(
@@ -62,7 +62,7 @@ def test_no_other_division_of_sorted_rows_is_done_earlier(speeds):
             )
             for cut in cuts
         )
-        assert found == pytest.approx(best)
+        assert slowest == pytest.approx(best)
 
 
 def test_equal_rows_are_divided_equally_or_by_speed():
@@ -79,14 +79,14 @@ def test_a_share_is_padded_to_its_own_longest_row():
 
 
 def test_evaluation_on_several_processes_counts_every_row_once():
-    seen = [
+    labels = [
         row
         for rank in range(4)
         for batch in EvalBatches(numbered_rows([3] * 10), 3, 0, rank=rank, ranks=4)
         for row in batch["labels"].tolist()
         if row != IGNORED
     ]
-    assert sorted(seen) == list(range(10))
+    assert sorted(labels) == list(range(10))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])

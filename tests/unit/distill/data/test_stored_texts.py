@@ -44,38 +44,38 @@ def test_a_sequence_in_a_file_equals_the_list(texts):
 def test_held_out_rows_keep_their_order_also_if_more_are_held_out(texts):
     rng = np.random.default_rng(0)
     first = rng.random(50) < 0.3
-    kept, held = texts.separate(first)
-    assert list(held) == [text for text, out in zip(TEXTS, first, strict=True) if out]
-    second = rng.random(len(kept)) < 0.3
+    remaining, held_out = texts.separate(first)
+    assert list(held_out) == [text for text, out in zip(TEXTS, first, strict=True) if out]
+    second = rng.random(len(remaining)) < 0.3
     expected = [text for text, out in zip(TEXTS, first, strict=True) if not out]
-    kept_again, held_again = kept.separate(second)
-    assert list(held_again) == [text for text, out in zip(expected, second, strict=True) if out]
-    assert list(kept_again) == [text for text, out in zip(expected, second, strict=True) if not out]
-    assert len(kept_again) == len(list(kept_again))
-    assert kept_again.take([4, 0]) == [list(kept_again)[i] for i in (4, 0)]
+    remaining_again, held_out_again = remaining.separate(second)
+    assert list(held_out_again) == [text for text, out in zip(expected, second, strict=True) if out]
+    assert list(remaining_again) == [text for text, out in zip(expected, second, strict=True) if not out]
+    assert len(remaining_again) == len(list(remaining_again))
+    assert remaining_again.take([4, 0]) == [list(remaining_again)[i] for i in (4, 0)]
 
 
 def test_a_copy_has_the_bytes_of_a_table_that_is_written_at_once(texts, tmp_path):
-    kept, _ = texts.separate(np.arange(50) % 3 == 0)
-    kept.copy_to(tmp_path / "copy.parquet")
-    pq.write_table(Examples(list(kept)).table(), tmp_path / "plain.parquet")
+    remaining, _ = texts.separate(np.arange(50) % 3 == 0)
+    remaining.copy_to(tmp_path / "copy.parquet")
+    pq.write_table(Examples(list(remaining)).table(), tmp_path / "plain.parquet")
     assert (tmp_path / "copy.parquet").read_bytes() == (tmp_path / "plain.parquet").read_bytes()
 
 
 def test_row_groups_are_limited_in_rows_and_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_texts, "GROUP_ROWS", 16)
-    found = StoredTexts.write(tmp_path / "rows.parquet", TEXTS)
-    described = pq.ParquetFile(found.file).metadata
+    stored = StoredTexts.write(tmp_path / "rows.parquet", TEXTS)
+    described = pq.ParquetFile(stored.file).metadata
     assert [described.row_group(i).num_rows for i in range(described.num_row_groups)] == [16, 16, 16, 2]
-    assert list(found) == TEXTS
+    assert list(stored) == TEXTS
     monkeypatch.setattr(stored_texts, "GROUP_BYTES", 1)
     assert pq.ParquetFile(StoredTexts.write(tmp_path / "bytes.parquet", TEXTS).file).num_row_groups == 8
 
 
-@pytest.mark.parametrize("own", [(), ("dev",), ("dev", "test")])
-def test_splits_of_large_text_equal_those_read_at_once(tmp_path, monkeypatch, own):
+@pytest.mark.parametrize("other_splits", [(), ("dev",), ("dev", "test")])
+def test_splits_of_large_text_equal_those_read_at_once(tmp_path, monkeypatch, other_splits):
     rng = np.random.default_rng(1)
-    for name in ("train", *own):
+    for name in ("train", *other_splits):
         rows = [{"text": f"Text {rng.integers(40)}"} for _ in range(60)] + [{"text": " "}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = DataConfig(str(tmp_path))
@@ -100,8 +100,8 @@ def test_row_groups_that_were_read_are_not_held(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_texts, "GROUP_ROWS", 500)
     draw = random.Random(0)
     texts = StoredTexts.write(tmp_path / "texts.parquet", (draw.randbytes(1000).hex() for _ in range(20_000)))
-    start, most = pa.total_allocated_bytes(), 0
+    start, peak = pa.total_allocated_bytes(), 0
     for array in texts.iterate_arrays():
-        most = max(most, pa.total_allocated_bytes() - start)
+        peak = max(peak, pa.total_allocated_bytes() - start)
         del array
-    assert 0 < most < 10_000_000  # of 40 MB
+    assert 0 < peak < 10_000_000  # of 40 MB

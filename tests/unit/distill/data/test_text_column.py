@@ -97,10 +97,10 @@ def test_class_numbers_are_replaced_by_names_in_arrow():
             "text": list("abcde"),
         }
     )
-    found = _name_classes(table, features, "data")
-    assert found["label"].to_pylist() == ["high", None, None, "low", "mid"]
-    assert found["tags"].to_pylist() == [["low", "mid"], None, [], ["high", None, None], ["mid"]]
-    assert found["tags"].type == pa.list_(pa.string())
+    named = _name_classes(table, features, "data")
+    assert named["label"].to_pylist() == ["high", None, None, "low", "mid"]
+    assert named["tags"].to_pylist() == [["low", "mid"], None, [], ["high", None, None], ["mid"]]
+    assert named["tags"].type == pa.list_(pa.string())
     wrong = table.set_column(0, "label", pa.chunked_array([pa.array([0, 1, 2]), pa.array([3, 4])]))
     with pytest.raises(InputError, match=r"row 4, column 'label': expected the number of a class .*, found 3: it has"):
         _name_classes(wrong, features, "data")

@@ -38,13 +38,13 @@ def logits_for(batch: dict[str, Tensor], vocabulary: int, teacher_vocabulary: in
 
 
 def labelled_spans(batch: dict[str, Tensor]) -> list[tuple[int, list[int]]]:
-    found = []
+    labelled = []
     for row, spans in enumerate(batch["spans"].tolist()):
         for span in spans:
             span_labels = [*batch["labels"][row, span[0] : span[1]], *batch["teacher_labels"][row, span[2] : span[3]]]
             if span_labels and all(label != IGNORED for label in span_labels):
-                found.append((row, span))
-    return found
+                labelled.append((row, span))
+    return labelled
 
 
 # The textbook: distributions as dicts from an outcome's name to its probability, in the precision of the inputs.
@@ -56,17 +56,17 @@ def textbook_outcomes(logits: Tensor, ids: list[int], names: list, others: dict)
     continued = 1.0
     for step, number in zip(steps[1:], ids[1:], strict=True):
         continued = continued * step[number]
-    found: dict = {"span": 0.0}
+    outcomes: dict = {"span": 0.0}
     for column, name in enumerate(names):
         p = steps[0][column]
         if column == ids[0]:
-            found["span"] = found["span"] + p * continued
+            outcomes["span"] = outcomes["span"] + p * continued
             p = p * (1 - continued) if len(ids) > 1 else 0 * p
         elif others.get(name):
-            found["span"] = found["span"] + p
+            outcomes["span"] = outcomes["span"] + p
             p = 0 * p
-        found[name] = p
-    return found
+        outcomes[name] = p
+    return outcomes
 
 
 def textbook_spans(
@@ -76,12 +76,17 @@ def textbook_spans(
     for number, (i, j) in enumerate(shared.tolist()):
         names[0][i] = names[1][j] = number
     total, spans = student.new_zeros(()), labelled_spans(batch)
-    for row, (first, end, begun, done) in spans:
-        ids, teacher_ids = batch["labels"][row, first:end].tolist(), batch["teacher_labels"][row, begun:done].tolist()
+    for row, (first, end, teacher_first, teacher_end) in spans:
+        ids, teacher_ids = (
+            batch["labels"][row, first:end].tolist(),
+            batch["teacher_labels"][row, teacher_first:teacher_end].tolist(),
+        )
         spelled = [{names[k][each[0]]: True} if len(each) == 1 else {} for k, each in ((1, teacher_ids), (0, ids))]
         t = config.temperature
         q = textbook_outcomes(student[row, first:end] / t, ids, names[0], spelled[0])
-        p = textbook_outcomes(teacher[row, begun:done].to(student.dtype) / t, teacher_ids, names[1], spelled[1])
+        p = textbook_outcomes(
+            teacher[row, teacher_first:teacher_end].to(student.dtype) / t, teacher_ids, names[1], spelled[1]
+        )
         common = ["span", *range(len(shared))]
         rest = [sum(v for name, v in each.items() if name not in common) for each in (p, q)]
         pairs = [(p[name], q[name]) for name in common] + [(rest[0], rest[1])]
@@ -165,7 +170,10 @@ def test_the_sorted_distance_is_taken_at_the_first_tokens_of_spans():
 )
 def test_the_gradient_equals_the_numerical_derivative(config):
     batch, shared = case(1, 5, 4, seed=3)
-    sizes = [(end - first > 1, done - begun > 1) for _, (first, end, begun, done) in labelled_spans(batch)]
+    sizes = [
+        (end - first > 1, teacher_end - teacher_first > 1)
+        for _, (first, end, teacher_first, teacher_end) in labelled_spans(batch)
+    ]
     assert sizes == [(True, False), (False, True)]
     student, teacher = (each.double() for each in logits_for(batch, 5, 4))
     student.requires_grad_()
@@ -177,15 +185,15 @@ def test_chunks_and_a_second_backward_pass_do_not_change_the_gradient(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     student.requires_grad_()
-    found = []
+    results = []
     for chunk_bytes in (1, 300, 1 << 20):
         value = cross_tokenizer_loss(
             student, teacher, batch, CrossTokenizerConfig(kind=kind), shared, chunk_bytes=chunk_bytes
         )
-        found += [(value, torch.autograd.grad(value, student, retain_graph=True)[0]) for _ in range(2)]
-    for value, gradient in found[1:]:
-        torch.testing.assert_close(value, found[0][0])
-        torch.testing.assert_close(gradient, found[0][1])
+        results += [(value, torch.autograd.grad(value, student, retain_graph=True)[0]) for _ in range(2)]
+    for value, gradient in results[1:]:
+        torch.testing.assert_close(value, results[0][0])
+        torch.testing.assert_close(gradient, results[0][1])
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
@@ -204,8 +212,10 @@ def test_bf16_loses_only_the_rounding_of_its_logits_and_the_teacher_is_not_train
     cross_tokenizer_loss(exact, teacher.float(), batch, CrossTokenizerConfig(kind=kind), shared).backward()
     torch.testing.assert_close(student.grad.float(), exact.grad, rtol=2**-7, atol=1e-6)
     with torch.inference_mode():
-        answers = teacher.detach().clone()  # as a frozen teacher outputs them
-    assert torch.equal(cross_tokenizer_loss(student, answers, batch, CrossTokenizerConfig(kind=kind), shared), value)
+        frozen_logits = teacher.detach().clone()  # as a frozen teacher outputs them
+    assert torch.equal(
+        cross_tokenizer_loss(student, frozen_logits, batch, CrossTokenizerConfig(kind=kind), shared), value
+    )
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
@@ -213,15 +223,15 @@ def test_padding_and_unlabelled_spans_have_no_effect(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     value = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
-    seen = [torch.zeros(each.shape[:2], dtype=torch.bool) for each in (student, teacher)]
-    for row, (first, end, begun, done) in labelled_spans(batch):
-        seen[0][row, first:end] = seen[1][row, begun:done] = True
-    student[~seen[0]], teacher[~seen[1]] = torch.nan, torch.nan
+    compared = [torch.zeros(each.shape[:2], dtype=torch.bool) for each in (student, teacher)]
+    for row, (first, end, teacher_first, teacher_end) in labelled_spans(batch):
+        compared[0][row, first:end] = compared[1][row, teacher_first:teacher_end] = True
+    student[~compared[0]], teacher[~compared[1]] = torch.nan, torch.nan
     student.requires_grad_()
     again = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
     assert torch.equal(value, again)
     again.backward()
-    assert not student.grad[~seen[0]].any()
+    assert not student.grad[~compared[0]].any()
     batch["labels"][:] = IGNORED
     none = cross_tokenizer_loss(student, teacher, batch, CrossTokenizerConfig(kind=kind), shared)
     assert none.item() == 0
@@ -324,9 +334,9 @@ def test_inconsistent_inputs_are_refused():
         ({"shared": None}, "expected the pairs of shared_vocabulary"),
         ({"shared": shared + 5}, "tokens would be matched to the wrong logits"),
     ):
-        given = {"student_logits": student, "teacher_logits": teacher, "batch": batch, "shared": shared} | change
+        arguments = {"student_logits": student, "teacher_logits": teacher, "batch": batch, "shared": shared} | change
         with pytest.raises(InputError, match=match):
-            cross_tokenizer_loss(config=CrossTokenizerConfig(), **given)
+            cross_tokenizer_loss(config=CrossTokenizerConfig(), **arguments)
     with pytest.raises(jaxtyping.TypeCheckError):
         sorted_distance(student[0], teacher[0])
 

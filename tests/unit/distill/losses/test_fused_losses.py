@@ -25,12 +25,12 @@ def targets(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Returns sparse targets in which the last id of every second row is padding."""
     positions, _, vocabulary, k = shape
     log_probs = draw(positions, vocabulary, seed=4).log_softmax(-1)
-    kept, ids = log_probs.topk(k)
+    largest, ids = log_probs.topk(k)
     padding = torch.zeros(positions, k, dtype=torch.bool)
     padding[1::2, -1] = k > 1
     if kind == "sampled":
-        return ids.masked_fill(padding, 0), (kept.exp() + 0.1).masked_fill(padding, 0)
-    log_probs = kept.masked_fill(padding, -torch.inf)
+        return ids.masked_fill(padding, 0), (largest.exp() + 0.1).masked_fill(padding, 0)
+    log_probs = largest.masked_fill(padding, -torch.inf)
     return ids.masked_fill(padding, 0), log_probs, 1 - log_probs.exp().sum(-1)
 
 
@@ -43,9 +43,9 @@ FUSED = {"sampled": fused_sampled_cross_entropy, "topk": fused_topk_kl}
 @pytest.mark.parametrize("kind", KINDS)
 def test_fusing_preserves_value_and_gradients(kind, shape, chunk):
     hidden, weight, bias = head(shape)
-    given = targets(kind, shape)
-    plain = PLAIN[kind](hidden @ weight.T + bias, *given)
-    ours = FUSED[kind](hidden, weight, *given, bias=bias, chunk_bytes=chunk)
+    sparse_targets = targets(kind, shape)
+    plain = PLAIN[kind](hidden @ weight.T + bias, *sparse_targets)
+    ours = FUSED[kind](hidden, weight, *sparse_targets, bias=bias, chunk_bytes=chunk)
     torch.testing.assert_close(ours, plain, rtol=1e-7, atol=1e-9)
     wanted = torch.autograd.grad(3 * plain, (hidden, weight, bias))
     for mine, book in zip(torch.autograd.grad(3 * ours, (hidden, weight, bias)), wanted, strict=True):
@@ -71,15 +71,15 @@ def test_a_second_backward_pass_gives_the_same_gradients(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_head_gets_no_gradients(kind, monkeypatch):
     hidden, weight, _ = head(SHAPES[1])
-    given, products = targets(kind, SHAPES[1]), []
+    sparse_targets, products = targets(kind, SHAPES[1]), []
     monkeypatch.setattr(fused, "add_product", lambda *_: products.append(1))
-    FUSED[kind](hidden, weight.detach(), *given).backward()
+    FUSED[kind](hidden, weight.detach(), *sparse_targets).backward()
     assert not products
     torch.testing.assert_close(
-        hidden.grad, torch.autograd.grad(PLAIN[kind](hidden @ weight.detach().T, *given), hidden)[0]
+        hidden.grad, torch.autograd.grad(PLAIN[kind](hidden @ weight.detach().T, *sparse_targets), hidden)[0]
     )
     with torch.no_grad():
-        assert FUSED[kind](hidden, weight, *given).requires_grad is False
+        assert FUSED[kind](hidden, weight, *sparse_targets).requires_grad is False
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,11 +87,11 @@ def test_a_frozen_head_gets_no_gradients(kind, monkeypatch):
 def test_value_and_gradient_of_an_overconfident_student_are_accurate(kind, scale):
     """At a scale of 40 the probability of the likeliest id rounds to 1 in float32."""
     hidden, weight, _ = head(SHAPES[2], torch.float32)
-    given = targets(kind, SHAPES[2])
+    sparse_targets = targets(kind, SHAPES[2])
     sure = (hidden * scale).detach().requires_grad_()
     exact = sure.detach().double().requires_grad_()
-    ours = FUSED[kind](sure, weight, *given)
-    plain = PLAIN[kind](exact @ weight.double().T, *given)
+    ours = FUSED[kind](sure, weight, *sparse_targets)
+    plain = PLAIN[kind](exact @ weight.double().T, *sparse_targets)
     torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-5)
     (mine,), (book,) = torch.autograd.grad(ours, sure), torch.autograd.grad(plain, exact)
     torch.testing.assert_close(mine.double(), book, rtol=1e-3, atol=1e-4)
@@ -100,10 +100,10 @@ def test_value_and_gradient_of_an_overconfident_student_are_accurate(kind, scale
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast_the_error_is_no_larger_than_twice_that_of_the_plain_loss(kind):
     hidden, weight, _ = head(SHAPES[2], torch.float32)
-    given = targets(kind, SHAPES[2])
-    exact = torch.autograd.grad(PLAIN[kind](hidden.double() @ weight.double().T, *given), weight)[0]
+    sparse_targets = targets(kind, SHAPES[2])
+    exact = torch.autograd.grad(PLAIN[kind](hidden.double() @ weight.double().T, *sparse_targets), weight)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        plain, ours = PLAIN[kind](hidden @ weight.T, *given), FUSED[kind](hidden, weight, *given)
+        plain, ours = PLAIN[kind](hidden @ weight.T, *sparse_targets), FUSED[kind](hidden, weight, *sparse_targets)
     errors = [(torch.autograd.grad(each, weight)[0] - exact).norm() for each in (ours, plain)]
     assert errors[0] <= 2 * errors[1] + 1e-3 * exact.norm()
     assert ours.dtype == torch.float32

@@ -118,10 +118,10 @@ def test_rows_without_a_label_have_no_effect_on_decoupled_kl():
 
 @pytest.mark.parametrize("name", [name for name in TEXTBOOK if name != "soft_cross_entropy"])
 def test_a_model_has_zero_divergence_from_itself(name):
-    own = draw(9, 31, seed=1).requires_grad_()
-    value = OF_LOGITS[name](own, own.detach().clone())
+    model_logits = draw(9, 31, seed=1).requires_grad_()
+    value = OF_LOGITS[name](model_logits, model_logits.detach().clone())
     assert value.abs() < 2e-6
-    assert torch.autograd.grad(value, own)[0].abs().max() < 1e-5
+    assert torch.autograd.grad(value, model_logits)[0].abs().max() < 1e-5
 
 
 def test_objectives_agree_in_their_limits_and_respect_their_bounds():
@@ -168,25 +168,25 @@ def test_bf16_logits_lose_only_their_own_rounding(name, seed):
 
 def score_pairs(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     batch, heads, length, _ = student.shape
-    found = []
+    errors = []
     for b in range(batch):
-        own = mask[b] == 1
+        tokens = mask[b] == 1
         for i in range(length):
-            if own[i]:
-                found.append(((student[b, :, i, own] - teacher[b, :, i, own]) ** 2).sum() / heads / own.sum())
-    return sum(found) / len(found)
+            if tokens[i]:
+                errors.append(((student[b, :, i, tokens] - teacher[b, :, i, tokens]) ** 2).sum() / heads / tokens.sum())
+    return sum(errors) / len(errors)
 
 
 def score_kl(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     batch, heads, length, _ = student.shape
-    found = []
+    divergences = []
     for b in range(batch):
-        own = mask[b] == 1
+        tokens = mask[b] == 1
         for h in range(heads):
             for i in range(length):
-                if own[i]:
-                    found.append(kl(softmax(teacher[b, h, i, own]), softmax(student[b, h, i, own])))
-    return sum(found) / len(found)
+                if tokens[i]:
+                    divergences.append(kl(softmax(teacher[b, h, i, tokens]), softmax(student[b, h, i, tokens])))
+    return sum(divergences) / len(divergences)
 
 
 def book_relations(student: Tensor, teacher: Tensor, mask: Tensor, heads: int) -> Tensor:
@@ -272,18 +272,18 @@ def test_padding_has_no_effect_on_layer_losses(name):
 @pytest.mark.parametrize("name", OF_LAYERS)
 def test_texts_of_one_row_are_not_compared_with_each_other(name):
     loss, shape = OF_LAYERS[name]
-    sizes, own = [(2, 4), (3, 1), (5,)], torch.zeros(3, 7, dtype=torch.long)
+    sizes, documents = [(2, 4), (3, 1), (5,)], torch.zeros(3, 7, dtype=torch.long)
     student, teacher = (draw(*shape, seed=seed, scale=1) for seed in (1, 2))
     apart, total = 0.0, sum(map(sum, sizes))
     for row, lengths in enumerate(sizes):
         first = 0
         for number, length in enumerate(lengths, 1):
             part = slice(first, first + length)
-            own[row, part] = number
-            place = (row, slice(None), part, part) if len(shape) == 4 else (row, part)
-            one = loss(student[place][None], teacher[place][None], torch.ones(1, length, dtype=torch.long))
+            documents[row, part] = number
+            index = (row, slice(None), part, part) if len(shape) == 4 else (row, part)
+            one = loss(student[index][None], teacher[index][None], torch.ones(1, length, dtype=torch.long))
             apart, first = apart + one * length / total, first + length
-    torch.testing.assert_close(loss(student, teacher, own), apart)
+    torch.testing.assert_close(loss(student, teacher, documents), apart)
 
 
 @pytest.mark.parametrize("name", OF_LAYERS)
@@ -305,8 +305,8 @@ def book_cosines(vectors: Tensor) -> list[list[Tensor]]:
 
 def book_similarity(student: Tensor, teacher: Tensor) -> Tensor:
     student_cosines, teacher_cosines, count = book_cosines(student), book_cosines(teacher), range(len(student))
-    found = [(student_cosines[i][j] - teacher_cosines[i][j]) ** 2 for i in count for j in count if i != j]
-    return sum(found) / len(found)
+    differences = [(student_cosines[i][j] - teacher_cosines[i][j]) ** 2 for i in count for j in count if i != j]
+    return sum(differences) / len(differences)
 
 
 def book_similarity_kl(student: Tensor, teacher: Tensor) -> Tensor:
@@ -349,14 +349,18 @@ def test_a_single_text_has_zero_similarity_loss_and_gradient(loss):
 
 
 def test_a_mixture_is_the_weighted_sum_of_its_parts():
-    given, weights = [draw(5, 7, seed=seed) for seed in (1, 2, 3)], torch.rand(5, 3)
+    teacher_logits, weights = [draw(5, 7, seed=seed) for seed in (1, 2, 3)], torch.rand(5, 3)
     weights = weights / weights.sum(1, keepdim=True)
-    wanted = sum(weights[:, i, None] * softmax(each / T) for i, each in enumerate(given))
-    found = teachers.mix_logits(given, weights, temperature=T)
-    torch.testing.assert_close(softmax(found / T), wanted)
+    wanted = sum(weights[:, i, None] * softmax(each / T) for i, each in enumerate(teacher_logits))
+    mixed = teachers.mix_logits(teacher_logits, weights, temperature=T)
+    torch.testing.assert_close(softmax(mixed / T), wanted)
     torch.testing.assert_close(
-        softmax(teachers.mix_logits(given, teachers.constant_weights(given, [0.0, 2.0, 0.0]), temperature=T)),
-        softmax(given[1]),
+        softmax(
+            teachers.mix_logits(
+                teacher_logits, teachers.constant_weights(teacher_logits, [0.0, 2.0, 0.0]), temperature=T
+            )
+        ),
+        softmax(teacher_logits[1]),
     )
 
 

@@ -34,9 +34,9 @@ def textbook_sampled(student: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 def textbook_topk(student: Tensor, ids: Tensor, log_probs: Tensor, tail: Tensor) -> Tensor:
     total = student.new_zeros(())
     for q, columns, logs, rest in zip(softmax(student), ids, log_probs, tail, strict=True):
-        kept = [(column, log) for column, log in zip(columns.tolist(), logs, strict=True) if log > -torch.inf]
-        others = [column for column in range(len(q)) if column not in [c for c, _ in kept]]
-        total = total + sum(log.exp() * (log - q[column].log()) for column, log in kept)
+        pairs = [(column, log) for column, log in zip(columns.tolist(), logs, strict=True) if log > -torch.inf]
+        others = [column for column in range(len(q)) if column not in [c for c, _ in pairs]]
+        total = total + sum(log.exp() * (log - q[column].log()) for column, log in pairs)
         if rest > 0:
             total = total + rest * (rest.log() - q[others].sum().log())
     return total / len(student)
@@ -84,11 +84,11 @@ def test_value_and_gradient_of_topk_kl_match_the_textbook(shape):
 def test_the_custom_backward_equals_the_numerical_derivative(ids_dtype):
     student = draw(4, 7, seed=1).double().requires_grad_()
     ids, weights = sampled(4, 7, 3)
-    kept, log_probs, tail = top(draw(4, 7, seed=2), 3)
-    kept, log_probs = pad_ids(kept, log_probs, -torch.inf)
+    top_ids, log_probs, tail = top(draw(4, 7, seed=2), 3)
+    top_ids, log_probs = pad_ids(top_ids, log_probs, -torch.inf)
     assert sampled_cross_entropy(student, ids.to(ids_dtype), weights).dtype == torch.float64
     assert torch.autograd.gradcheck(lambda s: 0.3 * sampled_cross_entropy(s, ids.to(ids_dtype), weights), student)
-    assert torch.autograd.gradcheck(lambda s: 0.3 * topk_kl(s, kept.to(ids_dtype), log_probs, tail), student)
+    assert torch.autograd.gradcheck(lambda s: 0.3 * topk_kl(s, top_ids.to(ids_dtype), log_probs, tail), student)
 
 
 @pytest.mark.parametrize("loss", ["sampled", "topk"])
@@ -137,12 +137,12 @@ def test_topk_kl_is_zero_for_equal_distributions_and_grows_with_k():
 def test_padded_ids_have_no_effect():
     student = draw(9, 31, seed=1).requires_grad_()
     ids, weights = sampled(9, 31, 4)
-    kept, log_probs, tail = top(draw(9, 31, seed=2), 4)
+    top_ids, log_probs, tail = top(draw(9, 31, seed=2), 4)
     calls = [
         (sampled_cross_entropy(student, ids, weights), sampled_cross_entropy(student, *pad_ids(ids, weights, 0))),
-        (topk_kl(student, kept, log_probs, tail), topk_kl(student, *pad_ids(kept, log_probs, -torch.inf), tail)),
+        (topk_kl(student, top_ids, log_probs, tail), topk_kl(student, *pad_ids(top_ids, log_probs, -torch.inf), tail)),
     ]
-    assert 0 < (kept == 0).any(-1).sum() < len(kept), "id 0 should be kept in some positions only"
+    assert 0 < (top_ids == 0).any(-1).sum() < len(top_ids), "id 0 should be kept in some positions only"
     for value, longer in calls:
         torch.testing.assert_close(longer, value, rtol=1e-6, atol=0)
         grads = [torch.autograd.grad(loss, student)[0] for loss in (value, longer)]
@@ -203,10 +203,10 @@ def test_the_gradient_of_samples_is_unbiased(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_bf16_inputs_lose_only_their_own_rounding(seed):
     student, (ids, weights) = draw(64, 77, seed=seed), sampled(64, 77, 9)
-    kept, log_probs, tail = top(draw(64, 77, seed=seed + 100), 9)
+    top_ids, log_probs, tail = top(draw(64, 77, seed=seed + 100), 9)
     cases = [
         (sampled_cross_entropy, textbook_sampled, (ids,), (weights,)),
-        (topk_kl, textbook_topk, (kept,), (log_probs, tail)),
+        (topk_kl, textbook_topk, (top_ids,), (log_probs, tail)),
     ]
     for ours, book, fixed, target in cases:
         exact = book(student.double(), *fixed, *(part.double() for part in target))
@@ -249,26 +249,26 @@ def test_wrong_shapes_and_dtypes_are_refused(call):
 def test_the_form_of_the_signals_selects_the_loss():
     student, teacher = draw(9, 31, seed=1), draw(9, 31, seed=2)
     ids, weights = sampled(9, 31, 4)
-    kept, log_probs, tail = top(teacher, 4)
-    found = [
+    top_ids, log_probs, tail = top(teacher, 4)
+    losses = [
         distribution_loss(student, {"logits": teacher}, 3.0),
         distribution_loss(student, {"ids": ids, "weights": weights}, 1.0),
-        distribution_loss(student, {"ids": kept, "log_probs": log_probs, "tail": tail}, 1.0),
+        distribution_loss(student, {"ids": top_ids, "log_probs": log_probs, "tail": tail}, 1.0),
     ]
-    assert found == [
+    assert losses == [
         forward_kl(student, teacher, temperature=3.0),
         sampled_cross_entropy(student, ids, weights),
-        topk_kl(student, kept, log_probs, tail),
+        topk_kl(student, top_ids, log_probs, tail),
     ]
 
 
 def test_sparse_signals_refuse_another_temperature():
-    student, (ids, weights), (kept, log_probs, tail) = (
+    student, (ids, weights), (top_ids, log_probs, tail) = (
         draw(9, 31, seed=1),
         sampled(9, 31, 4),
         top(draw(9, 31, seed=2), 4),
     )
-    for teacher in ({"ids": ids, "weights": weights}, {"ids": kept, "log_probs": log_probs, "tail": tail}):
+    for teacher in ({"ids": ids, "weights": weights}, {"ids": top_ids, "log_probs": log_probs, "tail": tail}):
         with pytest.raises(InputError, match=r"loss.temperature: expected 1.0, found 2.0: .* it was written with"):
             distribution_loss(student, teacher, 2.0)
 
@@ -299,14 +299,14 @@ def tagger(loss: LossConfig, signals=None) -> DistillationModule:
 def test_padding_has_no_effect_on_a_student_with_logits_for_every_token(labelled):
     teacher = OnlineTeacher(build_model("bert", "ForTokenClassification", hidden_act="relu"))
     module = tagger(LossConfig(kl=1, ce=1), teacher)
-    kept = labelled["attention_mask"].bool()
+    tokens = labelled["attention_mask"].bool()
     logits, teachers = module(labelled).logits, teacher(labelled)["logits"]
-    assert logits.shape == teachers.shape == (*kept.shape, 5)
+    assert logits.shape == teachers.shape == (*tokens.shape, 5)
     terms = module.compute_terms(labelled)
-    torch.testing.assert_close(terms["kl"], forward_kl(logits[kept], teachers[kept], temperature=2.0))
-    wanted = F.cross_entropy(logits[kept], labelled["labels"][kept], ignore_index=IGNORED)
+    torch.testing.assert_close(terms["kl"], forward_kl(logits[tokens], teachers[tokens], temperature=2.0))
+    wanted = F.cross_entropy(logits[tokens], labelled["labels"][tokens], ignore_index=IGNORED)
     torch.testing.assert_close(terms["ce"], wanted)
-    changed = labelled | {"labels": torch.where(kept, labelled["labels"], 1)}
+    changed = labelled | {"labels": torch.where(tokens, labelled["labels"], 1)}
     assert module.compute_terms(changed)["ce"] == terms["ce"]
     # A batch without padding takes another code path.
     full = {name: value[:1] for name, value in labelled.items()}
@@ -335,21 +335,21 @@ def test_only_the_selected_positions_of_a_batch_count(labelled):
 
 
 def test_validation_ignores_padding_and_weights_batches_by_labels(labelled):
-    seen = []
+    updates = []
 
     class Keep(torch.nn.Module):
         def update(self, *rows: Tensor) -> None:
-            seen.append(rows)
+            updates.append(rows)
 
     module = tagger(LossConfig(kl=0, ce=1))
     module.metric = Keep()
     logged = {}
     module.log = lambda name, value, **settings: logged.update({name: (value, settings["batch_size"])})
     module.validation_step(labelled, 0)
-    kept = labelled["attention_mask"].bool()
-    logits, labels = module(labelled).logits[kept], labelled["labels"][kept]
+    tokens = labelled["attention_mask"].bool()
+    logits, labels = module(labelled).logits[tokens], labelled["labels"][tokens]
     value, rows = logged["val/loss"]
     torch.testing.assert_close(value.compute(), F.cross_entropy(logits, labels, ignore_index=IGNORED).detach())
-    assert rows == (labels != IGNORED).sum() < kept.sum()
-    assert torch.equal(seen[0][0], logits)
-    assert torch.equal(seen[0][1], labels)
+    assert rows == (labels != IGNORED).sum() < tokens.sum()
+    assert torch.equal(updates[0][0], logits)
+    assert torch.equal(updates[0][1], labels)

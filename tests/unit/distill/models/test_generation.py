@@ -79,9 +79,11 @@ def log_probs_of(model: nn.Module, prompt: list[int], new: Tensor, temperature: 
 def test_greedy_continuations_in_a_padded_batch_equal_those_of_each_prompt_alone(family):
     model = decoder(family)
     ids, log_probs = generate_rows(model, PROMPTS, temperature=0).split_rows()
-    for prompt, found, found_log_probs in zip(PROMPTS, ids, log_probs, strict=True):
-        assert found.tolist() == greedy_tokens(model, prompt, 12)
-        torch.testing.assert_close(found_log_probs, log_probs_of(model, prompt, found), atol=1e-4, rtol=1e-4)
+    for prompt, continuation, continuation_log_probs in zip(PROMPTS, ids, log_probs, strict=True):
+        assert continuation.tolist() == greedy_tokens(model, prompt, 12)
+        torch.testing.assert_close(
+            continuation_log_probs, log_probs_of(model, prompt, continuation), atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
@@ -104,10 +106,10 @@ def test_a_sampled_continuation_depends_on_prompt_and_seed_but_not_on_the_batch(
 
 def test_a_continuation_ends_with_its_end_token_followed_by_padding_only():
     model = decoder()
-    found = generate_rows(model, PROMPTS, temperature=1.0, seed=5)
-    assert found.ids.shape == found.log_probs.shape == (len(PROMPTS), int(found.lengths.max()))
+    generated = generate_rows(model, PROMPTS, temperature=1.0, seed=5)
+    assert generated.ids.shape == generated.log_probs.shape == (len(PROMPTS), int(generated.lengths.max()))
     ended = 0
-    for ids, log_probs, length in zip(found.ids, found.log_probs, found.lengths.tolist(), strict=True):
+    for ids, log_probs, length in zip(generated.ids, generated.log_probs, generated.lengths.tolist(), strict=True):
         assert not set(ENDS) & set(ids[: length - 1].tolist())
         assert length == 12 or int(ids[length - 1]) in ENDS
         assert not ids[length:].any()
@@ -141,7 +143,7 @@ def test_generation_ignores_and_restores_training_modes_settings_and_the_random_
     model.train()
     model.lm_head.eval()
     modes, lengths = [module.training for module in model.modules()], []
-    model.get_input_embeddings().register_forward_hook(lambda module, given, out: lengths.append(given[0].shape[1]))
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: lengths.append(args[0].shape[1]))
     state = torch.get_rng_state()
     found = generate_rows(model, PROMPTS, temperature=1.0)
     assert torch.equal(found.ids, expected.ids)
@@ -156,17 +158,17 @@ def test_generation_ignores_and_restores_training_modes_settings_and_the_random_
 
 def test_a_failed_generation_restores_training_mode_and_generation_config():
     model = decoder().train()
-    own = model.generation_config
+    generation_config = model.generation_config
     with pytest.raises(IndexError):
         generate_rows(model, [[VOCABULARY_SIZE + 3]])
     assert model.training
-    assert model.generation_config is own
+    assert model.generation_config is generation_config
 
 
 def test_generation_with_anything_but_a_causal_model_is_refused():
-    two_ways = transformers.BertLMHeadModel(build_model("bert").config)
+    bidirectional = transformers.BertLMHeadModel(build_model("bert").config)
     t5 = transformers.T5Config(vocab_size=VOCABULARY_SIZE, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
-    for model in (build_model("bert", "ForMaskedLM"), two_ways, transformers.T5ForConditionalGeneration(t5)):
+    for model in (build_model("bert", "ForMaskedLM"), bidirectional, transformers.T5ForConditionalGeneration(t5)):
         with pytest.raises(InputError, match=f"expected a causal language model, found {type(model).__name__}"):
             generate_rows(model, [[5, 6]])
 
@@ -252,7 +254,7 @@ def test_the_loss_on_sequences_is_the_mean_over_the_tokens_of_their_continuation
         model, loss=LossConfig(kl=1, ce=1, temperature=1), train=TrainConfig(), signals=OnlineTeacher(teacher)
     )
     with torch.no_grad():
-        found = module.compute_terms(batch)
+        terms = module.compute_terms(batch)
     losses, distances = [], []
     for prompt, new in zip(sequences.prompts, sequences.continuations, strict=True):
         ids = torch.from_numpy(np.concatenate([prompt, new]))[None]
@@ -260,8 +262,8 @@ def test_the_loss_on_sequences_is_the_mean_over_the_tokens_of_their_continuation
         p, q = (each(input_ids=ids).logits[0, places].double().log_softmax(-1) for each in (teacher, model))
         losses.append(-q.gather(1, torch.from_numpy(new)[:, None])[:, 0])
         distances.append((p.exp() * (p - q)).sum(-1))
-    assert float(found["ce"]) == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
-    assert float(found["kl"]) == pytest.approx(torch.cat(distances).mean().item(), rel=1e-5)
+    assert float(terms["ce"]) == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+    assert float(terms["kl"]) == pytest.approx(torch.cat(distances).mean().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

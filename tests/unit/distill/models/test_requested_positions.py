@@ -74,7 +74,7 @@ def test_a_teacher_returns_logits_at_requested_positions_only_and_hidden_states_
 def test_gradients_through_the_requested_positions_equal_those_of_the_full_forward():
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
-    found = []
+    gradients = []
     for restricted in (False, True):
         model.zero_grad()
         if restricted:
@@ -83,10 +83,10 @@ def test_gradients_through_the_requested_positions_equal_those_of_the_full_forwa
         else:
             rows = flatten_rows(batch, model(**inputs).logits, 2)
         rows.logsumexp(-1).sum().backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_the_restriction_to_requested_positions_ends_when_the_body_raises():
@@ -118,12 +118,12 @@ def test_the_loss_on_a_cached_distribution_uses_its_temperature_and_rejects_anot
     student, teacher = torch.randn(4, 11, dtype=torch.float64), torch.randn(4, 11, dtype=torch.float64)
     soft = (teacher / 3).softmax(-1)
     ids = torch.arange(11).repeat(4, 1)
-    given = {"ids": ids, "temperature": 3.0}
-    given |= {"weights": soft} if kind == "sampled" else {"log_probs": soft.log(), "tail": torch.zeros(4).double()}
-    found = distribution_loss(student, given, 3.0)
+    signals = {"ids": ids, "temperature": 3.0}
+    signals |= {"weights": soft} if kind == "sampled" else {"log_probs": soft.log(), "tail": torch.zeros(4).double()}
+    found = distribution_loss(student, signals, 3.0)
     log_q = (student / 3).log_softmax(-1)
     cross = -(soft * log_q).sum(-1).mean() * 9
     expected = cross if kind == "sampled" else cross + (soft * soft.log()).sum(-1).mean() * 9
     torch.testing.assert_close(found, expected)
     with pytest.raises(InputError, match=r"expected 3.0, found 2.0"):
-        distribution_loss(student, given, 2.0)
+        distribution_loss(student, signals, 2.0)

@@ -288,13 +288,13 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
     torch.testing.assert_close(cached, terms)
     with pytest.raises(InputError, match="expected vectors of texts in the teacher's signals, found hidden"):
         module.compute_terms(batch | {"signals": {"hidden": teacher_vectors}})
-    untold = DistillationModule(
+    without_sizes = DistillationModule(
         student, loss=BOTH, train=TrainConfig(), signals=module.signals, output_rows=TASK.output_rows
     )
     with pytest.raises(
         InputError, match="expected vectors of width 16, found the teacher's of 12: .*pass teacher_sizes"
     ):
-        untold.compute_terms(batch)
+        without_sizes.compute_terms(batch)
 
 
 # --- training
@@ -365,12 +365,12 @@ def test_a_missing_text_file_is_refused_with_its_path(tmp_path):
 
 def test_cosines_that_differ_by_rounding_only_count_as_ties(tokenizer):
     rows = TASK.encode(tokenizer, some_pairs(6), 32)
-    rng, found = np.random.default_rng(0), []
+    rng, correlations = np.random.default_rng(0), []
     for _ in range(2):
         scorer = TASK.scorer(rows)
         vectors = torch.ones(12, 8) + torch.from_numpy(rng.normal(0, 1e-7, (12, 8)))
         vectors[:4] *= torch.tensor([1.0, -1.0]).repeat(4)
         vectors[1] = vectors[0].flip(0)
         scorer.record(np.arange(12), {}, vectors.float())
-        found.append(scorer.scores()["Spearman"])
-    assert found[0] == pytest.approx(found[1], abs=1e-12)
+        correlations.append(scorer.scores()["Spearman"])
+    assert correlations[0] == pytest.approx(correlations[1], abs=1e-12)

@@ -91,17 +91,17 @@ def test_products_attend_to_the_keys_of_the_mask(added):
 
 def test_a_query_without_keys_attends_to_all():
     query, key, value = draw_heads()
-    found = attend_by_products(query, key, value, torch.zeros(2, 1, 12, 12, dtype=torch.bool), 0.3)
-    torch.testing.assert_close(found, value.mean(2, keepdim=True).expand_as(found), rtol=0.02, atol=0.02)
+    output = attend_by_products(query, key, value, torch.zeros(2, 1, 12, 12, dtype=torch.bool), 0.3)
+    torch.testing.assert_close(output, value.mean(2, keepdim=True).expand_as(output), rtol=0.02, atol=0.02)
 
 
 def test_dropout_leaves_out_keys_at_its_rate():
     query, key = torch.zeros(2, 4, 8, 32, 16)
     value = torch.ones(4, 8, 32, 16)
     torch.manual_seed(0)
-    found = attend_by_products(query, key, value, None, 1.0, 0.25)
-    assert found.std() > 0.05
-    assert abs(float(found.mean()) - 1) < 0.02
+    output = attend_by_products(query, key, value, None, 1.0, 0.25)
+    assert output.std() > 0.05
+    assert abs(float(output.mean()) - 1) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_fused_attention_is_left_where_it_is_faster(length, dtype, monkeypatch):
     assert output.shape == (2, length, 3, 8)
 
 
-def test_the_context_puts_back_what_it_found():
+def test_the_context_restores_the_attention_function():
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with attend_to_short_texts():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend

@@ -110,7 +110,7 @@ def loss_of(family: str, whole: dict[str, object]) -> Callable[[Tensor, dict], T
 def run_stage(rank: int, count: int, family: str, folder: Path) -> dict:
     stage = load_stage(folder, AUTO[family], rank, count)
     weights = {name: each for name, each in stage.named_parameters() if each.requires_grad}
-    found = {
+    results = {
         "state": dict(stage.state_dict()),
         "parameters": {name: each.numel() for name, each in weights.items()},
         "answers": {},
@@ -119,31 +119,31 @@ def run_stage(rank: int, count: int, family: str, folder: Path) -> dict:
     }
     for parts in (1, 3):
         forward = PipelineForward(stage, micro_batches=parts, hidden=HIDDEN)
-        found["answers"][parts] = [forward(batch_of(*shape)) for shape in SHAPES]
+        results["answers"][parts] = [forward(batch_of(*shape)) for shape in SHAPES]
     for parts in (1, 4):
         stage.zero_grad()
         trainer = PipelineTrainer(stage, micro_batches=parts)
-        found["losses"][parts] = []
+        results["losses"][parts] = []
         for shape in SHAPES[:2]:  # gradients of two batches are added up
             batch = batch_of(*shape)
             targets = targets_of(family, batch)
             loss = loss_of(family, targets)
-            found["losses"][parts].append(trainer.step(batch, targets if rank == count - 1 else None, loss))
-        found["gradients"][parts] = {name: each.grad.clone() for name, each in weights.items()}
-    found["norm"] = trainer.clip_gradients(0.1)
-    found["clipped"] = {name: each.grad for name, each in weights.items()}
-    return found
+            results["losses"][parts].append(trainer.step(batch, targets if rank == count - 1 else None, loss))
+        results["gradients"][parts] = {name: each.grad.clone() for name, each in weights.items()}
+    results["norm"] = trainer.clip_gradients(0.1)
+    results["clipped"] = {name: each.grad for name, each in weights.items()}
+    return results
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]} on {case[1]}")
-def ran(request, tmp_path_factory) -> tuple:
+def pipeline_run(request, tmp_path_factory) -> tuple:
     """Returns the family, the whole model and the results of each process."""
     family, count = request.param
     folder = tmp_path_factory.mktemp(family)
     model_of(family).save_pretrained(folder / "model")
-    found = run_ranks(run_stage, count, count, family, folder / "model", limit=SECONDS)
+    results = run_ranks(run_stage, count, count, family, folder / "model", limit=SECONDS)
     # Loaded from files like the stages, since the summation order of a one-row product depends on the matrix's address.
-    return family, AUTO[family].from_pretrained(folder / "model"), found
+    return family, AUTO[family].from_pretrained(folder / "model"), results
 
 
 def gradients_of(family: str, model: transformers.PreTrainedModel) -> tuple[list[float], dict[str, Tensor]]:
@@ -160,10 +160,10 @@ def gradients_of(family: str, model: transformers.PreTrainedModel) -> tuple[list
 
 
 @torch.no_grad()
-def test_every_process_gets_the_logits_and_hidden_states_of_the_whole_model(ran):
-    family, model, found = ran
-    for parts, rank in itertools.product((1, 3), range(len(found))):
-        for shape, mine in zip(SHAPES, found[rank]["answers"][parts], strict=True):
+def test_every_process_gets_the_logits_and_hidden_states_of_the_whole_model(pipeline_run):
+    family, model, results = pipeline_run
+    for parts, rank in itertools.product((1, 3), range(len(results))):
+        for shape, mine in zip(SHAPES, results[rank]["answers"][parts], strict=True):
             batch = batch_of(*shape)
             theirs = model(**batch, output_hidden_states=True)
             pairs = [(mine["logits"], theirs.logits)]
@@ -174,12 +174,12 @@ def test_every_process_gets_the_logits_and_hidden_states_of_the_whole_model(ran)
                 assert torch.equal(a, b) if parts == 1 else (a - b).abs().max() <= 1e-5
 
 
-def test_losses_and_gradients_are_those_of_the_mean_loss_over_the_whole_batch(ran):
-    family, model, found = ran
+def test_losses_and_gradients_are_those_of_the_mean_loss_over_the_whole_batch(pipeline_run):
+    family, model, results = pipeline_run
     losses, gradients = gradients_of(family, model)
     for parts in (1, 4):
         seen = set()
-        for each in found:
+        for each in results:
             for mine, theirs in zip(each["losses"][parts], losses, strict=True):
                 assert abs(mine.sum().item() - theirs) <= 1e-5
             for name, mine in each["gradients"][parts].items():
@@ -189,39 +189,39 @@ def test_losses_and_gradients_are_those_of_the_mean_loss_over_the_whole_batch(ra
                 assert close, name
             seen |= set(each["gradients"][parts])
         assert seen == set(gradients)
-    assert [len(mine) for mine in found[0]["losses"][4]] == [3, 3]  # micro-batches of 2, 2, 2 and of 2, 2, 1 rows
+    assert [len(mine) for mine in results[0]["losses"][4]] == [3, 3]  # micro-batches of 2, 2, 2 and of 2, 2, 1 rows
 
 
-def test_a_weight_tied_across_two_stages_gets_bit_identical_gradients(ran):
-    family, model, found = ran
-    shared = set(found[0]["gradients"][1]) & set(found[-1]["gradients"][1])
+def test_a_weight_tied_across_two_stages_gets_bit_identical_gradients(pipeline_run):
+    family, model, results = pipeline_run
+    shared = set(results[0]["gradients"][1]) & set(results[-1]["gradients"][1])
     assert shared == ({TIED[family]} if family in TIED else set())
     for name, parts in itertools.product(shared, (1, 4)):
-        assert torch.equal(found[0]["gradients"][parts][name], found[-1]["gradients"][parts][name])
+        assert torch.equal(results[0]["gradients"][parts][name], results[-1]["gradients"][parts][name])
 
 
-def test_gradients_are_clipped_by_their_norm_over_all_stages(ran):
-    family, model, found = ran
+def test_gradients_are_clipped_by_their_norm_over_all_stages(pipeline_run):
+    family, model, results = pipeline_run
     gradients_of(family, model)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     assert norm > 0.2
-    for each in found:
+    for each in results:
         torch.testing.assert_close(each["norm"], norm, rtol=1e-5, atol=0)
         for name, mine in each["clipped"].items():
             torch.testing.assert_close(mine, model.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
 
 
-def test_the_stages_partition_the_model_and_none_holds_more_than_its_share(ran):
-    family, model, found = ran
+def test_the_stages_partition_the_model_and_none_holds_more_than_its_share(pipeline_run):
+    family, model, results = pipeline_run
     whole = model.state_dict()
-    assert set().union(*(each["state"] for each in found)) == set(whole)
-    for each in found:
+    assert set().union(*(each["state"] for each in results)) == set(whole)
+    for each in results:
         assert all(torch.equal(value, whole[name]) for name, value in each["state"].items())
-    own = {name: value.numel() for name, value in model.named_parameters()}
-    held = [sum(each["parameters"].values()) for each in found]
-    twice = own[TIED[family]] if family in TIED else 0
-    assert sum(held) == sum(own.values()) + twice
-    assert max(held) <= sum(held) / len(held) * 1.6
+    sizes = {name: value.numel() for name, value in model.named_parameters()}
+    stage_sizes = [sum(each["parameters"].values()) for each in results]
+    twice = sizes[TIED[family]] if family in TIED else 0
+    assert sum(stage_sizes) == sum(sizes.values()) + twice
+    assert max(stage_sizes) <= sum(stage_sizes) / len(stage_sizes) * 1.6
 
 
 def run_two_pipelines(rank: int, count: int, folder: Path) -> dict:
@@ -247,9 +247,9 @@ def run_two_pipelines(rank: int, count: int, folder: Path) -> dict:
 def test_two_pipelines_in_one_world_do_not_interfere(tmp_path):
     model = model_of("llama-tied")
     model.save_pretrained(tmp_path / "model")
-    found = run_ranks(run_two_pipelines, 4, 4, tmp_path / "model", limit=SECONDS)
-    assert [each["index"] for each in found] == [0, 0, 1, 1]
-    for rank, each in enumerate(found):
+    results = run_ranks(run_two_pipelines, 4, 4, tmp_path / "model", limit=SECONDS)
+    assert [each["index"] for each in results] == [0, 0, 1, 1]
+    for rank, each in enumerate(results):
         batch = batch_of(5, 6, seed=rank % 2)
         targets = targets_of("llama-tied", batch)
         model.zero_grad()
@@ -292,10 +292,10 @@ def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_refused(tmp_p
 
 def run_stages(stages: list[transformers.PreTrainedModel], batch: dict[str, Tensor]) -> StageForward:
     """Returns the last stage after a forward pass through all stages."""
-    given, rest = batch["input_ids"], {"attention_mask": batch["attention_mask"]}
+    inputs, rest = batch["input_ids"], {"attention_mask": batch["attention_mask"]}
     for stage in stages:
         forward = StageForward(stage)
-        given = forward(given, **rest)
+        inputs = forward(inputs, **rest)
         rest["input_ids"] = batch["input_ids"]
     return forward
 
@@ -328,8 +328,8 @@ def test_the_chained_stages_of_other_families_give_the_logits_of_the_whole_model
     model, batch = other_model(family), batch_of(4, 9)
     model.save_pretrained(tmp_path)
     auto = CAUSAL if "LM" in type(model).__name__ else CLASSIFIER
-    found = run_stages([load_stage(tmp_path, auto, index, 3) for index in range(3)], batch)
-    assert torch.equal(found.logits[0], model(**batch).logits)
+    last_stage = run_stages([load_stage(tmp_path, auto, index, 3) for index in range(3)], batch)
+    assert torch.equal(last_stage.logits[0], model(**batch).logits)
 
 
 @torch.no_grad()
@@ -346,8 +346,8 @@ def test_a_stage_is_loaded_in_the_requested_dtype_and_its_buffers_keep_theirs(tm
 def test_a_weight_missing_from_the_files_is_named_by_the_stage_that_needs_it(tmp_path):
     build_model("bert").save_pretrained(tmp_path)
     name = "bert.encoder.layer.3.output.dense.bias"
-    kept = {key: value for key, value in load_file(tmp_path / "model.safetensors").items() if key != name}
-    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    tensors = {key: value for key, value in load_file(tmp_path / "model.safetensors").items() if key != name}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     load_stage(tmp_path, CLASSIFIER, 0, 2)
     with pytest.raises(InputError, match=rf"{name}.*stage 1 of 2"):
         load_stage(tmp_path, CLASSIFIER, 1, 2)
@@ -403,7 +403,7 @@ def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
         StageForward(model)(torch.zeros(2, 3, 32), input_ids=torch.ones(2, 3, dtype=torch.int64))
 
 
-def test_stages_are_as_quick_as_each_other_by_measured_times():
+def test_measured_times_balance_the_stages():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
     with torch.device("meta"):
         large = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=1000))
@@ -413,7 +413,7 @@ def test_stages_are_as_quick_as_each_other_by_measured_times():
     assert [len(each) for each in split_layers(large, 2, PartTimes(0.0, 1.0, 0.0))] == [4, 4]
 
 
-def test_the_parts_of_a_model_are_told_apart(monkeypatch):
+def test_the_parts_of_a_model_are_timed_separately(monkeypatch):
     """By a clock that counts operations instead of seconds."""
     counter = FlopCounterMode(display=False)
     monkeypatch.setattr(part_times, "_read_clock", lambda device: float(counter.get_total_flops()))

@@ -117,24 +117,24 @@ def share_of(model: nn.Module) -> float:
 def compare(
     rank: int, folders: Path, processes: int, cases: list[tuple[str, str]]
 ) -> dict[tuple[str, str], LayoutComparison]:
-    found = {}
+    comparisons = {}
     for family, text in cases:
         layout = parse_layout(text, processes)
-        found[family, text] = compare_one(folders / family, family, layout)
-    return found
+        comparisons[family, text] = compare_one(folders / family, family, layout)
+    return comparisons
 
 
 def compare_one(folder: Path, family: str, layout: Layout) -> LayoutComparison:
     mesh = build_mesh(layout, "cpu")
     model = load_sharded(folder, auto_class(family), layout, mesh)
     plain = auto_class(family).from_pretrained(folder)
-    share, (place, places) = share_of(model), find_data_rank(mesh)
+    share, (data_rank, data_ranks) = share_of(model), find_data_rank(mesh)
     state, expected_state = get_model_state_dict(model, options=FULL), plain.state_dict()
     loaded = state.keys() == expected_state.keys()
     loaded &= all(torch.equal(values, expected_state[name]) for name, values in state.items())
     buffers = all(torch.equal(mine, theirs) for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True))
     batch = batch_of(family)
-    mine = {name: values.chunk(places)[place] for name, values in batch.items()}
+    mine = {name: values.chunk(data_ranks)[data_rank] for name, values in batch.items()}
     with torch.no_grad():
         logits, expected = model(**mine).logits, plain(**mine).logits
     reshard(model)  # otherwise the optimizer would get the weights that the forward left unsharded
@@ -200,7 +200,7 @@ def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]
     if processes not in compared:
         cases = TWO if processes == 2 else FOUR
         compared[processes] = run_ranks(compare, processes, folders, processes, cases)
-    return [found[case] for found in compared[processes]]
+    return [results[case] for results in compared[processes]]
 
 
 @pytest.mark.parametrize(
@@ -211,19 +211,21 @@ def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]
     ],
 )
 def test_a_model_with_a_layout_computes_and_trains_as_in_one_process(compared, folders, processes, case):
-    every = case_of(compared, folders, processes, case)
-    for found in every:
-        assert found.loaded
-        assert found.buffers
-        assert found.logits <= 1e-5
-        assert found.same_bits or "tp" in case[1]
-        assert max(found.gradients.values()) <= 1e-5, max(found.gradients, key=found.gradients.__getitem__)
-        assert found.norm == pytest.approx(found.expected_norm, rel=1e-5)
-        assert found.after_step <= 1e-5
-        assert found.share_after_reshard == found.share
+    comparisons = case_of(compared, folders, processes, case)
+    for comparison in comparisons:
+        assert comparison.loaded
+        assert comparison.buffers
+        assert comparison.logits <= 1e-5
+        assert comparison.same_bits or "tp" in case[1]
+        assert max(comparison.gradients.values()) <= 1e-5, max(
+            comparison.gradients, key=comparison.gradients.__getitem__
+        )
+        assert comparison.norm == pytest.approx(comparison.expected_norm, rel=1e-5)
+        assert comparison.after_step <= 1e-5
+        assert comparison.share_after_reshard == comparison.share
         parts = 4 if case[1] == "fsdp=2,tp=2" else 2
-        assert 1 / parts - 0.03 <= found.share <= 1 / parts + (0.06 if "tp" in case[1] else 0.03)
-    assert len({found.norm for found in every}) == 1
+        assert 1 / parts - 0.03 <= comparison.share <= 1 / parts + (0.06 if "tp" in case[1] else 0.03)
+    assert len({comparison.norm for comparison in comparisons}) == 1
 
 
 # A frozen teacher, options, and a mesh without some of the processes, all in one launch
@@ -234,13 +236,13 @@ EXACT = ("bert", "distilbert", "electra-projected", "bert-mlm", *DECODERS)
 @torch.no_grad()
 def run_options(rank: int, folders: Path) -> dict[str, object]:
     """Returns what one of two processes found in forwards of frozen models, keyed by check."""
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     tensor, parts = (build_mesh(parse_layout(text, 2), "cpu") for text in ("tp=2", "fsdp=2"))
     for family in EXACT:
         batch, plain = batch_of(family), auto_class(family).from_pretrained(folders / family)
         cut = load_sharded(folders / family, auto_class(family), Layout(tp=2), tensor, exact=True, frozen=True)
         states = [model(**batch, output_hidden_states=True) for model in (cut, plain)]
-        found[f"exact {family}"] = [
+        results[f"exact {family}"] = [
             torch.equal(a, b) for a, b in zip(*(each.hidden_states for each in states), strict=True)
         ] + [torch.equal(*(each.logits for each in states))]
     plain, batch = auto_class("llama").from_pretrained(folders / "llama"), batch_of("llama")
@@ -251,77 +253,77 @@ def run_options(rank: int, folders: Path) -> dict[str, object]:
 
     model = llama()
     before, same = share_of(model), torch.equal(model(**batch).logits, expected)
-    found["frozen"] = (before, share_of(model), same, any(each.requires_grad for each in model.parameters()))
-    found["offload"] = torch.equal(llama(offload=True)(**batch).logits, expected)
+    results["frozen"] = (before, share_of(model), same, any(each.requires_grad for each in model.parameters()))
+    results["offload"] = torch.equal(llama(offload=True)(**batch).logits, expected)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     halved = llama(policy=policy)(**batch).logits
-    found["policy"] = (halved.dtype, distance(halved, expected), distance(halved, halved.bfloat16().float()))
+    results["policy"] = (halved.dtype, distance(halved, expected), distance(halved, halved.bfloat16().float()))
     half = llama(dtype=torch.bfloat16)
-    found["half"] = ({each.dtype for each in half.parameters()}, half.model.rotary_emb.inv_freq.dtype)
+    results["half"] = ({each.dtype for each in half.parameters()}, half.model.rotary_emb.inv_freq.dtype)
     for depth in (0, 3):
         whole_model = auto_class("llama").from_pretrained(folders / "llama").requires_grad_(False)
         ahead = apply_layout(whole_model, Layout(fsdp=2), parts, prefetch=depth)
-        found[f"prefetch {depth}"] = torch.equal(ahead(**batch).logits, expected)
+        results[f"prefetch {depth}"] = torch.equal(ahead(**batch).logits, expected)
     alone = build_mesh(Layout(), "cpu", ranks=[1])
     inside = alone.get_coordinate() is not None
-    found["outside"] = (inside, find_data_rank(alone) if inside else None)
+    results["outside"] = (inside, find_data_rank(alone) if inside else None)
     uncut = load_sharded(folders / "llama", auto_class("llama"), Layout(dp=2), build_mesh(Layout(dp=2), "cpu"))
-    found["uncut"] = not any(isinstance(each, DTensor) for each in uncut.parameters())
+    results["uncut"] = not any(isinstance(each, DTensor) for each in uncut.parameters())
     first_only = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found["keys"] = list(get_model_state_dict(llama(), options=first_only))
-    return found
+    results["keys"] = list(get_model_state_dict(llama(), options=first_only))
+    return results
 
 
 @pytest.fixture(scope="module")
-def optional(folders: Path) -> list[dict[str, object]]:
+def option_results(folders: Path) -> list[dict[str, object]]:
     return run_ranks(run_options, 2, folders)
 
 
 @pytest.mark.parametrize("family", EXACT)
-def test_an_exact_tensor_parallel_teacher_is_bit_identical_to_the_plain_model(optional, family):
-    for found in optional:
-        assert all(found[f"exact {family}"])
+def test_an_exact_tensor_parallel_teacher_is_bit_identical_to_the_plain_model(option_results, family):
+    for results in option_results:
+        assert all(results[f"exact {family}"])
 
 
-def test_a_frozen_model_is_sharded_again_after_a_forward(optional):
-    for found in optional:
-        before, after, same, trained = found["frozen"]
+def test_a_frozen_model_is_sharded_again_after_a_forward(option_results):
+    for results in option_results:
+        before, after, same, trained = results["frozen"]
         assert same
         assert not trained
         assert after == before < 0.53
 
 
-def test_offloading_and_prefetching_leave_logits_bit_identical(optional):
-    for found in optional:
-        assert found["offload"]
-        assert found["prefetch 0"]
-        assert found["prefetch 3"]
+def test_offloading_and_prefetching_leave_logits_bit_identical(option_results):
+    for results in option_results:
+        assert results["offload"]
+        assert results["prefetch 0"]
+        assert results["prefetch 3"]
 
 
-def test_a_mixed_precision_policy_computes_in_bfloat16_and_returns_float32(optional):
-    for found in optional:
-        dtype, off, rounded = found["policy"]
+def test_a_mixed_precision_policy_computes_in_bfloat16_and_returns_float32(option_results):
+    for results in option_results:
+        dtype, error, rounded = results["policy"]
         assert dtype == torch.float32
-        assert 1e-5 < off < 0.1
+        assert 1e-5 < error < 0.1
         assert rounded == 0
 
 
-def test_weights_are_loaded_in_the_requested_dtype_and_buffers_keep_theirs(optional):
-    for found in optional:
-        assert found["half"] == ({torch.bfloat16}, torch.float32)
+def test_weights_are_loaded_in_the_requested_dtype_and_buffers_keep_theirs(option_results):
+    for results in option_results:
+        assert results["half"] == ({torch.bfloat16}, torch.float32)
 
 
-def test_a_process_outside_a_mesh_has_no_coordinate_in_it(optional):
-    assert [found["outside"] for found in optional] == [(False, None), (True, (0, 1))]
+def test_a_process_outside_a_mesh_has_no_coordinate_in_it(option_results):
+    assert [results["outside"] for results in option_results] == [(False, None), (True, (0, 1))]
 
 
-def test_a_layout_that_shards_nothing_leaves_plain_parameters(optional):
-    assert all(found["uncut"] for found in optional)
+def test_a_layout_that_shards_nothing_leaves_plain_parameters(option_results):
+    assert all(results["uncut"] for results in option_results)
 
 
-def test_the_full_weights_are_gathered_only_in_the_first_process(optional):
-    assert optional[0]["keys"] == list(tiny("llama").state_dict())
-    assert optional[1]["keys"] == []
+def test_the_full_weights_are_gathered_only_in_the_first_process(option_results):
+    assert option_results[0]["keys"] == list(tiny("llama").state_dict())
+    assert option_results[1]["keys"] == []
 
 
 # Refusals, in one process, before any mesh is used
@@ -355,9 +357,9 @@ def test_a_truncated_file_is_named(tmp_path):
 
 def test_a_missing_file_of_a_sharded_checkpoint_is_named(tmp_path):
     decoder("llama").save_pretrained(tmp_path, max_shard_size="20KB")
-    gone = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    gone.unlink()
-    with pytest.raises(InputError, match=rf"{gone.name} is missing"):
+    missing = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    missing.unlink()
+    with pytest.raises(InputError, match=rf"{missing.name} is missing"):
         loading(tmp_path)
 
 

@@ -97,17 +97,17 @@ def compare(mesh: DeviceMesh, layout: Layout, family: str, rows: str, mode: str)
     model, whole, (segment, segments) = build(family), ROWS[rows](), find_segment(mesh)
     logits, expected = compute(model, whole)
     part = cut_segment(whole, segment, segments)
-    own, gradients = compute(apply_layout(model, layout, mesh), part, mode)
+    segment_logits, gradients = compute(apply_layout(model, layout, mesh), part, mode)
     for each in gradients.values():
         dist.all_reduce(each)
-    tokens, size = part["attention_mask"].bool(), own.shape[1]
+    tokens, size = part["attention_mask"].bool(), segment_logits.shape[1]
     assert size == math.ceil(logits.shape[1] / segments)
     logits = nn.functional.pad(logits, (0, 0, 0, size * segments - logits.shape[1]))
     logits = logits[:, segment * size : (segment + 1) * size]
     assert gradients.keys() == expected.keys()
     largest = max(float(each.abs().max()) for each in expected.values())
     distances = [float((gradients[name] - each).abs().max()) / largest for name, each in expected.items()]
-    return float((own - logits)[tokens].abs().max()) if tokens.any() else 0.0, max(distances)
+    return float((segment_logits - logits)[tokens].abs().max()) if tokens.any() else 0.0, max(distances)
 
 
 def compare_all(rank: int, processes: int, cases: list[tuple[str, str, str]]) -> list[tuple[float, float]]:
@@ -130,8 +130,8 @@ def compared() -> list[list[tuple[float, float]]]:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=["-".join(case) for case in CASES])
 def test_segments_have_the_logits_and_gradients_of_whole_rows(compared, number):
-    for found in compared:
-        logits, gradients = found[number]
+    for results in compared:
+        logits, gradients = results[number]
         assert logits < 1e-5  # rotary angles and norms are in float32
         assert gradients < 1e-6
 
@@ -139,8 +139,8 @@ def test_segments_have_the_logits_and_gradients_of_whole_rows(compared, number):
 @pytest.mark.slow
 def test_four_segments_have_the_logits_and_gradients_of_whole_rows():
     cases = [("gpt2", "plain", "none"), ("gpt2", "short", "none"), ("bert", "short", "none")]
-    for found in run_ranks(compare_all, 4, 4, cases):
-        assert all(logits < 1e-5 and gradients < 1e-6 for logits, gradients in found)
+    for results in run_ranks(compare_all, 4, 4, cases):
+        assert all(logits < 1e-5 and gradients < 1e-6 for logits, gradients in results)
 
 
 class Neighbors(nn.Module):
@@ -165,26 +165,26 @@ def refuse(call: Any) -> str:
 
 def run_checks(rank: int) -> dict[str, Any]:
     """Returns what two processes found of an exchange by itself, of the check of models, and of refusals."""
-    layout, found = Layout(cp=2), {}
+    layout, results = Layout(cp=2), {}
     mesh = build_mesh(layout, "cpu")
     group = mesh.get_group("cp")
     values = (torch.arange(48.0).view(2, 4, 3, 2) + 100 * rank).requires_grad_()
     heads = exchange_parts(values, 1, 2, group)
     (heads * (1 + rank)).sum().backward()
-    found |= {"values": values.detach(), "heads": heads.detach(), "gradient": values.grad}
-    found["back"] = torch.equal(exchange_parts(heads, 2, 1, group), values)
+    results |= {"values": values.detach(), "heads": heads.detach(), "gradient": values.grad}
+    results["back"] = torch.equal(exchange_parts(heads, 2, 1, group), values)
     llama, mixing = (apply_layout(build("llama").float(), layout, mesh) for _ in range(2))
     mixing.model.embed_tokens = Neighbors(mixing.model.embed_tokens)
-    found["accepted"] = refuse(lambda: check_segments(llama, group))
-    found["mixing"] = refuse(lambda: check_segments(mixing, group))
-    found["saved"] = llama.config.to_json_string()
+    results["accepted"] = refuse(lambda: check_segments(llama, group))
+    results["mixing"] = refuse(lambda: check_segments(mixing, group))
+    results["saved"] = llama.config.to_json_string()
     query, key = torch.ones(1, 4, 3, 2), torch.ones(1, 1, 3, 2)
     attention = SimpleNamespace(is_causal=True, num_key_value_groups=4)
-    found["keys"] = refuse(lambda: attend_with_exchange(attention, query, key, key, None, group=group))
-    found["bias"] = refuse(
+    results["keys"] = refuse(lambda: attend_with_exchange(attention, query, key, key, None, group=group))
+    results["bias"] = refuse(
         lambda: attend_with_exchange(attention, query, query, query, None, group=group, softcap=30.0)
     )
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -193,30 +193,30 @@ def checked() -> list[dict[str, Any]]:
 
 
 def test_each_process_gets_its_heads_of_all_positions_and_their_gradients_come_back(checked):
-    both = torch.cat([found["values"] for found in checked], 2)
-    for rank, found in enumerate(checked):
-        assert torch.equal(found["heads"], both[:, 2 * rank : 2 * rank + 2])
-        assert found["back"]
-        assert found["gradient"][:, :2].unique().tolist() == [1]
-        assert found["gradient"][:, 2:].unique().tolist() == [2]
+    both = torch.cat([results["values"] for results in checked], 2)
+    for rank, results in enumerate(checked):
+        assert torch.equal(results["heads"], both[:, 2 * rank : 2 * rank + 2])
+        assert results["back"]
+        assert results["gradient"][:, :2].unique().tolist() == [1]
+        assert results["gradient"][:, 2:].unique().tolist() == [2]
 
 
-def test_a_model_whose_positions_meet_elsewhere_is_refused_on_all_processes(checked):
-    for found in checked:
-        assert found["accepted"] == ""
-        assert "LlamaForCausalLM: expected the logits of whole rows, found some that differ by" in found["mixing"]
+def test_a_model_that_mixes_positions_outside_attention_is_refused_on_all_processes(checked):
+    for results in checked:
+        assert results["accepted"] == ""
+        assert "LlamaForCausalLM: expected the logits of whole rows, found some that differ by" in results["mixing"]
 
 
 def test_the_exchange_is_not_saved(checked):
-    for found in checked:
-        assert '"model_type": "llama"' in found["saved"]
-        assert "head_exchange" not in found["saved"]
+    for results in checked:
+        assert '"model_type": "llama"' in results["saved"]
+        assert "head_exchange" not in results["saved"]
 
 
-def test_heads_that_can_not_be_divided_and_biases_of_scores_are_refused_in_the_pass(checked):
-    for found in checked:
-        assert "expected a divisor of 1 key and value heads" in found["keys"]
-        assert "expected attention without biases, found softcap" in found["bias"]
+def test_indivisible_heads_and_biases_of_scores_are_refused_in_the_forward_pass(checked):
+    for results in checked:
+        assert "expected a divisor of 1 key and value heads" in results["keys"]
+        assert "expected attention without biases, found softcap" in results["bias"]
 
 
 # Masks
@@ -228,7 +228,7 @@ def mask_of(lengths: list[int], **settings: Any) -> Tensor | None:
     return build_row_mask(batch_size=len(lengths), q_length=2, kv_length=2, attention_mask=mask, **settings)
 
 
-def test_causal_rows_that_are_padded_behind_need_no_mask():
+def test_causal_rows_padded_on_the_right_need_no_mask():
     assert mask_of([5, 3]) is None
     left = torch.tensor([[0, 0, 1, 1]]).bool()
     found = build_row_mask(batch_size=1, mask_function=causal_mask_function, attention_mask=left)
@@ -237,17 +237,17 @@ def test_causal_rows_that_are_padded_behind_need_no_mask():
 
 
 def test_windows_have_one_mask_for_all_rows():
-    found = mask_of([5, 3], local_size=2, mask_function=lambda b, h, q, k: (k <= q) & (k > q - 2))
-    assert found.shape == (1, 1, 5, 5)
-    assert found[0, 0].long().sum(1).tolist() == [1, 2, 2, 2, 2]
+    mask = mask_of([5, 3], local_size=2, mask_function=lambda b, h, q, k: (k <= q) & (k > q - 2))
+    assert mask.shape == (1, 1, 5, 5)
+    assert mask[0, 0].long().sum(1).tolist() == [1, 2, 2, 2, 2]
     assert mask_of([5, 3], local_size=5) is None
 
 
 def test_encoders_get_a_mask_of_padding_alone():
     full = {"mask_function": bidirectional_mask_function, "allow_is_causal_skip": False}
     assert mask_of([4, 4], allow_is_bidirectional_skip=True, **full) is None
-    found = mask_of([4, 2], allow_is_bidirectional_skip=True, **full)
-    assert found[:, 0, 0].long().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    mask = mask_of([4, 2], allow_is_bidirectional_skip=True, **full)
+    assert mask[:, 0, 0].long().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
 
 
 def test_a_mask_of_whole_rows_is_required():
@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_a_family_that_can_not_exchange_heads_is_refused_by_its_config(family):
+def test_a_family_that_cannot_exchange_heads_is_refused_by_its_config(family):
     config, reason = REFUSED[family]
     with pytest.raises(InputError, match=rf"^student.layout cp=2: .*{reason}"):
         check_model_fits(Layout(cp=2), config, "student.layout")

@@ -65,14 +65,14 @@ def test_every_axis_has_the_number_of_units_in_the_config(family: str):
 
 
 def slot_of(family: str, axis: str, parameter: str) -> tuple[int, int, int, str]:
-    (found,) = (
+    (match,) = (
         slot
         for known in axes_of(family)
         if known.name == axis
         for slot in known.slots
         if slot.parameter.endswith(parameter)
     )
-    return found.dim, found.outer, found.inner, found.role
+    return match.dim, match.outer, match.inner, match.role
 
 
 def test_a_key_head_is_pruned_with_its_group_of_queries():

@@ -98,9 +98,9 @@ def test_the_squared_error_is_the_tail_of_the_squared_singular_values():
     values = torch.linalg.svdvals(whole)
     lost = []
     for rank in (1, 2, 5, 11, 20, 27):
-        found = rows_of(factorize_embeddings(model, rank))
-        assert torch.linalg.matrix_rank(found, rtol=1e-5) == rank
-        lost.append(float((found - whole).square().sum()))
+        approximation = rows_of(factorize_embeddings(model, rank))
+        assert torch.linalg.matrix_rank(approximation, rtol=1e-5) == rank
+        lost.append(float((approximation - whole).square().sum()))
         assert lost[-1] == pytest.approx(float(values[rank:].square().sum()), rel=1e-4)
     assert lost == sorted(lost, reverse=True)
     assert lost[0] > 2 * lost[-1] > 0
@@ -112,7 +112,9 @@ def test_frequent_tokens_are_approximated_better_than_rare_ones():
     counts = np.random.default_rng(2).zipf(1.3, len(whole)).clip(max=10**6).astype(np.int64)
     counts[::3] = 0
     weights = weigh_tokens(counts, len(whole))
-    weighted, plain = (rows_of(factorize_embeddings(model, RANK, given)) - whole for given in (counts, None))
+    weighted, plain = (
+        rows_of(factorize_embeddings(model, RANK, token_counts)) - whole for token_counts in (counts, None)
+    )
     values = torch.linalg.svdvals(weights.sqrt()[:, None] * whole)
     least = float(values[RANK:].square().sum())
     assert float((weights[:, None] * weighted.square()).sum()) == pytest.approx(least, rel=1e-4)
@@ -126,9 +128,9 @@ def test_unseen_tokens_share_the_rank_that_seen_tokens_leave():
     model = build("bert")
     counts = np.zeros(len(VOCABULARY), np.int64)
     counts[[7, 9]] = 50  # two tokens use two directions; the others share the rest
-    found, whole = rows_of(factorize_embeddings(model, RANK, counts)), rows_of(model)
-    torch.testing.assert_close(found[[7, 9]], whole[[7, 9]], rtol=0, atol=1e-3)
-    assert (found - whole).square().sum() < 0.95 * whole.square().sum()
+    approximation, whole = rows_of(factorize_embeddings(model, RANK, counts)), rows_of(model)
+    torch.testing.assert_close(approximation[[7, 9]], whole[[7, 9]], rtol=0, atol=1e-3)
+    assert (approximation - whole).square().sum() < 0.95 * whole.square().sum()
 
 
 def test_factorizing_twice_equals_factorizing_once_to_the_smaller_rank():
@@ -182,7 +184,7 @@ def test_factorizing_and_uneven_pruning_commute(family: str):
     first = factorize_embeddings(model, RANK)
     assert_same(small, prune(first, find_axes(first), shape))
     axes = find_axes(small)
-    whole, factored = ({slot.parameter for slot in found[0].slots} for found in (find_axes(once), axes))
+    whole, factored = ({slot.parameter for slot in model_axes[0].slots} for model_axes in (find_axes(once), axes))
     assert factored == {name.replace("word_embeddings.weight", "word_embeddings.projection.weight") for name in whole}
     further = random_shape(axes, 6, ("heads", "ffn", "hidden"), (1,), largest=0.9)
     assert_same(prune(small, axes, further), mask_model(small, axes, further))
@@ -290,14 +292,16 @@ def test_invalid_ranks_models_and_counts_are_rejected():
     for rank in (0, -3, 32, 99):
         with pytest.raises(InputError, match=rf"rank: expected 1 to 31.*found {rank}"):
             factorize_embeddings(model, rank)
-    most = (len(VOCABULARY) * 32 - 1) // (len(VOCABULARY) + 32)
-    with pytest.raises(InputError, match=rf"expected at most {most}, found {most + 1}.*nothing would be saved"):
-        factorize_embeddings(model, most + 1)
-    small = factorize_embeddings(model, most)
+    largest_rank = (len(VOCABULARY) * 32 - 1) // (len(VOCABULARY) + 32)
+    with pytest.raises(
+        InputError, match=rf"expected at most {largest_rank}, found {largest_rank + 1}.*nothing would be saved"
+    ):
+        factorize_embeddings(model, largest_rank + 1)
+    small = factorize_embeddings(model, largest_rank)
     assert small.num_parameters() < model.num_parameters()
-    now = f"{most * (len(VOCABULARY) + 32):,}"
-    with pytest.raises(InputError, match=rf"at most {most - 1}, found {most}.*{now} now"):
-        factorize_embeddings(small, most)
+    now = f"{largest_rank * (len(VOCABULARY) + 32):,}"
+    with pytest.raises(InputError, match=rf"at most {largest_rank - 1}, found {largest_rank}.*{now} now"):
+        factorize_embeddings(small, largest_rank)
     for family in ("bert-words", "gpt2", "qwen2"):
         with pytest.raises(InputError, match=r"token embedding that isn't shared, found it shared by .*untie"):
             factorize_embeddings(build(family), RANK)
@@ -334,12 +338,12 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorizes_the_table(
     data = data_stage(run, config.data)
     start = pruning_start_stage(run, plan_of(config), data, teacher)
     model = load_model_folder(start.folder / "model")
-    words = np.load(start.folder / "words.npy")
-    assert table_of(model).weight.shape == (len(words), RANK)
-    assert model.config.vocab_size == len(words) < len(VOCABULARY)
-    kept = prune_vocabulary(whole, tokenizer, words)[0]
+    token_ids = np.load(start.folder / "words.npy")
+    assert table_of(model).weight.shape == (len(token_ids), RANK)
+    assert model.config.vocab_size == len(token_ids) < len(VOCABULARY)
+    pruned = prune_vocabulary(whole, tokenizer, token_ids)[0]
     counts = count_tokens(tokenizer, read_data(data).train.texts)
-    torch.testing.assert_close(rows_of(model), rows_of(factorize_embeddings(kept, RANK, counts[words])))
+    torch.testing.assert_close(rows_of(model), rows_of(factorize_embeddings(pruned, RANK, counts[token_ids])))
     assert json.loads((start.folder / "manifest.json").read_text())["config"]["embedding_rank"] == RANK
     assert model.config.num_labels == len(LABELS)
 

@@ -31,13 +31,13 @@ def test_the_presets_have_the_sizes_and_parameter_counts_of_the_paper():
     assert (inverted.hidden_size, inverted.intra_bottleneck_size, inverted.embedding_size) == (512, 1024, 128)
     assert (inverted.intermediate_size, inverted.num_feedforward_networks) == (4096, 1)
     stock = MobileBertConfig()
-    made = student_config(inverted, "mobilebert")
+    config = student_config(inverted, "mobilebert")
     for name in ("hidden_size", "intra_bottleneck_size", "embedding_size", "intermediate_size", "num_hidden_layers"):
-        assert getattr(made, name) == getattr(stock, name), name
+        assert getattr(config, name) == getattr(stock, name), name
     for name in ("num_attention_heads", "num_feedforward_networks", "use_bottleneck_attention", "normalization_type"):
-        assert getattr(made, name) == getattr(stock, name), name
-    assert made.true_hidden_size == 128
-    assert parameters(made) / 1e6 == pytest.approx(25.3, abs=0.8)
+        assert getattr(config, name) == getattr(stock, name), name
+    assert config.true_hidden_size == 128
+    assert parameters(config) / 1e6 == pytest.approx(25.3, abs=0.8)
     assert parameters(student_config(inverted, "mobilebert-tiny")) / 1e6 == pytest.approx(15.1, abs=0.8)
 
 
@@ -77,9 +77,9 @@ def test_embeddings_of_full_rank_reproduce_the_teachers_table(family, token_batc
     teacher = build_model(family)
     rank = min(teacher.get_input_embeddings().weight.shape[1], 32)
     student = build_student(teacher, f"mobilebert,embeddings={rank}")
-    made, wanted = project_token_embeddings(student), project_token_embeddings(teacher).clone()
+    table, wanted = project_token_embeddings(student), project_token_embeddings(teacher).clone()
     wanted[0] = 0  # the padding row, so that a text in a padded batch has the same neighbors as alone
-    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(table, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_text_gets_the_same_hidden_states_alone_and_in_a_padded_batch(token_batch):
@@ -131,12 +131,12 @@ def test_a_student_of_a_bottleneck_teacher_starts_from_the_best_low_rank_embeddi
     inverted = build_student(build_model("bert"), "inverted-bottleneck")
     student = build_student(inverted, "mobilebert,embeddings=4")
     assert student.config.hidden_size == inverted.config.hidden_size == 16
-    made, wanted = project_token_embeddings(student), project_token_embeddings(inverted).clone()
+    table, wanted = project_token_embeddings(student), project_token_embeddings(inverted).clone()
     wanted[0] = 0
     best = factorize_table(project_token_embeddings(inverted), 4)
     wanted = best[0] @ best[1]
     wanted[0] = 0
-    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(table, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_fitted_line_is_that_of_least_squares():

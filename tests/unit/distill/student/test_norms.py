@@ -156,7 +156,7 @@ def test_bottleneck_students_have_the_requested_norms(preset, kind):
 
 
 @pytest.mark.parametrize(("preset", "kind"), [("mobilebert", "nonorm"), ("inverted-bottleneck", "layernorm")])
-def test_the_own_norm_of_a_preset_changes_nothing(preset, kind):
+def test_naming_the_norm_that_a_preset_already_has_changes_nothing(preset, kind):
     teacher = model_of("bert")
     plain, named = build_student(teacher, preset, seed=1), build_student(teacher, f"{preset},norm={kind}", seed=1)
     assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), named.state_dict().values(), strict=True))

@@ -45,31 +45,31 @@ def blocks() -> LanguageBlocks:
 
 def signals_of(kind: str, teacher: LlamaForCausalLM, blocks: LanguageBlocks, folder: Path) -> Callable:
     rows = teacher.config.vocab_size
-    made = {
+    signals = {
         "dense": Dense(rows, each="position"),
         "topk": TopK(rows, k=12, temperature=SOFT),
         "sampled": Sampled(rows, draws=9, temperature=SOFT),
     }
     if kind == "online":
         return OnlineTeacher(teacher)
-    identity = Identity("t", "t", (made[kind],))
+    identity = Identity("t", "t", (signals[kind],))
     write_cache(folder, identity, build_samples(blocks, 0), OnlineTeacher(teacher))
     return CacheReader(folder, identity)
 
 
-def expected_loss(given: dict, student_logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
+def expected_loss(signals: dict, student_logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
     """Returns the loss on both logits truncated to the vocabulary rows that both models have."""
     width = min(student_logits.shape[-1], teacher_logits.shape[-1])
     student_logits, teacher_logits = student_logits[mask][:, :width], teacher_logits[mask][:, :width]
-    if "logits" in given:
+    if "logits" in signals:
         return forward_kl(student_logits, teacher_logits, temperature=SOFT)
-    soft, ids = (student_logits / SOFT).log_softmax(-1), given["ids"]
+    soft, ids = (student_logits / SOFT).log_softmax(-1), signals["ids"]
     known = ids < width
-    if "weights" in given:
-        weights = given["weights"] * known
+    if "weights" in signals:
+        weights = signals["weights"] * known
         return -(weights * soft.gather(1, ids * known)).sum(1).mean() * SOFT**2
-    log_probs = given["log_probs"].masked_fill(~known, -torch.inf)
-    tail = given["tail"] + (given["log_probs"].exp() * ~known).sum(1)
+    log_probs = signals["log_probs"].masked_fill(~known, -torch.inf)
+    tail = signals["tail"] + (signals["log_probs"].exp() * ~known).sum(1)
     return topk_kl(student_logits / SOFT, ids * known, log_probs, tail) * SOFT**2
 
 
@@ -80,12 +80,12 @@ def test_vocabulary_rows_that_only_one_model_has_are_ignored_in_loss_and_gradien
     batch = blocks.collate(range(4), 0)
     signals = signals_of(kind, teacher, blocks, tmp_path / "cache")
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
-    found = module.compute_terms(batch)["kl"]
+    loss = module.compute_terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
         teacher_logits, student_logits = (model(**select_inputs(batch)).logits for model in (teacher, student))
-    torch.testing.assert_close(found, expected_loss(signals(batch), student_logits, teacher_logits, mask))
-    found.backward()
+    torch.testing.assert_close(loss, expected_loss(signals(batch), student_logits, teacher_logits, mask))
+    loss.backward()
     gradient = student.lm_head.weight.grad
     width = min(tables)
     assert gradient[:width].abs().amax(1).min() > 0
@@ -99,13 +99,13 @@ def test_vocabulary_rows_at_minus_infinity_in_the_teacher_leave_the_loss_finite(
         teacher.lm_head.bias[TOKENIZER_SIZE:] = -torch.inf
     batch = blocks.collate(range(4), 0)
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(dropout=0), signals=OnlineTeacher(teacher))
-    found = module.compute_terms(batch)["kl"]
+    loss = module.compute_terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
         teacher_logits, student_logits = (model(**select_inputs(batch)).logits for model in (teacher, student))
     p = (teacher_logits[mask][:, :TOKENIZER_SIZE] / SOFT).log_softmax(-1)
     q = (student_logits[mask] / SOFT).log_softmax(-1)[:, :TOKENIZER_SIZE]
-    torch.testing.assert_close(found, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
+    torch.testing.assert_close(loss, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
 
 
 def test_different_numbers_of_classes_are_refused(token_batch):

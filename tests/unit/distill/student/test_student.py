@@ -47,22 +47,22 @@ def logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
 
 def indices_in(few: Tensor, many: Tensor) -> Tensor:
     """Returns the position in `many` of each number of `few`, and checks that all are there, in the same order."""
-    found = few[:, None] == many[None]
-    assert (found.sum(1) == 1).all(), "a number of the student isn't the teacher's"
-    where = found.int().argmax(1)
+    matches = few[:, None] == many[None]
+    assert (matches.sum(1) == 1).all(), "a number of the student isn't the teacher's"
+    where = matches.int().argmax(1)
     assert (where.diff() > 0).all()
     return where
 
 
 @pytest.mark.parametrize("spec", ["layers=4", "layers=0,1,2,3", "hidden=32,heads=4,ffn=64"])
 def test_a_student_of_the_teachers_size_gives_bit_identical_logits(teacher, token_batch, spec):
-    answers = logits(teacher, token_batch)
-    assert answers.std(0).min() > 0.05, "the teacher says the same of every text"
-    assert torch.equal(logits(build_student(teacher, spec), token_batch), answers)
+    expected = logits(teacher, token_batch)
+    assert expected.std(0).min() > 0.05, "the teacher says the same of every text"
+    assert torch.equal(logits(build_student(teacher, spec), token_batch), expected)
 
 
 @pytest.mark.parametrize(
-    ("spec", "kept"),
+    ("spec", "selected"),
     [
         ("distilbert", [0, 2]),
         ("layers=1", [0]),
@@ -72,14 +72,14 @@ def test_a_student_of_the_teachers_size_gives_bit_identical_logits(teacher, toke
         ("layers=3,0", [3, 0]),
     ],
 )
-def test_the_student_has_the_layers_that_the_spec_selects(teacher, token_batch, spec, kept):
+def test_the_student_has_the_layers_that_the_spec_selects(teacher, token_batch, spec, selected):
     by_hand = copy.deepcopy(teacher)
     layers = layers_of(by_hand)
-    chosen = [layers[i] for i in kept]
+    chosen = [layers[i] for i in selected]
     del layers[:]
     layers.extend(chosen)
     student = build_student(teacher, spec)
-    assert student.config.num_hidden_layers == len(layers_of(student)) == len(kept)
+    assert student.config.num_hidden_layers == len(layers_of(student)) == len(selected)
     assert torch.equal(logits(student, token_batch), logits(by_hand, token_batch))
     assert not torch.allclose(logits(student, token_batch), logits(teacher, token_batch), atol=1e-2)
 
@@ -203,8 +203,8 @@ def scores(model: PreTrainedModel, inputs: Tensor, heads: int) -> Tensor:
 def test_the_attention_scores_of_narrower_heads_keep_their_scale(teacher):
     student = build_student(teacher, "hidden=20,heads=4")
     hidden = indices_in(part(student, 0, "output norm").weight, part(teacher, 0, "output norm").weight)
-    kept = indices_in(part(student, 0, "key").bias, part(teacher, 0, "key").bias)
-    dropped = sorted({*range(32)} - set(kept.tolist()))
+    key_rows = indices_in(part(student, 0, "key").bias, part(teacher, 0, "key").bias)
+    dropped = sorted({*range(32)} - set(key_rows.tolist()))
     for name in ("query", "key"):
         part(teacher, 0, name).weight[dropped] = 0
         part(teacher, 0, name).bias[dropped] = 0
@@ -323,8 +323,8 @@ def test_a_family_that_is_not_listed_is_cut_by_its_trace(name):
     assert teacher.config.model_type not in FAMILIES
     student = build_student(teacher, "layers=2,hidden=16,heads=2,ffn=20")
     config = student.config
-    found = config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size
-    assert found == (2, 16, 2, 20)
+    student_sizes = config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size
+    assert student_sizes == (2, 16, 2, 20)
     assert student(input_ids=torch.tensor([[3, 4, 5]])).logits.isfinite().all()
 
 

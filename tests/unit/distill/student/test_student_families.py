@@ -73,8 +73,8 @@ def batch(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def outputs_of(model: PreTrainedModel) -> Tensor:
-    found = model.eval()(**batch(model))
-    return found.logits if "logits" in found else found.last_hidden_state
+    output = model.eval()(**batch(model))
+    return output.logits if "logits" in output else output.last_hidden_state
 
 
 def close(one: Tensor, other: Tensor) -> bool:
@@ -89,8 +89,8 @@ def test_every_supported_family_has_a_tiny_model_here():
 @pytest.mark.parametrize("family", mark_slow(FURTHER))
 def test_a_student_of_the_teachers_sizes_gives_bit_identical_outputs(family):
     teacher = tiny_model(family)
-    own = find_family(teacher.config).sizes(teacher.config)
-    student = build_student(teacher, f"layers=4,hidden={own.hidden},heads={own.heads},ffn={own.ffn}")
+    sizes = find_family(teacher.config).sizes(teacher.config)
+    student = build_student(teacher, f"layers=4,hidden={sizes.hidden},heads={sizes.heads},ffn={sizes.ffn}")
     assert torch.equal(outputs_of(student), outputs_of(teacher))
 
 
@@ -99,9 +99,9 @@ def with_layers(teacher: PreTrainedModel, chosen: list[int]) -> PreTrainedModel:
     rewired = copy.deepcopy(teacher)
     stack = rewired.get_submodule(find_layer_names(rewired)[0].rpartition(".")[0])
     assert isinstance(stack, nn.ModuleList)
-    kept = [stack[i] for i in chosen]
+    layers = [stack[i] for i in chosen]
     del stack[:]
-    stack.extend(kept)
+    stack.extend(layers)
     rewired.config.num_hidden_layers = len(chosen)
     kinds = getattr(rewired.config, "layer_types", None)
     if kinds:
@@ -170,10 +170,10 @@ def masked_outputs(teacher: PreTrainedModel, spec: str) -> Tensor:
     cuts = select_coordinates(weights, trace(teacher), find_layer_stack(teacher), old, resolve_sizes(spec, old))
     with torch.no_grad():
         for name, dimensions in cuts.items():
-            for dim, kept in dimensions:
+            for dim, coordinates in dimensions:
                 if weights[name].dim() == 2:
-                    rows = weights[name].index_select(dim, kept)
-                    weights[name].zero_().index_copy_(dim, kept, rows)
+                    rows = weights[name].index_select(dim, coordinates)
+                    weights[name].zero_().index_copy_(dim, coordinates, rows)
     return outputs_of(copied)
 
 

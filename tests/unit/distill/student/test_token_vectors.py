@@ -44,11 +44,11 @@ def test_padding_and_other_rows_of_a_batch_change_nothing(spec, head, tokenizer)
     student = make_student(spec, tokenizer, head)
     rows = [[5, 6, 7, 8, 9], [7, 5], [9]]
     together = compute_logits(student, rows, padding=3)
-    for row, found in zip(rows, together, strict=True):
+    for row, logits in zip(rows, together, strict=True):
         alone = compute_logits(student, [row])[0]
         if head == "ForTokenClassification":
-            found = found[: len(row)]
-        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
+            logits = logits[: len(row)]
+        torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
 
 
 def test_a_static_student_is_its_head_on_the_weighted_mean_of_the_table(tokenizer):
@@ -73,9 +73,9 @@ def test_which_students_notice_the_order_of_words(spec, is_sensitive, tokenizer)
 
 def test_a_gru_in_both_directions_equals_torchs(tokenizer):
     student = make_student("gru,hidden=16", tokenizer, "ForTokenClassification")
-    own = student.vectors.layers
+    gru = student.vectors.layers
     torchs = nn.GRU(8, 8, batch_first=True, bidirectional=True)
-    for suffix, layers in (("", own.forwards), ("_reverse", own.backwards)):
+    for suffix, layers in (("", gru.forwards), ("_reverse", gru.backwards)):
         for name, weight in layers[0].named_parameters():
             getattr(torchs, f"{name}{suffix}").data.copy_(weight.data)
     row = [5, 6, 7, 8, 9]
@@ -86,8 +86,8 @@ def test_a_gru_in_both_directions_equals_torchs(tokenizer):
 def test_each_pair_of_neighbors_has_a_bucket_of_its_own():
     ids = torch.arange(100).repeat_interleave(2)
     assert hash_pairs(ids[None], 7).max() < 7
-    found = hash_pairs(torch.tensor([[3, 4], [4, 3], [3, 4]]), 1 << 20)
-    assert found[0] == found[2] != found[1]
+    buckets = hash_pairs(torch.tensor([[3, 4], [4, 3], [3, 4]]), 1 << 20)
+    assert buckets[0] == buckets[2] != buckets[1]
 
 
 def test_pairs_of_texts_are_compared(tokenizer):
@@ -121,8 +121,8 @@ def test_the_table_has_the_principal_components_of_what_the_teacher_makes_of_eac
     distances, reduced = (torch.cdist(each, each) for each in (vectors, reduce_width(vectors, vectors.shape[1])))
     torch.testing.assert_close(reduced / reduced.mean(), distances / distances.mean(), rtol=1e-2, atol=1e-2)
     two = reduce_width(vectors, 2)
-    kept = two.square().sum(0)
-    assert kept[0] >= kept[1] > 0
+    variances = two.square().sum(0)
+    assert variances[0] >= variances[1] > 0
     student = build_student(teacher, "static,embeddings=4", tokenizer=tokenizer)
     torch.testing.assert_close(student.vectors.words.weight, reduce_width(vectors, 4))
 
@@ -154,9 +154,9 @@ def test_a_static_students_weights_of_special_tokens_are_0_and_stay_0(spec, toke
         optimizer.zero_grad()
     assert not weights[special].exp().any()
     cls, first, sep = tokenizer("baka")["input_ids"]
-    found = student.eval().vectors(torch.tensor([[cls, first, sep]])).pooler_output[0]
+    vector = student.eval().vectors(torch.tensor([[cls, first, sep]])).pooler_output[0]
     if "ngrams" not in spec:
-        torch.testing.assert_close(found, student.vectors.words.weight[first])
+        torch.testing.assert_close(vector, student.vectors.words.weight[first])
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +207,8 @@ def test_transformers_alone_loads_a_student_with_the_code_beside_it(spec, tokeni
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=tmp_path, env=environment)
-    found = torch.load(tmp_path / "x.pt", weights_only=True)
-    torch.testing.assert_close(found, compute_logits(student, [[5, 6, 7, 8], [9, 5]]))
+    logits = torch.load(tmp_path / "x.pt", weights_only=True)
+    torch.testing.assert_close(logits, compute_logits(student, [[5, 6, 7, 8], [9, 5]]))
 
 
 def test_changed_code_beside_a_checkpoint_is_refused(tokenizer, tmp_path):

@@ -98,13 +98,13 @@ def test_unlabelled_rows_are_marked_ignored_and_left_out_of_the_loss(tokenizer):
     batch = rows.collate([0, 1, 2], 0)
     assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [IGNORED] * 3]
     assert loss_counts(batch)["labels"] == 6
-    answers = LabelRows()
-    assert answers.labels(batch).tolist() == [1, 0, 1, 0, 0, 0, -100, -100, -100]
+    label_rows = LabelRows()
+    assert label_rows.labels(batch).tolist() == [1, 0, 1, 0, 0, 0, -100, -100, -100]
     numbers = Regression(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
     more = numbers.join(Regression(("number",)).encode(tokenizer, Examples(["so"], None), 16))
     assert more.labels.tolist() == [0.25, 3.5, IGNORED]
-    message = torch.tensor([[1.25], [3.5], [7.0]])
-    assert squared_error(message, torch.from_numpy(more.labels)) == pytest.approx(0.5)
+    predictions = torch.tensor([[1.25], [3.5], [7.0]])
+    assert squared_error(predictions, torch.from_numpy(more.labels)) == pytest.approx(0.5)
 
 
 def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer):
@@ -138,9 +138,9 @@ def test_the_multi_label_loss_equals_the_stock_models(tokenizer):
     labels = [[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, labels), 16)
     batch = rows.collate(range(3), 0)
-    made = module(task, LossConfig(kl=0, ce=1), problem_type="multi_label_classification")
-    stock = made.student(**batch).loss
-    torch.testing.assert_close(made.compute_terms(batch)["ce"], stock)
+    distiller = module(task, LossConfig(kl=0, ce=1), problem_type="multi_label_classification")
+    stock = distiller.student(**batch).loss
+    torch.testing.assert_close(distiller.compute_terms(batch)["ce"], stock)
 
 
 def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
@@ -149,10 +149,10 @@ def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, [0.5, 2.0, -1.0]), 16)
     batch = rows.collate(range(3), 0)
     teacher = torch.tensor([[1.0], [2.0], [3.0]])
-    made = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": teacher}, **one)
-    terms = made.compute_terms(batch)
-    torch.testing.assert_close(terms["ce"], made.student(**batch).loss)
-    logits = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    distiller = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": teacher}, **one)
+    terms = distiller.compute_terms(batch)
+    torch.testing.assert_close(terms["ce"], distiller.student(**batch).loss)
+    logits = distiller.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
     torch.testing.assert_close(terms["kl"], (logits - teacher).square().mean())
 
 
@@ -162,11 +162,11 @@ def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so"], None, [[1, 0, 0, 0, 0]] * 2), 16)
     batch = rows.collate(range(2), 0)
     teacher = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
-    made = module(task, LossConfig(kl=1, temperature=1), lambda _: {"logits": teacher})
-    logits = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    distiller = module(task, LossConfig(kl=1, temperature=1), lambda _: {"logits": teacher})
+    logits = distiller.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
     p, q = teacher.sigmoid(), logits.sigmoid()
     wanted = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
-    torch.testing.assert_close(made.compute_terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(distiller.compute_terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
@@ -179,13 +179,13 @@ def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
     order = rng.permutation(20)
     for rows in (order[:7], order[7:]):
         scorer.record(rows, {}, logits[rows])
-    found = scorer.scores()
-    assert next(iter(found)) == several.metric_name
-    assert found["micro F1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
-    assert found["macro F1"] == pytest.approx(f1_score(true, logits > 0, average="macro"))
+    scores = scorer.scores()
+    assert next(iter(scores)) == several.metric_name
+    assert scores["micro F1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
+    assert scores["macro F1"] == pytest.approx(f1_score(true, logits > 0, average="macro"))
     metric = several.scorer()
     metric.update(LabelRows().logits({}, logits), torch.from_numpy(true).flatten())
-    assert float(metric.compute()) == pytest.approx(found["micro F1"])
+    assert float(metric.compute()) == pytest.approx(scores["micro F1"])
     values = rng.normal(size=20)
     numbers = Regression(("number",))
     scorer = numbers.scorer(numbers.encode(tokenizer, Examples(texts, None, values.tolist()), 16))
@@ -270,8 +270,8 @@ def test_words_that_a_run_stored_are_read_back_unchanged(tmp_path):
     part = load_tagged(config).train
     (tmp_path / "kept").mkdir()
     pa.parquet.write_table(part.table(), tmp_path / "kept" / "train.parquet")
-    kept = DataConfig(path=str(tmp_path / "kept"), text="text")
-    assert load_all_words(kept).texts == part.texts
+    stored_config = DataConfig(path=str(tmp_path / "kept"), text="text")
+    assert load_all_words(stored_config).texts == part.texts
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -361,17 +361,17 @@ def test_a_line_without_a_tag_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "message"),
     [
         ("rejects\tVB\t", "line 2: expected a word and its tag, in 3 columns"),
         ("rejects\tO", "line 2: expected a word and its tag, in 3 columns"),
         ("\tVB\tO", "line 2: expected a word and its tag, in 3 columns"),
     ],
 )
-def test_a_line_with_other_columns_than_most_is_refused(line, found, tmp_path):
+def test_a_line_with_other_columns_than_most_is_refused(line, message, tmp_path):
     file = tmp_path / "train.conll"
     file.write_text(f"EU\tNNP\tB-ORG\n{line}\nGerman\tJJ\tO\n\nPeter\tNNP\tB-PER\n")
-    with pytest.raises(InputError, match=found):
+    with pytest.raises(InputError, match=message):
         read_conll(file)
     file.write_text("10 000 B-NUM\nNew B-place\nYork I-place\n")
     with pytest.raises(InputError, match="line 1: expected a word and its tag, in 2 columns as most lines are"):
@@ -438,13 +438,13 @@ def test_a_taggers_loss_equals_the_stock_models_and_the_mean_over_its_shares(tok
     rows = task.encode(tokenizer, Tagged(words, [list(rng.integers(0, 5, len(w))) for w in words]), 32)
     batch = rows.collate(range(3), 0)
     names = {"id2label": dict(enumerate(task.labels)), "label2id": {n: i for i, n in enumerate(task.labels)}}
-    made = module(task, LossConfig(kl=0, ce=1), head="ForTokenClassification", **names)
+    distiller = module(task, LossConfig(kl=0, ce=1), head="ForTokenClassification", **names)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
-    torch.testing.assert_close(made.compute_terms(batch)["ce"], made.student(**inputs).loss)
+    torch.testing.assert_close(distiller.compute_terms(batch)["ce"], distiller.student(**inputs).loss)
     assert loss_counts(batch) == {"rows": 16, "labels": 16, "tokens": sum(len(row) for row in rows.input_ids)}
     halves = [shard_batch(batch, rank, 2) for rank in range(2)]
-    parts = [made.compute_terms(half)["ce"] for half in halves]
-    torch.testing.assert_close(torch.stack(parts).mean(), made.compute_terms(batch)["ce"])
+    parts = [distiller.compute_terms(half)["ce"] for half in halves]
+    torch.testing.assert_close(torch.stack(parts).mean(), distiller.compute_terms(batch)["ce"])
 
 
 def test_spans_are_scored_as_the_conll_script_does(tokenizer):
@@ -453,20 +453,20 @@ def test_spans_are_scored_as_the_conll_script_does(tokenizer):
     task = TokenClassification(names)
     tags = [[1, 2, 0, 3], [0, 1, 0, 0]]
     rows = task.encode(tokenizer, Tagged([WORDS[:4], WORDS[4:8]], tags), 32)
-    message = [[1, 0, 0, 3], [0, 1, 0, 1]]
+    predicted_tags = [[1, 0, 0, 3], [0, 1, 0, 1]]
     scorer = task.scorer(rows)
     logits = torch.zeros(2, rows.lengths.max(), 4)
     for row in range(2):
         places = np.flatnonzero(rows.firsts[row])
-        logits[row, places, message[row]] = 1
+        logits[row, places, predicted_tags[row]] = 1
     scorer.record(np.array([1]), {}, logits[1:])
     scorer.record(np.array([0]), {}, logits[:1])
-    found = scorer.scores()
+    scores = scorer.scores()
     # Two of the three true spans (a 0-1, b 3; a 1) are among the four predicted ones (a 0, b 3; a 1, a 3).
-    assert found["recall"] == pytest.approx(2 / 3)
-    assert found["precision"] == pytest.approx(2 / 4)
-    assert found["span F1"] == pytest.approx(2 * 2 / (3 + 4))
-    assert found["accuracy"] == pytest.approx(6 / 8)
+    assert scores["recall"] == pytest.approx(2 / 3)
+    assert scores["precision"] == pytest.approx(2 / 4)
+    assert scores["span F1"] == pytest.approx(2 * 2 / (3 + 4))
+    assert scores["accuracy"] == pytest.approx(6 / 8)
     cut = task.encode(tokenizer, Tagged([WORDS[:4]], [[1, 2, 0, 3]]), 4)
     scorer = task.scorer(cut)
     scorer.record(np.array([0]), {}, logits[:1, :4])
@@ -510,20 +510,20 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
     mask = torch.tensor([[1] * 8, [1] * 6 + [0] * 2, [1] * 5 + [0] * 3])
     starts, ends = torch.tensor([2, 1, 0]), torch.tensor([4, 5, 0])
     batch = {"input_ids": ids, "attention_mask": mask, "labels": starts, "ends": ends}
-    made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), output_rows=SpanRows())
+    distiller = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), output_rows=SpanRows())
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=mask)
-        message = find_logits(out)
-        rows = SpanRows().logits(batch, message)
+        logits = find_logits(out)
+        rows = SpanRows().logits(batch, logits)
         assert rows.shape == (6, 8)
         assert torch.equal(rows[2, 6:], torch.full((2,), -math.inf))
         losses = [
-            -torch.log_softmax(each.masked_fill(mask == 0, -math.inf), -1)[torch.arange(3), place]
-            for each, place in ((out.start_logits, starts), (out.end_logits, ends))
+            -torch.log_softmax(each.masked_fill(mask == 0, -math.inf), -1)[torch.arange(3), labels]
+            for each, labels in ((out.start_logits, starts), (out.end_logits, ends))
         ]
-        torch.testing.assert_close(made.compute_terms(batch)["ce"], torch.stack(losses).mean())
+        torch.testing.assert_close(distiller.compute_terms(batch)["ce"], torch.stack(losses).mean())
     module = DistillationModule(
         model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), output_rows=SpanRows(),
-        signals=lambda _: {"logits": message},
+        signals=lambda _: {"logits": logits},
     )  # fmt: skip
     assert module.compute_terms(batch)["kl"].abs() < 1e-6

@@ -42,14 +42,14 @@ def model_of(family: str) -> transformers.PreTrainedModel:
 def projections_of(family: str, model: transformers.PreTrainedModel, layer: int) -> list[nn.Module]:
     """Returns the query, key and value projections of a layer, found by their names in each family."""
     if family == "llama":
-        found = model.model.layers[layer].self_attn
-        return [found.q_proj, found.k_proj, found.v_proj]
+        attention = model.model.layers[layer].self_attn
+        return [attention.q_proj, attention.k_proj, attention.v_proj]
     if family == "distilbert":
-        found = model.distilbert.transformer.layer[layer].attention
-        return [found.q_lin, found.k_lin, found.v_lin]
+        attention = model.distilbert.transformer.layer[layer].attention
+        return [attention.q_lin, attention.k_lin, attention.v_lin]
     body = getattr(model, "electra" if "electra" in family else family)
-    found = body.encoder.layer[layer].attention.self
-    return [found.query, found.key, found.value]
+    attention = body.encoder.layer[layer].attention.self
+    return [attention.query, attention.key, attention.value]
 
 
 def has_hooks(family: str, model: transformers.PreTrainedModel) -> bool:
@@ -69,9 +69,9 @@ def batch(token_batch) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def test_logits_are_those_of_a_plain_forward(family, batch):
     model = model_of(family)
-    found = OnlineTeacher(model)(batch)
-    assert list(found) == ["logits"]
-    assert torch.equal(found["logits"], model(**batch).logits)
+    outputs = OnlineTeacher(model)(batch)
+    assert list(outputs) == ["logits"]
+    assert torch.equal(outputs["logits"], model(**batch).logits)
 
 
 @torch.no_grad()
@@ -86,21 +86,21 @@ def test_hidden_states_are_those_of_the_embeddings_and_all_layers(family, batch)
 @torch.no_grad()
 def test_an_embedding_is_the_mean_of_the_last_hidden_states_without_padding(family, batch):
     model = model_of(family)
-    found = OnlineTeacher(model, ["embedding"])(batch)["embedding"]
+    embeddings = OnlineTeacher(model, ["embedding"])(batch)["embedding"]
     last = model(**batch, output_hidden_states=True).hidden_states[-1]
     for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-        torch.testing.assert_close(found[row], last[row, :length].mean(0))
+        torch.testing.assert_close(embeddings[row], last[row, :length].mean(0))
 
 
 @torch.no_grad()
 def test_relations_are_the_queries_keys_and_values_of_each_layer_in_order(family, batch):
     model = model_of(family)
-    kept: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
+    captured: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
     for layer in range(LAYERS):
         for linear in projections_of(family, model, layer):
-            linear.register_forward_hook(lambda module, inputs, output, place=kept[layer]: place.append(output))
+            linear.register_forward_hook(lambda module, inputs, output, outputs=captured[layer]: outputs.append(output))
     model(**batch)
-    expected = [list(place) for place in kept]
+    expected = [list(outputs) for outputs in captured]
     found = OnlineTeacher(model, ["relations"])(batch)["relations"]
     assert len(found) == LAYERS
     for mine, theirs in zip(found, expected, strict=True):
@@ -111,12 +111,12 @@ def test_relations_are_the_queries_keys_and_values_of_each_layer_in_order(family
 
 def test_a_query_leaves_no_hooks_no_gradients_and_no_training_mode(family, batch):
     model = model_of(family).train()
-    found = OnlineTeacher(model, ["logits", "hidden", "relations", "embedding"])(batch)
+    outputs = OnlineTeacher(model, ["logits", "hidden", "relations", "embedding"])(batch)
     assert not has_hooks(family, model)
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert not found["logits"].requires_grad
-    assert not found["relations"][0][0].requires_grad
+    assert not outputs["logits"].requires_grad
+    assert not outputs["relations"][0][0].requires_grad
 
 
 def test_hooks_are_removed_after_a_failed_forward(batch):
@@ -128,8 +128,8 @@ def test_hooks_are_removed_after_a_failed_forward(batch):
 
 @torch.no_grad()
 def test_a_body_without_a_head_returns_only_the_requested_features(batch):
-    found = OnlineTeacher(build_model("bert", "Model"), ["hidden", "relations"])(batch)
-    assert set(found) == {"hidden", "relations"}
+    features = OnlineTeacher(build_model("bert", "Model"), ["hidden", "relations"])(batch)
+    assert set(features) == {"hidden", "relations"}
 
 
 def test_token_types_reach_the_teacher(batch):
@@ -158,15 +158,15 @@ FUSED_PROJECTIONS = {
 @torch.no_grad()
 @pytest.mark.parametrize("family", FUSED_PROJECTIONS)
 def test_a_fused_projection_is_split_into_queries_keys_and_values(family, batch):
-    kind, settings, where = FUSED_PROJECTIONS[family]
+    kind, settings, find_projection = FUSED_PROJECTIONS[family]
     auto = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.AutoModelForMaskedLM
     model = auto.from_config(kind(**SMALL, **settings)).eval()
-    given: list[torch.Tensor] = []
-    where(model, 1).register_forward_hook(lambda module, inputs, output: given.append(output))
-    found = OnlineTeacher(model, ["relations"])(batch)["relations"]
-    assert len(found) == 2
-    for i, each in enumerate(found[1]):
-        assert torch.equal(each, given[0][..., 32 * i : 32 * (i + 1)])
+    projections: list[torch.Tensor] = []
+    find_projection(model, 1).register_forward_hook(lambda module, inputs, output: projections.append(output))
+    relations = OnlineTeacher(model, ["relations"])(batch)["relations"]
+    assert len(relations) == 2
+    for i, each in enumerate(relations[1]):
+        assert torch.equal(each, projections[0][..., 32 * i : 32 * (i + 1)])
 
 
 def test_relations_of_layers_with_shared_projections_are_refused():
@@ -185,8 +185,8 @@ def prompts_of(prompts: list[list[int]], *, left: bool = False) -> dict[str, tor
     longest = max(map(len, prompts))
     ids, mask = torch.zeros(2, len(prompts), longest, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
-        place = slice(longest - len(prompt), None) if left else slice(0, len(prompt))
-        ids[row, place], mask[row, place] = torch.tensor(prompt), 1
+        columns = slice(longest - len(prompt), None) if left else slice(0, len(prompt))
+        ids[row, columns], mask[row, columns] = torch.tensor(prompt), 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -291,6 +291,6 @@ def test_generation_leaves_the_global_random_state_unchanged():
 
 
 def test_sequences_and_logits_can_be_requested_together():
-    found = OnlineTeacher(llama(), ["logits", "generated"], new_tokens=2)(prompts_of(PROMPTS))
-    assert found["logits"].shape == (5, 5, 50)
-    assert [len(each) for each in found["generated"][0]] == [2] * 5
+    outputs = OnlineTeacher(llama(), ["logits", "generated"], new_tokens=2)(prompts_of(PROMPTS))
+    assert outputs["logits"].shape == (5, 5, 50)
+    assert [len(each) for each in outputs["generated"][0]] == [2] * 5

@@ -34,15 +34,15 @@ def send_nested(rank: int) -> object:
 
 
 def test_nested_tensors_arrive_unchanged():
-    found, _ = run_ranks(send_nested, 2)
-    assert found.keys() == NESTED_TENSORS.keys()
-    assert found["pair"][1:] == NESTED_TENSORS["pair"][1:]
+    received, _ = run_ranks(send_nested, 2)
+    assert received.keys() == NESTED_TENSORS.keys()
+    assert received["pair"][1:] == NESTED_TENSORS["pair"][1:]
     for one, other in (
-        (found["logits"], NESTED_TENSORS["logits"]),
-        (found["half"], NESTED_TENSORS["half"]),
-        (found["hidden"][2], NESTED_TENSORS["hidden"][2]),
-        (found["hidden"][4], NESTED_TENSORS["hidden"][4]),
-        (found["pair"][0], NESTED_TENSORS["pair"][0]),
+        (received["logits"], NESTED_TENSORS["logits"]),
+        (received["half"], NESTED_TENSORS["half"]),
+        (received["hidden"][2], NESTED_TENSORS["hidden"][2]),
+        (received["hidden"][4], NESTED_TENSORS["hidden"][4]),
+        (received["pair"][0], NESTED_TENSORS["pair"][0]),
     ):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
@@ -53,11 +53,11 @@ def query_unevenly(rank: int, students: int, teachers: int) -> object:
     bridge = bridge_of(rank, students, teachers)
     if rank >= students:
         return serve_students(bridge, lambda batch: {"logits": batch["input_ids"] * 10 + rank}), bridge.student_ranks
-    teacher, answers = bridge.connect_teacher(), {}
+    teacher, replies = bridge.connect_teacher(), {}
 
     def ask(number: int) -> None:
         question = {"input_ids": torch.tensor([rank, number]), "labels": torch.tensor(7)}
-        answers[number] = teacher(question)["logits"].tolist()
+        replies[number] = teacher(question)["logits"].tolist()
 
     asking = [threading.Thread(target=ask, args=(number,)) for number in range(rank + 1)]
     for thread in asking:
@@ -65,18 +65,18 @@ def query_unevenly(rank: int, students: int, teachers: int) -> object:
     for thread in asking:
         thread.join()
     teacher.finish()
-    return answers
+    return replies
 
 
 @pytest.mark.parametrize(("students", "teachers"), [(3, 1), (1, 2), (3, 2)])
 def test_each_student_gets_the_answers_to_its_own_queries_from_its_teacher(students, teachers):
-    found = run_ranks(query_unevenly, students + teachers, students, teachers)
+    results = run_ranks(query_unevenly, students + teachers, students, teachers)
     for rank in range(students):
         teacher = students + rank % teachers
-        assert found[rank] == {number: [10 * rank + teacher, 10 * number + teacher] for number in range(rank + 1)}
-    for teacher, (answered, pupils) in enumerate(found[students:]):
-        assert pupils == list(range(teacher, students, teachers))
-        assert answered == sum(rank + 1 for rank in pupils)
+        assert results[rank] == {number: [10 * rank + teacher, 10 * number + teacher] for number in range(rank + 1)}
+    for teacher, (query_count, student_ranks) in enumerate(results[students:]):
+        assert student_ranks == list(range(teacher, students, teachers))
+        assert query_count == sum(rank + 1 for rank in student_ranks)
 
 
 NOTE = 7  # the message tag of the teacher's note, distinct from its answers
@@ -86,26 +86,26 @@ def train_ahead(rank: int) -> int | None:
     """Trains a student that blocks in its first batch until the teacher has answered the query for the second."""
     bridge, note = bridge_of(rank, 1, 1), torch.zeros(1)
     if rank:
-        answered = 0
+        query_count = 0
 
         def answer(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            nonlocal answered
-            answered += 1
-            if answered == 2:
+            nonlocal query_count
+            query_count += 1
+            if query_count == 2:
                 dist.send(torch.ones(1), 0, tag=NOTE)
             return {"logits": batch["input_ids"].float()}
 
         serve_students(bridge, answer)
         return None
-    teacher, seen = bridge.connect_teacher(), 0
+    teacher, batch_count = bridge.connect_teacher(), 0
     blocks = LanguageBlocks([np.arange(8) + i for i in range(6)])
     for batch in TrainBatches(blocks, 2, 0, seed=0, signals=teacher, threads=1):
-        if not seen:
+        if not batch_count:
             dist.recv(note, 1, tag=NOTE)
         assert torch.equal(batch["signals"]["logits"], batch["input_ids"].float())
-        seen += 1
+        batch_count += 1
     teacher.finish()
-    return seen
+    return batch_count
 
 
 def test_a_remote_teacher_computes_the_next_batch_while_the_student_trains():

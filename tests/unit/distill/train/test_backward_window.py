@@ -224,10 +224,10 @@ def test_a_blocked_loss_has_the_gradients_of_all_logits(loss):
     draws = torch.rand(int(batch["attention_mask"].sum()), VOCABULARY_SIZE).double().softmax(-1)
     batch["signals"] = SIGNALS["topk"](draws)
     module = build_module(model, WINDOW, loss)
-    found = train_step(module, batch)
+    result = train_step(module, batch)
     assert module.fused_term.has_plain_head
     module.fused_term.name = ""
-    check_equal(found, train_step(module, batch))
+    check_equal(result, train_step(module, batch))
 
 
 def test_a_teacher_in_memory_reads_each_chunk_with_keys_of_its_own():
@@ -236,24 +236,24 @@ def test_a_teacher_in_memory_reads_each_chunk_with_keys_of_its_own():
     calls: list[int] = []
     teacher.register_forward_hook(lambda *_: calls.append(1))
     module = build_module(model, WINDOW, loss, signals=OnlineTeacher(teacher))
-    found = train_step(module, batch)
-    assert len(calls) == found[2] == 5
+    result = train_step(module, batch)
+    assert len(calls) == result[2] == 5
     whole = OnlineTeacher(teacher)(batch)
-    check_equal(found, train_step(build_module(model, WINDOW, loss), batch | {"signals": whole}))
+    check_equal(result, train_step(build_module(model, WINDOW, loss), batch | {"signals": whole}))
 
 
 def test_signals_that_are_looked_up_are_read_once_for_whole_rows():
-    model, batch, read = build("llama"), draw_batch(), []
+    model, batch, shapes = build("llama"), draw_batch(), []
     signals = SIGNALS["topk"](torch.rand(int(batch["attention_mask"].sum()), VOCABULARY_SIZE).double().softmax(-1))
     loss = LossConfig(kl=1, temperature=1.0)
 
     def look_up(part: dict[str, Tensor]) -> dict[str, Tensor]:
-        read.append(part["input_ids"].shape)
+        shapes.append(part["input_ids"].shape)
         return signals
 
-    found = train_step(build_module(model, WINDOW, loss, signals=look_up), batch)
-    assert read == [batch["input_ids"].shape]
-    check_equal(found, train_step(build_module(model, WINDOW, loss), batch | {"signals": signals}))
+    result = train_step(build_module(model, WINDOW, loss, signals=look_up), batch)
+    assert shapes == [batch["input_ids"].shape]
+    check_equal(result, train_step(build_module(model, WINDOW, loss), batch | {"signals": signals}))
 
 
 def test_finished_rows_and_padding_are_not_computed():

@@ -127,6 +127,6 @@ def test_noise_without_accumulation_is_refused():
         ({"batch_size": 16, "largest_batch": 31}, "train.largest_batch: expected at least 32 rows, .* found 31"),
     ],
 )
-def test_batches_that_can_not_grow_are_refused(settings, message):
+def test_batches_that_cannot_grow_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         TrainConfig(batch_growth="schedule", **settings)

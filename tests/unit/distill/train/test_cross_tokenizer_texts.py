@@ -36,15 +36,19 @@ def test_the_loss_of_causal_models_compares_logits_one_position_before_each_alig
     value = cross_tokenizer_loss(student_logits, teacher_logits, batch, CrossTokenizerConfig(kind="sorted"))
     before = [[], []]
     for k, i in enumerate((0, 3)):
-        for first, _, begun, _ in rows.spans[i].tolist():
-            if begun > 0:
+        for first, _, teacher_first, _ in rows.spans[i].tolist():
+            if teacher_first > 0:
                 before[0].append(student_logits[k, first - 1])
-                before[1].append(teacher_logits[k, begun - 1])
+                before[1].append(teacher_logits[k, teacher_first - 1])
     torch.testing.assert_close(value, sorted_distance(torch.stack(before[0]), torch.stack(before[1])))
-    kept = find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
-    for row, (first, end, begun, done) in zip(kept.nonzero()[:, 0], batch["spans"][kept].tolist(), strict=True):
+    labelled = find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
+    for row, (first, end, teacher_first, teacher_end) in zip(
+        labelled.nonzero()[:, 0], batch["spans"][labelled].tolist(), strict=True
+    ):
         student_text = student.decode(batch["input_ids"][row, first + 1 : end + 1], skip_special_tokens=True)
-        teacher_text = teacher.decode(batch["teacher_input_ids"][row, begun + 1 : done + 1], skip_special_tokens=True)
+        teacher_text = teacher.decode(
+            batch["teacher_input_ids"][row, teacher_first + 1 : teacher_end + 1], skip_special_tokens=True
+        )
         teacher_text = student.backend_tokenizer.normalizer.normalize_str(teacher_text)
         assert student_text.replace("##", "").replace(" ", "") == teacher_text.replace(" ", "")
 
@@ -79,8 +83,8 @@ def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
         teacher, 80, 5e-3, lambda: cross_entropy(teacher(**select_teacher_inputs(batch)).logits.flatten(0, 1), labels)
     )
     with torch.no_grad():
-        answers = teacher(**select_teacher_inputs(batch)).logits
-    assert cross_entropy(answers.flatten(0, 1), labels) < 0.3
+        teacher_logits = teacher(**select_teacher_inputs(batch)).logits
+    assert cross_entropy(teacher_logits.flatten(0, 1), labels) < 0.3
     shared = torch.from_numpy(shared_vocabulary(student_words, teacher_words))
 
     def logits() -> Tensor:
@@ -92,7 +96,7 @@ def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
 
     before = next_token_loss()
     train_model(
-        student, 60, 5e-3, lambda: cross_tokenizer_loss(logits(), answers, batch, CrossTokenizerConfig(), shared)
+        student, 60, 5e-3, lambda: cross_tokenizer_loss(logits(), teacher_logits, batch, CrossTokenizerConfig(), shared)
     )
     assert next_token_loss() < before / 4
 
@@ -137,11 +141,11 @@ def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)
-    learnt = CrossTokenizerKL.from_tokenizers(
+    divergence = CrossTokenizerKL.from_tokenizers(
         OnlineTeacher(teacher), CrossTokenizerConfig(), student_words, teacher_words
     )
-    own = draw(*batch["input_ids"].shape, len(student_words), seed=1)
-    assert learnt(own, batch).isfinite()
+    student_logits = draw(*batch["input_ids"].shape, len(student_words), seed=1)
+    assert divergence(student_logits, batch).isfinite()
     teacher.transformer.ln_f.bias.data[0] = torch.nan
     with pytest.raises(InputError, match="teacher: expected finite logits"):
-        learnt(own, batch)
+        divergence(student_logits, batch)

@@ -61,8 +61,11 @@ def rows_of(family: str) -> Any:
 
 
 def cached(kind: str, rows: Any, teacher: PreTrainedModel, folder: Path) -> CacheReader:
-    made = {"sampled": Sampled(64, draws=9, temperature=TEMPERATURE), "topk": TopK(64, k=12, temperature=TEMPERATURE)}
-    identity = Identity("t", "t", (made[kind],))
+    signals = {
+        "sampled": Sampled(64, draws=9, temperature=TEMPERATURE),
+        "topk": TopK(64, k=12, temperature=TEMPERATURE),
+    }
+    identity = Identity("t", "t", (signals[kind],))
     write_cache(folder, identity, build_samples(rows, 0), OnlineTeacher(teacher))
     return CacheReader(folder, identity)
 
@@ -87,10 +90,10 @@ def check_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], half:
 def with_logits(monkeypatch):
     """Returns a function that calls another with the fused loss disabled, so that logits are computed."""
 
-    def run(call, *given: Any) -> Any:
+    def run(call, *args: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(FusedTerm, "can_fuse", lambda *_: False)
-            return call(*given)
+            return call(*args)
 
     return run
 
@@ -164,15 +167,15 @@ def test_the_fused_loss_computes_no_logits_unless_the_head_has_hooks(tmp_path):
     rows = rows_of("llama")
     signals = cached("sampled", rows, build("llama", 64), tmp_path / "c")
     module = DistillationModule(build("llama"), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
-    batch, made = rows.collate(range(2), 0), []
+    batch, shapes = rows.collate(range(2), 0), []
     module.compute_terms(batch)
-    module.student.lm_head.register_forward_hook(lambda _, given, output: made.append(output.shape))
+    module.student.lm_head.register_forward_hook(lambda _, args, output: shapes.append(output.shape))
     module.compute_terms(batch)
-    assert [shape[0] for shape in made] == [28]  # a head with hooks is called as usual
+    assert [shape[0] for shape in shapes] == [28]  # a head with hooks is called as usual
     module.student.lm_head._forward_hooks.clear()
-    module.student.register_forward_hook(lambda _, given, output: made.append(output.logits.shape))
+    module.student.register_forward_hook(lambda _, args, output: shapes.append(output.logits.shape))
     module.compute_terms(batch)
-    assert made[1:] == [(0, VOCABULARY_SIZE)]
+    assert shapes[1:] == [(0, VOCABULARY_SIZE)]
 
 
 @pytest.mark.parametrize(

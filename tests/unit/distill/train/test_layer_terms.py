@@ -76,28 +76,28 @@ def test_attention_scores_of_captured_queries_and_keys_give_the_models_attention
 
 
 def test_the_terms_of_a_student_equal_to_its_teacher_are_0(rows):
-    own = OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
-    terms = module(BOTH, own, "teacher").compute_terms(rows.collate(range(8), 0))
+    teacher = OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
+    terms = module(BOTH, teacher, "teacher").compute_terms(rows.collate(range(8), 0))
     assert list(terms) == ["kl", "attention", "relations"]
     assert all(value.abs() < 1e-6 for value in terms.values())
 
 
-def gradients(made: DistillationModule, term: Tensor) -> dict[str, Tensor]:
-    named = dict(made.student.named_parameters())
-    found = torch.autograd.grad(term, list(named.values()), allow_unused=True, retain_graph=True)
-    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
+def gradients(distiller: DistillationModule, term: Tensor) -> dict[str, Tensor]:
+    named = dict(distiller.student.named_parameters())
+    grads = torch.autograd.grad(term, list(named.values()), allow_unused=True, retain_graph=True)
+    return {name: grad for name, grad in zip(named, grads, strict=True) if grad is not None}
 
 
 def test_relations_train_the_last_student_layer_on_the_chosen_teacher_layer(rows):
     loss = LossConfig(kl=0, relations=1, relation_heads=2, relation_layer=3)
     teacher = OnlineTeacher(build_model("bert"), loss.teacher_outputs)
-    made, batch = module(loss, teacher, "layers=2,hidden=16"), rows.collate(range(8), 0)
-    pulled = gradients(made, weighted_sum(loss, made.compute_terms(batch)))
+    distiller, batch = module(loss, teacher, "layers=2,hidden=16"), rows.collate(range(8), 0)
+    grads = gradients(distiller, weighted_sum(loss, distiller.compute_terms(batch)))
     for name in ("query", "key", "value"):
-        assert pulled[f"bert.encoder.layer.1.attention.self.{name}.weight"].abs().max() > 0
-    assert "bert.encoder.layer.1.attention.output.dense.weight" not in pulled, "behind the vectors nothing counts"
+        assert grads[f"bert.encoder.layer.1.attention.self.{name}.weight"].abs().max() > 0
+    assert "bert.encoder.layer.1.attention.output.dense.weight" not in grads, "behind the vectors nothing counts"
     last = module(replace(loss, relation_layer=0), teacher, "layers=2,hidden=16").compute_terms(batch)["relations"]
-    assert made.compute_terms(batch)["relations"] != last
+    assert distiller.compute_terms(batch)["relations"] != last
 
 
 def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
@@ -110,11 +110,11 @@ def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(ro
     expected, found = online.compute_terms(batch), offline.compute_terms(batch)
     for name in ("attention", "relations"):
         torch.testing.assert_close(found[name], expected[name], rtol=5e-3, atol=1e-4)
-        pulls = [
+        flat_gradients = [
             torch.cat([grad.flatten() for grad in gradients(*each).values()])
             for each in ((online, expected[name]), (offline, found[name]))
         ]
-        assert torch.cosine_similarity(*pulls, dim=0) > 0.999
+        assert torch.cosine_similarity(*flat_gradients, dim=0) > 0.999
 
 
 def test_vectors_of_a_layer_missing_from_the_cache_are_refused(rows, tmp_path):
@@ -132,10 +132,10 @@ def test_the_divergence_names_are_those_of_the_functions():
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_every_divergence_gives_a_positive_term_with_finite_gradients(name, rows):
     loss = LossConfig(divergence=name)
-    made = module(loss, OnlineTeacher(build_model("bert"), loss.teacher_outputs))
-    term = made.compute_terms(rows.collate(range(8), 0))["kl"]
+    distiller = module(loss, OnlineTeacher(build_model("bert"), loss.teacher_outputs))
+    term = distiller.compute_terms(rows.collate(range(8), 0))["kl"]
     assert term > 0
-    assert all(grad.isfinite().all() for grad in gradients(made, term).values())
+    assert all(grad.isfinite().all() for grad in gradients(distiller, term).values())
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
     [(16, grouped_query_decoder().config, "8 and 16"), (16, narrow_bottleneck_config(), "12"), (24, SIZE, "32")],
 )
 def test_relation_heads_that_do_not_divide_the_attention_widths_are_refused(heads, config, widths):
-    own = config if isinstance(config, LayerSizes) else read_layer_sizes(config)
+    sizes = config if isinstance(config, LayerSizes) else read_layer_sizes(config)
     with pytest.raises(InputError, match=f"expected a divisor of the widths {widths} of queries, keys and values"):
-        match_layers(LossConfig(kl=0, relations=1, relation_heads=heads), own, own)
+        match_layers(LossConfig(kl=0, relations=1, relation_heads=heads), sizes, sizes)
 
 
 def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online(tmp_path):
@@ -243,15 +243,15 @@ def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online
     identity = Identity("t", "t", (make_signal("relations", "causal-lm", keep, teacher.config, 0),))
     online = OnlineTeacher(teacher, loss.teacher_outputs)
     write_cache(tmp_path / "c", identity, build_samples(blocks, 0), online)
-    found = []
+    terms = []
     for signals in (online, CacheReader(tmp_path / "c", identity)):
         sizes = read_layer_sizes(teacher.config)
-        made = DistillationModule(
+        distiller = DistillationModule(
             grouped_query_decoder(2), loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes
         )
-        found.append(made.compute_terms(batch))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-4)
-    assert found[0]["relations"] > 0
+        terms.append(distiller.compute_terms(batch))
+    torch.testing.assert_close(terms[1], terms[0], rtol=1e-2, atol=1e-4)
+    assert terms[0]["relations"] > 0
 
 
 def test_the_docs_name_every_divergence():

@@ -27,10 +27,10 @@ def module(loss: LossConfig) -> DistillationModule:
     return DistillationModule(student, loss=loss, train=TRAIN, signals=signals, teacher_sizes=BERT_SIZES)
 
 
-def logged(made: DistillationModule, data, folder: Path, **settings) -> list[dict[str, str]]:  # noqa: F811
+def logged(distiller: DistillationModule, data, folder: Path, **settings) -> list[dict[str, str]]:  # noqa: F811
     logger = CSVLogger(folder, name="", version="log")
     lightning.seed_everything(0, verbose=False)
-    quiet_trainer(logger=logger, log_every_n_steps=1, **settings).fit(made, datamodule=data)
+    quiet_trainer(logger=logger, log_every_n_steps=1, **settings).fit(distiller, datamodule=data)
     with (folder / "log" / "metrics.csv").open() as file:
         return [row for row in csv.DictReader(file) if row.get("train/kl")]
 
@@ -95,20 +95,20 @@ def test_a_term_without_a_gradient_gets_the_factor_1():
 
 
 def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path):  # noqa: F811
-    made = module(LossConfig(kl=1, ce=1, hidden=100, balance=2))
-    rows = logged(made, data, tmp_path, max_epochs=1)
+    distiller = module(LossConfig(kl=1, ce=1, hidden=100, balance=2))
+    rows = logged(distiller, data, tmp_path, max_epochs=1)
     assert float(rows[-1]["train/hidden_weight"]) != 100
-    assert set(made.balance.factors) == {"kl", "ce", "hidden"}
-    kept: dict = {}
-    made.on_save_checkpoint(kept)
-    again = module(made.loss)
-    again.on_load_checkpoint(kept)
-    assert again.balance.factors == made.balance.factors
-    assert again.current_loss == made.current_loss
+    assert set(distiller.balance.factors) == {"kl", "ce", "hidden"}
+    checkpoint: dict = {}
+    distiller.on_save_checkpoint(checkpoint)
+    again = module(distiller.loss)
+    again.on_load_checkpoint(checkpoint)
+    assert again.balance.factors == distiller.balance.factors
+    assert again.current_loss == distiller.current_loss
 
 
 def test_weights_outside_training_are_not_scaled():
-    made = module(LossConfig(kl=1, ce=1, balance=1))
-    assert made.current_loss is made.loss
-    assert isinstance(made.student, nn.Module)
-    assert weighted_sum(made.current_loss, {"kl": torch.ones(()), "ce": torch.ones(())}) == 2
+    distiller = module(LossConfig(kl=1, ce=1, balance=1))
+    assert distiller.current_loss is distiller.loss
+    assert isinstance(distiller.student, nn.Module)
+    assert weighted_sum(distiller.current_loss, {"kl": torch.ones(()), "ce": torch.ones(())}) == 2

@@ -68,18 +68,18 @@ def test_the_rising_map_has_the_smallest_sum(layers, teacher_layers):
             each: sum(float(costs[i, t - i]) for i, t in enumerate(each))
             for each in rising_maps(layers, teacher_layers)
         }
-        found = tuple(find_increasing_map(costs))
-        assert sums[found] == pytest.approx(min(sums.values()), abs=1e-6)
+        chosen = tuple(find_increasing_map(costs))
+        assert sums[chosen] == pytest.approx(min(sums.values()), abs=1e-6)
 
 
 def test_among_equal_sums_the_lower_layers_are_chosen():
     for seed in range(50):
         costs = torch.randint(0, 3, (3, 4), generator=torch.Generator().manual_seed(seed)).float()
-        found = find_increasing_map(costs)
+        chosen = find_increasing_map(costs)
         sums = {each: sum(float(costs[i, t - i]) for i, t in enumerate(each)) for each in rising_maps(3, 6)}
         best = [each for each in sums if sums[each] == min(sums.values())]
-        assert tuple(found) in best
-        assert found[-1] == min(each[-1] for each in best)
+        assert tuple(chosen) in best
+        assert chosen[-1] == min(each[-1] for each in best)
     assert find_increasing_map(torch.zeros(3, 4)) == [0, 1, 2]
 
 
@@ -97,15 +97,15 @@ def test_two_student_layers_are_matched_to_distinct_teacher_layers_in_ascending_
 def test_distances_are_those_of_their_layer_pair_without_padding(kind):
     student_states, teacher_states = draw(2, 3, 5, 4, seed=1), draw(5, 3, 5, 4, seed=2)
     mask = (torch.arange(5) < torch.tensor([5, 3, 1])[:, None]).long()
-    found = compute_layer_distances(list(student_states), list(teacher_states), mask, HIDDEN_DISTANCES[kind])
-    assert found.shape == (2, 4)
+    distances = compute_layer_distances(list(student_states), list(teacher_states), mask, HIDDEN_DISTANCES[kind])
+    assert distances.shape == (2, 4)
     rows = mask.bool()
     for i in range(2):
         for k in range(4):
             s, t = student_states[i][rows].double(), teacher_states[i + k][rows].double()
             cosine = 1 - (s * t).sum(-1) / (s.norm(dim=-1) * t.norm(dim=-1))
             wanted = ((s - t) ** 2).mean() if kind == "mse" else cosine.mean()
-            assert float(found[i, k]) == pytest.approx(float(wanted), rel=1e-5)
+            assert float(distances[i, k]) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_the_dynamic_map_considers_every_pair_that_a_rising_map_can_contain():
@@ -151,9 +151,9 @@ def fixed_map_loss(kind: str, pairs: Sequence[tuple[int, int]]) -> LossConfig:
     return LossConfig(kl=0, hidden=1, hidden_kind=kind, layer_map=",".join(f"{s}:{t}" for s, t in pairs))
 
 
-def hidden_term_gradients(made: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-    value = made.compute_terms(batch)["hidden"]
-    grads = torch.autograd.grad(value, list(made.parameters()), allow_unused=True)
+def hidden_term_gradients(distiller: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+    value = distiller.compute_terms(batch)["hidden"]
+    grads = torch.autograd.grad(value, list(distiller.parameters()), allow_unused=True)
     return value.detach(), [torch.zeros(()) if grad is None else grad for grad in grads]
 
 
@@ -161,14 +161,14 @@ def hidden_term_gradients(made: DistillationModule, batch: dict[str, Tensor]) ->
 @pytest.mark.parametrize("spec", ["layers=2,hidden=16", "layers=1", "layers=3"])
 def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind, spec, rows):
     batch = rows.collate(range(8), 0)
-    made = module(LossConfig(kl=0, hidden=1, hidden_kind=kind, layer_map="dynamic"), spec=spec)
-    value, grads = hidden_term_gradients(made, batch)
+    distiller = module(LossConfig(kl=0, hidden=1, hidden_kind=kind, layer_map="dynamic"), spec=spec)
+    value, grads = hidden_term_gradients(distiller, batch)
     others = {}
-    for each in rising_maps(made.student.config.num_hidden_layers, LAYERS):
+    for each in rising_maps(distiller.student.config.num_hidden_layers, LAYERS):
         pairs = ((0, 0), *((s + 1, t + 1) for s, t in enumerate(each)))
         others[pairs] = hidden_term_gradients(module(fixed_map_loss(kind, pairs), spec=spec), batch)
     assert all(value <= other * (1 + 1e-6) for other, _ in others.values())
-    expected_value, expected = others[tuple(made.layer_terms.layer_matches)]
+    expected_value, expected = others[tuple(distiller.layer_terms.layer_matches)]
     assert value == expected_value
     assert all(torch.equal(g, e) for g, e in zip(grads, expected, strict=True))
     assert sum(not torch.equal(value, other) for other, _ in others.values()) == len(others) - 1
@@ -176,9 +176,9 @@ def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind,
 
 def test_a_copied_layer_is_matched_to_the_teacher_layer_it_came_from(rows):
     """The student is built of the teacher's layers 0 and 1, so its hidden states are the teacher's 0, 1 and 2."""
-    made = module(LossConfig(kl=0, hidden=1, layer_map="dynamic"), spec="layers=0,1")
-    assert made.compute_terms(rows.collate(range(8), 0))["hidden"] < 1e-10
-    assert made.layer_terms.layer_matches == [(0, 0), (1, 1), (2, 2)]
+    distiller = module(LossConfig(kl=0, hidden=1, layer_map="dynamic"), spec="layers=0,1")
+    assert distiller.compute_terms(rows.collate(range(8), 0))["hidden"] < 1e-10
+    assert distiller.layer_terms.layer_matches == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_narrow_student_has_one_projection_per_layer_and_one_for_the_embeddings():
@@ -190,12 +190,12 @@ LEARNED = LossConfig(kl=0, hidden=1, layer_map="learned")
 
 @pytest.mark.parametrize("spec", ["layers=2,hidden=16", "layers=1"])
 def test_a_learned_map_targets_weighted_means_of_teacher_layers_and_trains_the_weights(spec, rows):
-    batch, made = rows.collate(range(8), 0), module(LEARNED, spec=spec)
-    layers = made.student.config.num_hidden_layers
+    batch, distiller = rows.collate(range(8), 0), module(LEARNED, spec=spec)
+    layers = distiller.student.config.num_hidden_layers
     with torch.no_grad():
-        student_states = made.student(**select_inputs(batch), output_hidden_states=True).hidden_states
+        student_states = distiller.student(**select_inputs(batch), output_hidden_states=True).hidden_states
         teacher_states = build_model("bert")(**select_inputs(batch), output_hidden_states=True).hidden_states
-        shares = [mix.double().softmax(0) for mix in made.layer_terms.mixture_logits]
+        shares = [mix.double().softmax(0) for mix in distiller.layer_terms.mixture_logits]
         targets = [
             teacher_states[0],
             *(sum(s * h for s, h in zip(share, teacher_states[1:], strict=True)) for share in shares),
@@ -203,30 +203,30 @@ def test_a_learned_map_targets_weighted_means_of_teacher_layers_and_trains_the_w
         mask = batch["attention_mask"].bool()
         distances = [
             (project(each) - target)[mask].square().mean()
-            for project, each, target in zip(made.layer_terms.projections, student_states, targets, strict=True)
+            for project, each, target in zip(distiller.layer_terms.projections, student_states, targets, strict=True)
         ]
-    value = made.compute_terms(batch)["hidden"]
+    value = distiller.compute_terms(batch)["hidden"]
     torch.testing.assert_close(value.double(), torch.stack(distances).mean().double(), rtol=1e-5, atol=1e-6)
-    middles = [t for _, t in made.layer_terms.layer_matches]
+    middles = [t for _, t in distiller.layer_terms.layer_matches]
     assert middles == sorted(middles)
-    assert len(made.layer_terms.mixture_logits) == layers
+    assert len(distiller.layer_terms.mixture_logits) == layers
     value.backward()
-    assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in made.layer_terms.mixture_logits)
+    assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in distiller.layer_terms.mixture_logits)
 
 
 @pytest.mark.slow
 def test_a_learned_map_finds_the_teacher_layers_that_the_student_was_built_from(rows):
     """The student has the teacher's layers 0 and 1, so a map trained by itself moves from layers 2 and 4 to 1 and 2."""
-    made = module(LEARNED, spec="layers=0,1")
+    distiller = module(LEARNED, spec="layers=0,1")
     batch, optimizer = (
         rows.collate(range(24), 0),
-        torch.optim.Adam(made.layer_terms.mixture_logits.parameters(), lr=0.1),
+        torch.optim.Adam(distiller.layer_terms.mixture_logits.parameters(), lr=0.1),
     )
     for _ in range(300):
         optimizer.zero_grad()
-        made.compute_terms(batch)["hidden"].backward()
+        distiller.compute_terms(batch)["hidden"].backward()
         optimizer.step()
-    assert [share.softmax(0).argmax().item() + 1 for share in made.layer_terms.mixture_logits] == [1, 2]
+    assert [share.softmax(0).argmax().item() + 1 for share in distiller.layer_terms.mixture_logits] == [1, 2]
 
 
 def cached(rows: Encoded, folder: Path, layers: tuple[int, ...] = tuple(range(LAYERS + 1))) -> CacheReader:
@@ -241,8 +241,8 @@ def test_an_8_bit_cache_matches_the_same_layers_as_the_teacher_in_memory(rows, t
     expected, found = online.compute_terms(batch), offline.compute_terms(batch)
     assert offline.layer_terms.layer_matches == online.layer_terms.layer_matches
     torch.testing.assert_close(found["hidden"], expected["hidden"], rtol=2e-3, atol=1e-4)
-    carried = module(DYNAMIC, reader)
-    assert torch.equal(carried.compute_terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
+    with_batch_signals = module(DYNAMIC, reader)
+    assert torch.equal(with_batch_signals.compute_terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
 
 
 def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
@@ -253,17 +253,20 @@ def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
 def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(rows, word_tokenizer, tmp_path):
     texts = [text for text, _ in make_rows(24, 3)]
     student = build_student(build_model("bert"), "layers=2")
-    left = choose_tokens(word_tokenizer, count_tokens(word_tokenizer, texts), coverage=1.0, unseen=1.0)
-    small, own_tokenizer = prune_vocabulary(student, word_tokenizer, left)
-    own = encode_samples(own_tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
+    token_ids = choose_tokens(word_tokenizer, count_tokens(word_tokenizer, texts), coverage=1.0, unseen=1.0)
+    small, pruned_tokenizer = prune_vocabulary(student, word_tokenizer, token_ids)
+    pruned_rows = encode_samples(pruned_tokenizer, Examples(texts, None, [i % 5 for i in range(24)]), 32)
     reader = cached(rows, tmp_path / "c")
     whole, cut = (
         module(DYNAMIC, reader, spec="layers=2"),
-        module(DYNAMIC, TranslatedSignals(reader, left), spec="layers=2"),
+        module(DYNAMIC, TranslatedSignals(reader, token_ids), spec="layers=2"),
     )
-    assert len(left) < len(VOCABULARY)
+    assert len(token_ids) < len(VOCABULARY)
     cut.student = small
-    expected, found = whole.compute_terms(rows.collate(range(8), 0)), cut.compute_terms(own.collate(range(8), 0))
+    expected, found = (
+        whole.compute_terms(rows.collate(range(8), 0)),
+        cut.compute_terms(pruned_rows.collate(range(8), 0)),
+    )
     assert cut.layer_terms.layer_matches == whole.layer_terms.layer_matches
     torch.testing.assert_close(found["hidden"], expected["hidden"])
 
@@ -277,15 +280,15 @@ def train_epoch(word_tokenizer: BertTokenizerFast, folder: Path) -> tuple[dict[s
     """Returns the weights after an epoch of 5 batches, two per step, and the rows of the log."""
     splits = Splits(LABELS, examples(40, 1), examples(10, 2), examples(10, 3), Examples([], None), {})
     data = TextDataModule(splits, word_tokenizer, batch_size=8, max_length=32)
-    made = module(DYNAMIC)
+    distiller = module(DYNAMIC)
     logger = lightning.pytorch.loggers.CSVLogger(folder, name="", version="0")
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     lightning.seed_everything(3, verbose=False)
     lightning.Trainer(
         accelerator="cpu", max_epochs=1, logger=logger, log_every_n_steps=1, accumulate_grad_batches=2, **quiet
-    ).fit(made, datamodule=data)  # type: ignore[arg-type]
+    ).fit(distiller, datamodule=data)  # type: ignore[arg-type]
     with (folder / "0/metrics.csv").open() as file:
-        return {k: v.clone() for k, v in made.state_dict().items()}, list(csv.DictReader(file))
+        return {k: v.clone() for k, v in distiller.state_dict().items()}, list(csv.DictReader(file))
 
 
 def test_training_matches_reproducibly_and_logs_the_matched_layers(word_tokenizer, tmp_path):
@@ -303,13 +306,13 @@ def test_training_matches_reproducibly_and_logs_the_matched_layers(word_tokenize
 
 def test_the_distances_of_a_process_are_weighted_by_its_tokens(rows):
     """The mean over two processes with 3 and 2 texts of a batch equals the distances over the whole batch."""
-    batch, seen = rows.collate(range(5), 0), []
-    for own in (batch, shard_batch(batch, 0, 2), shard_batch(batch, 1, 2)):
-        made = module(DYNAMIC)
-        strategy = SimpleNamespace(reduce=lambda values, reduce_op: seen.append(values) or values)
-        made._trainer = SimpleNamespace(world_size=2, strategy=strategy)
-        made.compute_terms(own)
-    whole, first, second = seen
+    batch, reduced = rows.collate(range(5), 0), []
+    for part in (batch, shard_batch(batch, 0, 2), shard_batch(batch, 1, 2)):
+        distiller = module(DYNAMIC)
+        strategy = SimpleNamespace(reduce=lambda values, reduce_op: reduced.append(values) or values)
+        distiller._trainer = SimpleNamespace(world_size=2, strategy=strategy)
+        distiller.compute_terms(part)
+    whole, first, second = reduced
     torch.testing.assert_close((first + second) / 2, whole)
     assert not torch.allclose(first, second, rtol=0.05)
 
@@ -326,8 +329,8 @@ def with_similar_layers(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def matched_in(place: Path) -> list[tuple[str, str]]:
-    (log,) = place.glob("logs/attempt-0/metrics.csv")
+def matched_in(folder: Path) -> list[tuple[str, str]]:
+    (log,) = folder.glob("logs/attempt-0/metrics.csv")
     with log.open() as file:
         return [(r["train/matched_1"], r["train/matched_2"]) for r in csv.DictReader(file) if r["train/matched_1"]]
 
@@ -340,7 +343,7 @@ def test_two_processes_match_the_same_layers_as_one(tmp_path, word_tokenizer):
     one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=teacher_folder) for name in ("one", "two"))
     alone = train(0, 1, one, "replicated")
     both = run_ranks(train, 2, 2, two, "replicated", limit=120)
-    assert matched_in(two.place) == matched_in(one.place)
+    assert matched_in(two.folder) == matched_in(one.folder)
     for each in both:
         for name, weight in alone["weights"].items():
             torch.testing.assert_close(each["weights"][name], weight, rtol=0, atol=1e-5, msg=name)
@@ -361,8 +364,8 @@ def test_two_processes_match_the_same_layers_as_one(tmp_path, word_tokenizer):
     ],
 )
 def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
-    kept = choose_loss_signals(loss, LayerSizes(6, 32, 4), LayerSizes(3, 32, 4), pruned=pruned)
-    assert kept.layers == layers if layers else kept.signals == "logits"
+    keep = choose_loss_signals(loss, LayerSizes(6, 32, 4), LayerSizes(3, 32, 4), pruned=pruned)
+    assert keep.layers == layers if layers else keep.signals == "logits"
 
 
 @pytest.mark.slow

@@ -89,40 +89,40 @@ def test_a_batch_in_one_part_is_the_batch_itself(batch):
 class Memory:
     """Fails the passes of more rows than fit, in the forward or the backward pass."""
 
-    def __init__(self, module: DistillationModule, most: int, where: str):
-        self.module, self.most, self.where, self.rows = module, most, where, 0
+    def __init__(self, module: DistillationModule, max_rows: int, stage: str):
+        self.module, self.max_rows, self.stage, self.rows = module, max_rows, stage, 0
 
     def compute(self, batch: dict) -> Any:
         self.rows = len(batch["attention_mask"])
-        if self.where == "forward":
+        if self.stage == "forward":
             self.check()
         return self.module.compute_loss(batch)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
-        if self.where == "backward":
+        if self.stage == "backward":
             self.check()
 
     def check(self) -> None:
-        if self.rows > self.most:
+        if self.rows > self.max_rows:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory")
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_batch_that_does_not_fit_is_trained_in_parts_with_the_same_gradients(where, batch):
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_a_batch_that_does_not_fit_is_trained_in_parts_with_the_same_gradients(stage, batch):
     module = DistillationModule(build_model("bert"), loss=LossConfig(kl=0, ce=1), train=TRAIN)
     _, expected = run_parts(module, batch, 1)
     module.zero_grad(set_to_none=True)
     earlier = next(module.student.parameters())
     earlier.grad = torch.ones_like(earlier)  # of an earlier batch of the same step
-    memory, micro, reported = Memory(module, 2, where), MicroBatches(), []
+    memory, micro, reported = Memory(module, 2, stage), MicroBatches(), []
     micro.run(batch, memory.compute, memory.backward, module.parameters(), reported.append, leave_whole)
     assert reported == [2, 4]
     for name, parameter in module.named_parameters():
         wanted = expected.get(name, torch.zeros_like(parameter)) + (1.0 if parameter is earlier else 0.0)
         if parameter.grad is not None:
             torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
-    memory.most = 100
+    memory.max_rows = 100
     micro.run(batch, memory.compute, memory.backward, module.parameters(), pytest.fail, leave_whole)
 
 

@@ -119,19 +119,19 @@ def test_an_online_teacher_is_neither_trained_nor_saved_with_the_module(data, tm
     module = distilled(ALL)
     teacher = module.signals.model
     before = copy_state(teacher)
-    theirs = {id(p) for p in teacher.parameters()}
+    teacher_ids = {id(p) for p in teacher.parameters()}
     trainer = quiet_trainer()
 
-    def look(seen: DistillationModule) -> tuple[bool, bool, bool]:
+    def look(distiller: DistillationModule) -> tuple[bool, bool, bool]:
         quiet = all(not m.training for m in teacher.modules())
-        return seen.student.training, quiet, all(p.grad is None for p in teacher.parameters())
+        return distiller.student.training, quiet, all(p.grad is None for p in teacher.parameters())
 
     watch = Watch(look)
     trainer.callbacks.append(watch)
     trainer.fit(module, datamodule=data)
     assert watch.seen == [(True, True, True)] * 5
-    assert not theirs & {id(p) for p in module.parameters()}
-    assert not theirs & {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    assert not teacher_ids & {id(p) for p in module.parameters()}
+    assert not teacher_ids & {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
     assert all(name.startswith(("student.", "layer_terms.")) for name in module.state_dict())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -154,7 +154,7 @@ def tensors(saved: Any) -> list[Tensor]:
 
 def test_cached_and_online_signals_give_the_same_loss_and_gradients(batch, tmp_path):
     online = distilled(replace(KL, ce=0.5))
-    answers = online.signals(batch)["logits"]
+    teacher_logits = online.signals(batch)["logits"]
     identity = Identity("teacher", "tokenizer", (Dense(width=len(LABELS)),))
     lengths = batch["attention_mask"].sum(1).numpy()
     samples = Samples(sample_keys(batch), lengths, lambda rows: {k: v[list(rows)] for k, v in batch.items()})
@@ -163,7 +163,7 @@ def test_cached_and_online_signals_give_the_same_loss_and_gradients(batch, tmp_p
         tmp_path / "cache",
         identity,
         samples,
-        lambda part: {"logits": answers[[row_of[key] for key in sample_keys(part)]]},
+        lambda part: {"logits": teacher_logits[[row_of[key] for key in sample_keys(part)]]},
     )
     reader = CacheReader(tmp_path / "cache", identity)
     assert len(reader) == len(set(sample_keys(batch))) == 8
@@ -176,7 +176,7 @@ def test_cached_and_online_signals_give_the_same_loss_and_gradients(batch, tmp_p
     # In another order and with more padding the teacher's logits change by rounding, the cached ones not at all.
     rows = torch.tensor([5, 0, 7, 2])
     other = {name: F.pad(value[rows], (0, 3)) if value.dim() == 2 else value[rows] for name, value in batch.items()}
-    assert torch.equal(reader(other)["logits"], answers[rows])
+    assert torch.equal(reader(other)["logits"], teacher_logits[rows])
     torch.testing.assert_close(gradients(cached, other), gradients(online, other), rtol=1e-4, atol=1e-5)
 
 
@@ -226,7 +226,9 @@ def test_frozen_word_embeddings_stay_fixed_while_all_other_weights_train(data):
 
 def test_the_configured_dropout_applies_in_training_and_is_not_saved_with_the_student(data, tmp_path):
     module = distilled(KL, replace(TRAIN, dropout=0.25))
-    rates = Watch(lambda seen: {m.p for m in seen.student.modules() if isinstance(m, nn.Dropout) and m.training})
+    rates = Watch(
+        lambda distiller: {m.p for m in distiller.student.modules() if isinstance(m, nn.Dropout) and m.training}
+    )
     quiet_trainer(callbacks=[rates]).fit(module, datamodule=data)
     assert rates.seen == [{0.25}] * 5
     module.student.save_pretrained(tmp_path)
@@ -251,15 +253,15 @@ def test_two_accumulated_batches_of_four_give_the_gradients_of_one_batch_of_eigh
     texts = [" ".join(text.split()[:4]) for text, _ in make_rows(8, 4)]
     rows = encode_samples(tokenizer, Examples(texts, None, [i % 5 for i in range(8)]), 32)
     assert len(set(rows.lengths)) == 1
-    seen = []
+    step_gradients = []
     for batches, accumulate in (([range(8)], 1), ([range(4), range(4, 8)], 2)):
         module = DistillationModule(build_model("bert"), loss=CE, train=TRAIN)
         watch = Watch(lambda m: {name: p.grad.clone() for name, p in m.named_parameters()})
         trainer = quiet_trainer(accumulate_grad_batches=accumulate, callbacks=[watch])
         trainer.fit(module, DataLoader([rows.collate(batch, 0) for batch in batches], batch_size=None))
         assert trainer.global_step == 1
-        seen += watch.seen
-    whole, halves = seen
+        step_gradients += watch.seen
+    whole, halves = step_gradients
     assert max(value.abs().max() for value in whole.values()) > 0.01
     torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
 
@@ -306,7 +308,7 @@ def test_a_training_that_ends_by_an_error_restores_attention_and_layers(data):
 
 
 @pytest.mark.parametrize(
-    ("loss", "place", "named"),
+    ("loss", "parameter", "named"),
     [
         (KL, "classifier.bias", "logits"),
         (LossConfig(kl=0, ce=1, hidden=1), "bert.encoder.layer.3.output.dense.bias", "hidden states of layer 4"),
@@ -314,9 +316,11 @@ def test_a_training_that_ends_by_an_error_restores_attention_and_layers(data):
     ],
 )
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_teacher_with_non_finite_signals_stops_training_before_the_student_changes(loss, place, named, poison, data):
+def test_a_teacher_with_non_finite_signals_stops_training_before_the_student_changes(
+    loss, parameter, named, poison, data
+):
     module = distilled(loss)
-    module.signals.model.get_parameter(place).data[0] = poison
+    module.signals.model.get_parameter(parameter).data[0] = poison
     before = copy_state(module)
     with pytest.raises(InputError, match=f"teacher: expected finite {named}.* found .* rows with NaN or infinity"):
         quiet_trainer(log_every_n_steps=50).fit(module, datamodule=data)
@@ -325,11 +329,11 @@ def test_a_teacher_with_non_finite_signals_stops_training_before_the_student_cha
 
 def test_non_finite_teacher_states_at_padding_do_not_affect_the_terms(batch):
     module = distilled(LossConfig(kl=1, hidden=1))
-    answer, padding = module.signals, batch["attention_mask"] == 0
+    teacher, padding = module.signals, batch["attention_mask"] == 0
 
     def poisoned(batch: dict[str, Tensor]) -> dict[str, Any]:
-        found = answer(batch)
-        return found | {"hidden": [each.masked_fill(padding[..., None], torch.nan) for each in found["hidden"]]}
+        signals = teacher(batch)
+        return signals | {"hidden": [each.masked_fill(padding[..., None], torch.nan) for each in signals["hidden"]]}
 
     module.signals = poisoned
     assert all(value.isfinite() for value in module.compute_terms(batch).values())

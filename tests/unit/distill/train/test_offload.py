@@ -37,8 +37,8 @@ def compute(
     else:
         with offload.offload([*model.parameters(), *model.buffers()], batch):
             loss = model(**batch).last_hidden_state.square().mean()
-    for left in reversed(range(passes)):
-        loss.backward(retain_graph=left > 0)
+    for remaining in reversed(range(passes)):
+        loss.backward(retain_graph=remaining > 0)
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -156,13 +156,13 @@ def test_parameters_their_views_the_batch_and_small_tensors_stay(tmp_path, monke
     with offload.offload([*layer.parameters(), *frozen.parameters()], batch):
         hidden = frozen(layer(batch["x"]).relu())
         (hidden * batch["signals"][0][1:2]).sum(1).square().sum().backward()
-    own = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *frozen.parameters())}
-    own |= {batch["x"].data_ptr(), batch["signals"][0].data_ptr()}
-    kept = {each.untyped_storage().data_ptr() for each in watch.kept}
-    assert kept >= {batch["x"].data_ptr(), frozen.weight.data_ptr(), batch["signals"][0].data_ptr()}
-    assert not {address for _, address in watch.moved} & own
-    assert all(each.untyped_storage().nbytes() < 4 << 10 for each in watch.kept if each.data_ptr() not in own
-               and each.untyped_storage().data_ptr() not in own)  # fmt: skip
+    fixed_storages = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *frozen.parameters())}
+    fixed_storages |= {batch["x"].data_ptr(), batch["signals"][0].data_ptr()}
+    kept_storages = {each.untyped_storage().data_ptr() for each in watch.kept}
+    assert kept_storages >= {batch["x"].data_ptr(), frozen.weight.data_ptr(), batch["signals"][0].data_ptr()}
+    assert not {address for _, address in watch.moved} & fixed_storages
+    assert all(each.untyped_storage().nbytes() < 4 << 10 for each in watch.kept if each.data_ptr() not in fixed_storages
+               and each.untyped_storage().data_ptr() not in fixed_storages)  # fmt: skip
     assert watch.moved
 
 

@@ -75,16 +75,16 @@ def expected_kl(
 
 def test_positions_cover_the_generated_tokens_up_to_the_end_but_not_the_prompt():
     student, policy = decoder(), OnPolicy(ON_POLICY, 3)
-    made = policy.build_batch(student, 4, batch_of(10))
+    generated = policy.build_batch(student, 4, batch_of(10))
     new = generate(student, list(batch_of(10)["input_ids"][:, :3]), new_tokens=7, seed=policy.draw_seed(4))
     assert new.lengths.min() < new.lengths.max() == 7
     for i, length in enumerate(new.lengths.tolist()):
-        assert made["attention_mask"][i].sum() == 3 + length
-        assert torch.equal(made["input_ids"][i, :3], batch_of(10)["input_ids"][i, :3])
-        places = made["positions"][i].nonzero()[:, 0]
-        assert torch.equal(made["input_ids"][i, places + 1], new.ids[i, :length])
+        assert generated["attention_mask"][i].sum() == 3 + length
+        assert torch.equal(generated["input_ids"][i, :3], batch_of(10)["input_ids"][i, :3])
+        places = generated["positions"][i].nonzero()[:, 0]
+        assert torch.equal(generated["input_ids"][i, places + 1], new.ids[i, :length])
         assert len(places) == length
-    assert (made["labels"] == IGNORED).all()
+    assert (generated["labels"] == IGNORED).all()
 
 
 def test_the_loss_is_the_reverse_kl_over_the_sequences_that_the_student_generated():
@@ -107,24 +107,26 @@ def test_the_gradient_is_that_of_the_loss_on_the_generated_sequences_as_fixed_da
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         torch.manual_seed(1)
         module.training_step(batch_of(), 0).backward()
-    found = {name: each.grad.clone() for name, each in student.named_parameters()}
+    gradients = {name: each.grad.clone() for name, each in student.named_parameters()}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        made = module.on_policy.build_batch(student, 0, batch_of())
+        generated = module.on_policy.build_batch(student, 0, batch_of())
     student.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         torch.manual_seed(1)
-        logits = student(input_ids=made["input_ids"], attention_mask=made["attention_mask"]).logits
-        teacher = decoder(seed=1)(input_ids=made["input_ids"], attention_mask=made["attention_mask"]).logits.detach()
-        reverse_kl(logits[made["positions"]], teacher[made["positions"]]).backward()
-    assert any(each.abs().max() > 0 for each in found.values())
+        logits = student(input_ids=generated["input_ids"], attention_mask=generated["attention_mask"]).logits
+        teacher = decoder(seed=1)(
+            input_ids=generated["input_ids"], attention_mask=generated["attention_mask"]
+        ).logits.detach()
+        reverse_kl(logits[generated["positions"]], teacher[generated["positions"]]).backward()
+    assert any(each.abs().max() > 0 for each in gradients.values())
     for name, each in student.named_parameters():
-        assert torch.equal(found[name], each.grad), name
+        assert torch.equal(gradients[name], each.grad), name
     assert student.training
 
 
 def test_the_configured_share_of_steps_is_on_policy_and_reproducible_from_the_seed():
-    own, n = OnPolicy(replace(ON_POLICY, share=0.3), 7), 4000
-    drawn = [own.draw_seed(step) for step in range(n)]
+    policy, n = OnPolicy(replace(ON_POLICY, share=0.3), 7), 4000
+    drawn = [policy.draw_seed(step) for step in range(n)]
     count = sum(each is not None for each in drawn)
     assert abs(count - 0.3 * n) < 5 * (0.3 * 0.7 * n) ** 0.5
     assert len(set(drawn)) == count + 1
@@ -143,11 +145,13 @@ def test_a_prompt_ends_where_the_answer_begins_and_leaves_a_texts_last_token():
     for each in (batch, by_labels, unlabelled):
         # If the first token is already requested, as in plain text, the prompt has three tokens.
         assert [ids[:n].tolist() for ids, n in extract_prompts(each, 3)] == [[5, 6, 7, 8], [9, 12, 13]]
-    left = {
+    left_padded = {
         name: value.flip(1) for name, value in LanguageBlocks([np.array([7, 6, 5, 4])] * 2).collate([0, 1], 0).items()
     }
-    left = {name: torch.cat([torch.zeros(2, 2, dtype=torch.int64), value], 1) for name, value in left.items()}
-    assert [ids[:n].tolist() for ids, n in extract_prompts(left | {"labels": left["input_ids"]}, 9)] == [
+    left_padded = {
+        name: torch.cat([torch.zeros(2, 2, dtype=torch.int64), value], 1) for name, value in left_padded.items()
+    }
+    assert [ids[:n].tolist() for ids, n in extract_prompts(left_padded | {"labels": left_padded["input_ids"]}, 9)] == [
         [4, 5, 6]
     ] * 2, "the last token is left to be generated, or the continuation comes after the end of a text"
 
@@ -155,9 +159,9 @@ def test_a_prompt_ends_where_the_answer_begins_and_leaves_a_texts_last_token():
 def test_a_long_prompt_is_truncated_from_the_left_to_fit_the_positions():
     student = decoder("GPT2", n_positions=12)
     rows = Sequences([np.arange(3, 13)], [np.array([20, 21])])
-    made = OnPolicy(ON_POLICY).build_batch(student, 0, rows.collate([0], 0))
-    assert made["input_ids"].shape[1] <= 12
-    assert made["input_ids"][0, :5].tolist() == [8, 9, 10, 11, 12]  # the end of the prompt
+    generated = OnPolicy(ON_POLICY).build_batch(student, 0, rows.collate([0], 0))
+    assert generated["input_ids"].shape[1] <= 12
+    assert generated["input_ids"][0, :5].tolist() == [8, 9, 10, 11, 12]  # the end of the prompt
 
 
 def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
@@ -165,25 +169,25 @@ def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
     batch, whole = batch_of(7), decoder().train()
     module_of(whole).training_step(batch, 0).backward()
     parts = [shard_batch(batch, rank, 8) for rank in range(8)]  # one of them has no row
-    made = [
+    batches = [
         OnPolicy(ON_POLICY, 3).build_batch(whole, 0, {n: v for n, v in each.items() if n != "shares"}) for each in parts
     ]
-    written = torch.tensor([int(each["positions"].sum()) for each in made[:7]] + [0])
-    assert len(set(written.tolist())) > 2
-    total, kept = [torch.zeros_like(each) for each in whole.parameters()], []
+    token_counts = torch.tensor([int(each["positions"].sum()) for each in batches[:7]] + [0])
+    assert len(set(token_counts.tolist())) > 2
+    total, local_counts = [torch.zeros_like(each) for each in whole.parameters()], []
     for part in parts:
         student = decoder().train()
         module = module_of(student)
 
         def mean(values: Tensor) -> Tensor:
-            kept.append(float(values[0]))
-            tokens = torch.tensor([int(each["attention_mask"].sum()) for each in made[:7]]).sum() / 8
-            return torch.tensor([written.sum() / 8, 0, tokens])
+            local_counts.append(float(values[0]))
+            tokens = torch.tensor([int(each["attention_mask"].sum()) for each in batches[:7]]).sum() / 8
+            return torch.tensor([token_counts.sum() / 8, 0, tokens])
 
-        own = module.on_policy.build_batch(student, 0, part, mean)
-        module.compute_terms(own)["kl"].backward()
+        generated = module.on_policy.build_batch(student, 0, part, mean)
+        module.compute_terms(generated)["kl"].backward()
         total = [a + b.grad / 8 for a, b in zip(total, student.parameters(), strict=True)]
-    assert kept == written.tolist()
+    assert local_counts == token_counts.tolist()
     for found, expected in zip(total, whole.parameters(), strict=True):
         torch.testing.assert_close(found, expected.grad, atol=2e-5, rtol=1e-4)
 
@@ -209,12 +213,12 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumu
     expected = fit_weights(tmp_path / "undisturbed", config, train)
     real = trainers.FitProgress.on_train_batch_end
     for batch in (3, 5):
-        left = [batch]
+        remaining = [batch]
 
-        def counted(self, *args, left=left) -> None:
+        def counted(self, *args, remaining=remaining) -> None:
             real(self, *args)
-            left[0] -= 1
-            if not left[0]:
+            remaining[0] -= 1
+            if not remaining[0]:
                 raise Killed
 
         with monkeypatch.context() as patch:
@@ -251,7 +255,7 @@ def test_on_policy_training_brings_a_student_closer_to_its_teacher_on_its_own_te
     for layer in teacher.model.layers:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
-    found = {}
+    distances = {}
     for share in (0.0, 1.0):
         student = decoder(seed=2, num_hidden_layers=1).train()
         module = module_of(student, config=replace(ON_POLICY, share=share), signals=OnlineTeacher(teacher))
@@ -261,8 +265,8 @@ def test_on_policy_training_brings_a_student_closer_to_its_teacher_on_its_own_te
             optimizer.zero_grad()
             module.compute_terms(module.on_policy.build_batch(student, step, rows))["kl"].backward()
             optimizer.step()
-        found[share] = distance_on_own_texts(student.eval(), teacher)
-    assert found[1.0] < 0.8 * found[0.0]
+        distances[share] = distance_on_own_texts(student.eval(), teacher)
+    assert distances[1.0] < 0.8 * distances[0.0]
 
 
 BAD = {"share": 1.5, "new_tokens": 0, "prompt_tokens": 0, "temperature": -1.0, "top_p": 0.0}
@@ -298,10 +302,10 @@ def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
 def test_a_student_generates_within_its_teachers_vocabulary_and_positions():
     student, teacher = decoder(vocab_size=VOCABULARY_SIZE + 400), decoder("GPT2", seed=1, n_positions=12)
     module = module_of(student, signals=OnlineTeacher(teacher), config=replace(ON_POLICY, new_tokens=9))
-    made = module.on_policy.build_batch(student, 0, batch_of())
-    assert int(made["input_ids"].max()) < VOCABULARY_SIZE
-    assert made["input_ids"].shape[1] <= 12
-    assert made["positions"].sum(1).min() >= 1
+    generated = module.on_policy.build_batch(student, 0, batch_of())
+    assert int(generated["input_ids"].max()) < VOCABULARY_SIZE
+    assert generated["input_ids"].shape[1] <= 12
+    assert generated["positions"].sum(1).min() >= 1
     with pytest.raises(
         InputError, match="at most 12 together, the maximum sequence length of student and teacher, found 16"
     ):

@@ -139,9 +139,9 @@ def test_muon_orthogonalizes_matrices_of_layers_only():
 @pytest.mark.parametrize("shape", [(48, 48), (16, 80), (80, 16)])
 def test_an_orthogonalized_matrix_has_the_same_singular_vectors_and_values_of_about_one(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = orthogonalize(matrix)
+    orthogonal = orthogonalize(matrix)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    values = left.T @ found @ right.T
+    values = left.T @ orthogonal @ right.T
     assert values.diagonal().min() > 0.4
     assert values.diagonal().max() < 1.3
     assert (values - values.diagonal().diag()).abs().max() < 1e-3

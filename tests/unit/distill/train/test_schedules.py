@@ -20,12 +20,12 @@ def rates(**settings) -> list[float]:
     """Returns the learning rate of each step as a share of the peak."""
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = build_schedule(optimizer, TrainConfig(**({"warmup": 0} | settings)), STEPS)
-    found = []
+    shares = []
     for _ in range(STEPS):
-        found.append(optimizer.param_groups[0]["lr"])
+        shares.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return shares
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def rates(**settings) -> list[float]:
         ({"schedule": "plateau"}, {0: 1.0, 50: 1.0, 99: 1.0}),
     ],
 )
-def test_a_schedule_has_its_shape(settings, expected):
+def test_each_schedule_has_the_expected_rates(settings, expected):
     found = rates(**settings)
     assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "restarts", "stable", "plateau"])
 def test_every_schedule_starts_with_the_warm_up(schedule):
-    found = rates(schedule=schedule, warmup=0.1)
-    assert found[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
-    assert found[10] == 1.0
+    shares = rates(schedule=schedule, warmup=0.1)
+    assert shares[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    assert shares[10] == 1.0
 
 
 def test_a_factor_applies_from_the_next_step_on():

@@ -70,13 +70,13 @@ def list_unknown(written: object, read: object, path: str = "") -> list[str]:
     """Returns the fields that a model dropped when it read a manifest."""
     if isinstance(written, dict) and isinstance(read, dict):
         return [
-            found
+            field
             for key, value in written.items()
-            for found in ([f"{path}.{key}"] if key not in read else list_unknown(value, read[key], f"{path}.{key}"))
+            for field in ([f"{path}.{key}"] if key not in read else list_unknown(value, read[key], f"{path}.{key}"))
         ]
     if isinstance(written, list) and isinstance(read, list):
         pairs = enumerate(zip(written, read, strict=True))
-        return [found for number, pair in pairs for found in list_unknown(*pair, f"{path}[{number}]")]
+        return [field for number, pair in pairs for field in list_unknown(*pair, f"{path}[{number}]")]
     return []
 
 
@@ -115,13 +115,13 @@ def test_the_command_arrives_word_for_word(engine, tmp_path):
         "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
     }  # fmt: skip
     subprocess.run(["bash", "-c", line, "torchrun.sh", "1"], env=variables, check=True)
-    words = (tmp_path / "words").read_text().splitlines()
-    first = words.index(WORDS[3])
-    assert words[first : first + 4] == WORDS[3:]
-    assert "pipelines.distill" in words
+    arguments = (tmp_path / "words").read_text().splitlines()
+    first = arguments.index(WORDS[3])
+    assert arguments[first : first + 4] == WORDS[3:]
+    assert "pipelines.distill" in arguments
     if engine not in ("torchrun", "ray"):
-        assert {"--rank=1", "--nodes=2", "--processes=8"} <= set(words)
-        address = next(word for word in words if word.startswith("--address="))
+        assert {"--rank=1", "--nodes=2", "--processes=8"} <= set(arguments)
+        address = next(word for word in arguments if word.startswith("--address="))
         assert address == (
             "--address=stillroom-0.stillroom:29400" if engine == "kubernetes" else "--address=10.0.0.1:29400"
         )
@@ -226,7 +226,7 @@ def test_settings_that_an_engine_lacks_or_ignores_are_named(engine, changes, mes
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("command", "message"),
     [
         ([], "found none"),
         (["python", "train.py"], "found python train.py"),
@@ -235,9 +235,9 @@ def test_settings_that_an_engine_lacks_or_ignores_are_named(engine, changes, mes
         (["distill", "--devices=2"], "found --devices=2"),
     ],
 )
-def test_commands_that_nodes_cannot_share_are_refused(words, message):
+def test_commands_that_nodes_cannot_share_are_refused(command, message):
     with pytest.raises(InputError, match=message):
-        read_command(words, LaunchConfig())
+        read_command(command, LaunchConfig())
 
 
 def test_unknown_engines_are_answered_with_the_nearest():

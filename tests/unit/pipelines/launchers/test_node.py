@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[4]
 def start_node(folder: Path, code: str, *options: str, name: str = "worker") -> subprocess.Popen:
     """Starts a node whose processes run a module of their own."""
     (folder / f"{name}.py").write_text(code)
-    words = [
+    arguments = [
         sys.executable,
         "-m",
         "pipelines.launchers.node",
@@ -28,7 +28,7 @@ def start_node(folder: Path, code: str, *options: str, name: str = "worker") -> 
         *options,
     ]
     variables = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{folder}"}
-    return subprocess.Popen([*words, "--", name], env=variables, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*arguments, "--", name], env=variables, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (2, 2), (3, 1), (143, 75)])
@@ -79,9 +79,9 @@ def test_a_node_that_nobody_answers_names_the_address_and_ends(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    words = ["--nodes=2", "--rank=1", f"--address=127.0.0.1:{port}", "--timeout=3"]
+    options = ["--nodes=2", "--rank=1", f"--address=127.0.0.1:{port}", "--timeout=3"]
     start = time.monotonic()
-    node = start_node(tmp_path, "", *words)
+    node = start_node(tmp_path, "", *options)
     _, errors = node.communicate(timeout=60)
     assert node.returncode == 75, errors
     assert f"127.0.0.1:{port}: expected an answer" in errors
@@ -102,8 +102,8 @@ dist.destroy_process_group()
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    words = ["--nodes=2", f"--address=127.0.0.1:{port}", "--timeout=20"]
-    nodes = [start_node(tmp_path, code, *words, f"--rank={rank}") for rank in (0, 1)]
+    options = ["--nodes=2", f"--address=127.0.0.1:{port}", "--timeout=20"]
+    nodes = [start_node(tmp_path, code, *options, f"--rank={rank}") for rank in (0, 1)]
     errors = [node.communicate(timeout=90)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["3.0", "3.0"]

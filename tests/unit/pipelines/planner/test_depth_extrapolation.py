@@ -35,15 +35,15 @@ def trace_decoder(layers: int, layout: str, checkpointing: str) -> StepTrace:
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "dp=2,tp=2", "tp=2,fsdp=2", "zero2")),
     ],
 )
-def test_twelve_layers_are_those_of_their_own_trace(layout, checkpointing):
+def test_an_extrapolation_to_twelve_layers_equals_their_full_trace(layout, checkpointing):
     with simulate_world(4):
-        own = trace_decoder(12, layout, checkpointing)
+        traced = trace_decoder(12, layout, checkpointing)
         parsed = parse_layout(layout, 4)
-        found = extrapolate_depth(lambda layers: trace_decoder(layers, layout, checkpointing), 12, parsed).whole
-    assert found.held_bytes == pytest.approx(own.held_bytes, rel=0.01)
-    assert found.peak == pytest.approx(own.peak, rel=0.03)
-    assert found.work.flops == pytest.approx(own.work.flops, rel=0.01)
-    assert found.work.bytes_accessed == pytest.approx(own.work.bytes_accessed, rel=0.01)
-    assert found.work.sharded == pytest.approx(own.work.sharded, rel=0.01)
-    assert found.work.drawn == own.work.drawn
-    assert sum(found.sent.values()) == pytest.approx(sum(own.sent.values()), rel=0.02)
+        extrapolated = extrapolate_depth(lambda layers: trace_decoder(layers, layout, checkpointing), 12, parsed).whole
+    assert extrapolated.held_bytes == pytest.approx(traced.held_bytes, rel=0.01)
+    assert extrapolated.peak == pytest.approx(traced.peak, rel=0.03)
+    assert extrapolated.work.flops == pytest.approx(traced.work.flops, rel=0.01)
+    assert extrapolated.work.bytes_accessed == pytest.approx(traced.work.bytes_accessed, rel=0.01)
+    assert extrapolated.work.sharded == pytest.approx(traced.work.sharded, rel=0.01)
+    assert extrapolated.work.drawn == traced.work.drawn
+    assert sum(extrapolated.sent.values()) == pytest.approx(sum(traced.sent.values()), rel=0.02)

@@ -9,7 +9,7 @@ from pipelines.planner.operator_counter import WorkCounter
 
 
 @pytest.mark.parametrize(("share", "rows"), [(1.0, 12), (0.25, 3), (0.01, 1)])
-def test_masks_select_a_share_of_what_they_cover(share, rows):
+def test_a_boolean_mask_selects_the_requested_share_of_rows(share, rows):
     with FakeTensorMode(), SelectShare(share):
         mask, values = torch.ones(3, 4, dtype=torch.bool), torch.zeros(3, 4, 5)
         assert values[mask].shape == (rows, 5)
@@ -17,7 +17,7 @@ def test_masks_select_a_share_of_what_they_cover(share, rows):
         assert bool(torch.stack([values.isfinite().all()]).all())
 
 
-def test_logits_count_as_long_as_they_live():
+def test_logits_are_counted_until_they_are_freed():
     counter = WorkCounter(100)
     with FakeTensorMode(), counter:
         first = torch.zeros(4, 100)
@@ -29,7 +29,7 @@ def test_logits_count_as_long_as_they_live():
         assert counter.logits == 0
 
 
-def test_a_product_is_two_operations_for_each_term():
+def test_a_matrix_product_counts_two_operations_for_each_term():
     counter = WorkCounter()
     with FakeTensorMode(), counter:
         torch.zeros(2, 3) @ torch.zeros(3, 5)

@@ -23,7 +23,7 @@ def test_a_lone_process_only_computes():
     assert found.total == found.compute == 2
 
 
-def test_gathered_weights_hide_behind_the_computation_until_it_is_over():
+def test_gathering_weights_overlaps_with_the_computation_until_its_end():
     quick = estimate(10**12, "allgather_base", 40 * 10**9, range(4))
     assert quick.beside == pytest.approx(0.3)
     assert quick.total == 1
@@ -38,26 +38,26 @@ def test_operators_take_the_time_of_their_bytes_and_of_their_dispatch_where_rate
     assert estimate_step(trace, processor).compute == pytest.approx(1 + 0.5 + 0.1 + 0.1)
 
 
-def test_a_processor_that_sends_itself_hides_nothing():
+def test_communication_that_cannot_overlap_adds_its_whole_time():
     found = estimate(10**12, "allgather_base", 40 * 10**9, range(4), can_overlap=False)
     assert found.total == pytest.approx(1.3)
 
 
-def test_across_nodes_the_network_decides():
+def test_across_nodes_the_network_bandwidth_determines_the_time():
     near, far = (estimate(0, "reduce_scatter_base", 10**9, ranks).beside for ranks in (range(4), range(8)))
     assert near == pytest.approx(3 / 100)
     assert far == pytest.approx(7 / 10)
     assert estimate(0, "reduce_scatter_base", 10**9, range(0, 8, 4)).beside == pytest.approx(1 / 10)
 
 
-def test_sums_of_products_are_waited_for():
+def test_a_collective_that_waits_does_not_overlap():
     found = estimate(10**12, "all_reduce", 100 * 10**9, range(4), waits=True)
     assert found.waited == pytest.approx(1.5)
     assert found.total == pytest.approx(2.5)
     assert found.beside == 0
 
 
-def test_every_call_takes_time():
+def test_every_collective_call_adds_the_latency():
     collective = Collective("all_reduce", (0, 1), waits=True)
     found = estimate_step(
         StepTrace({}, 0, OperatorWork(), {collective: 0}, {collective: 100}), replace(TWO_NODES, latency=1e-3)
@@ -79,7 +79,7 @@ def test_a_pipeline_waits_for_its_ends():
     assert found.total == pytest.approx(1.75)
 
 
-def test_a_broadcast_passes_through_every_link_whole():
+def test_a_broadcast_takes_the_time_of_one_transfer_of_the_whole_tensor():
     assert estimate(0, "broadcast", 10**9, range(4)).beside == pytest.approx(1 / 100)
 
 
@@ -88,5 +88,5 @@ def test_a_reduce_scatter_of_gloo_sends_as_much_as_an_all_reduce():
     assert scattered.beside == estimate(0, "all_reduce", 4 * 10**9, range(4), can_overlap=False).beside
 
 
-def test_a_message_is_sent_once():
+def test_a_message_takes_the_time_of_one_transfer():
     assert estimate(0, "send", 10**9, range(2), waits=True).waited == pytest.approx(1 / 100)

@@ -50,7 +50,7 @@ def trace_students(workload: Workload, hardware: Hardware) -> dict[str, LayoutCa
 
 
 @pytest.mark.parametrize(
-    ("model", "trained", "found"),
+    ("model", "trained", "expected"),
     [
         (BERT, True, "replicated zero1 zero2 fsdp=4 hsdp=2x2 fsdp=2,tp=2 dp=2,tp=2 pp=2,dp=2 pp=4"),
         (BERT, False, "replicated fsdp=4 hsdp=2x2 fsdp=2,tp=2 dp=2,tp=2 pp=2,dp=2 pp=4"),
@@ -58,14 +58,14 @@ def trace_students(workload: Workload, hardware: Hardware) -> dict[str, LayoutCa
          "replicated zero1 zero2 fsdp=4 hsdp=2x2 pp=2,dp=2"),
     ],
 )  # fmt: skip
-def test_layouts_that_a_model_can_have(model, trained, found):
+def test_all_layouts_that_divide_a_model_are_listed(model, trained, expected):
     layouts = list_layouts(FOUR, model, trained=trained)
-    assert sorted(map(str, layouts)) == sorted(str(parse_layout(each, 4)) for each in found.split())
+    assert sorted(map(str, layouts)) == sorted(str(parse_layout(each, 4)) for each in expected.split())
 
 
 def test_products_are_split_within_a_node_only():
-    nodes_of_one = replace(FOUR, nodes=4, devices=1)
-    assert not any(layout.tp > 1 for layout in list_layouts(nodes_of_one, BERT, trained=True))
+    single_device_nodes = replace(FOUR, nodes=4, devices=1)
+    assert not any(layout.tp > 1 for layout in list_layouts(single_device_nodes, BERT, trained=True))
 
 
 def test_rows_are_divided_into_segments_within_a_node_only():

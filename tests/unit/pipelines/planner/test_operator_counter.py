@@ -24,7 +24,7 @@ TABLE, IDS = torch.ones(1000, 8), torch.zeros(3, dtype=torch.long)
         (lambda: VALUES @ VALUES.T, 0),  # a product, which counts by its work
     ],
 )
-def test_bytes_that_an_operator_reads_and_writes(operator, bytes_accessed):
+def test_the_bytes_that_an_operator_reads_and_writes_are_counted(operator, bytes_accessed):
     with WorkCounter() as counter:
         operator()
     assert counter.bytes_accessed == bytes_accessed
@@ -37,7 +37,7 @@ def test_dropout_draws_a_number_for_each_value():
     assert counter.bytes_accessed == 2 * 128 + 3 * 128, "the mask is scaled in place, then values are multiplied by it"
 
 
-def test_products_count_as_work():
+def test_matrix_products_are_counted_in_flops():
     with WorkCounter() as counter:
         _ = VALUES @ VALUES.T
     assert counter.flops == 2 * 4 * 8 * 4

@@ -10,10 +10,10 @@ from pipelines.planner.parallel_traces import map_in_processes
 def test_results_come_in_the_order_of_the_items_from_other_processes():
     seen: list[int] = []
     factor = 3  # the function needn't be one that can be pickled
-    found = list(map_in_processes(lambda item: (factor * item, os.getpid()), range(6), 2, seen.append))
-    assert [result for result, _ in found] == [0, 3, 6, 9, 12, 15]
+    results = list(map_in_processes(lambda item: (factor * item, os.getpid()), range(6), 2, seen.append))
+    assert [result for result, _ in results] == [0, 3, 6, 9, 12, 15]
     assert seen == list(range(6))
-    assert os.getpid() not in {process for _, process in found}
+    assert os.getpid() not in {process for _, process in results}
 
 
 def test_one_process_or_one_item_needs_no_other():

@@ -75,7 +75,7 @@ def test_all_pairs_are_written_with_their_memory(tmp_path, classifier):
 
 
 @pytest.mark.slow
-def test_little_memory_takes_another_layout(tmp_path, decoder):
+def test_with_little_memory_the_layout_with_the_lowest_peak_is_planned(tmp_path, decoder):
     options = ["--task=causal-lm", "--gpus=4", "--data.max_length=64", "--train.batch_size=4"]
     make_plan(tmp_path, decoder, *options)
     pairs = json.loads((tmp_path / "plan" / "pairs.json").read_text())
@@ -94,7 +94,7 @@ def test_a_student_that_only_fits_alone_needs_a_cache(tmp_path, decoder, capsys)
     assert "no layout of the student fits beside the teacher's weights: a cache is needed" in capsys.readouterr().out
 
 
-def test_more_bytes_than_there_are_are_refused_with_what_would_fit(tmp_path, classifier):
+def test_too_little_memory_is_refused_with_the_memory_that_the_student_needs(tmp_path, classifier):
     with pytest.raises(InputError, match="the student needs .* GB at least"):
         make_plan(tmp_path, classifier, "--gpu-memory=1001MB")
 
@@ -119,7 +119,7 @@ def test_rows_or_data_are_needed(classifier):
         ({"links": "3"}, "cluster.links"),
     ],
 )
-def test_machines_that_can_not_be(options, message):
+def test_invalid_cluster_settings_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         ClusterConfig(**options)
 
@@ -129,7 +129,7 @@ def test_rates_have_units_of_bits_or_bytes():
 
 
 @pytest.mark.slow  # starts two processes
-def test_a_processor_is_measured(tmp_path, classifier, capsys):
+def test_the_rates_of_a_processor_are_measured_for_its_plan(tmp_path, classifier, capsys):
     found = make_plan(tmp_path, classifier, "--gpu=cpu", "--gpus=2")
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("M random numbers a second", "collectives", "sharded operators"))

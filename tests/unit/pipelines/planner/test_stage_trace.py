@@ -58,11 +58,11 @@ def test_two_stages_share_the_work_and_the_states():
 
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
     with simulate_world(4):
-        one, all_of_them = (
+        one, several = (
             extrapolate_stage(Training(build, build_fake_batch), divide(4), count, 0).memory["activations"]
             for count in (1, 8)
         )
-    assert all_of_them == pytest.approx(4 * one, rel=0.2)  # one of them is in its backward pass
+    assert several == pytest.approx(4 * one, rel=0.2)  # one of them is in its backward pass
 
 
 def test_stages_wait_for_the_ends_of_the_pipeline_and_send_hidden_states():
@@ -106,7 +106,7 @@ def test_a_stage_between_the_ends_counts_where_the_first_has_little_but_embeddin
 
 
 @pytest.mark.slow
-def test_a_frozen_stage_drops_nothing():
+def test_a_frozen_stage_draws_no_dropout():
     def build_classifier() -> BertForSequenceClassification:
         return BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4))
 
@@ -137,7 +137,7 @@ def test_no_stage_is_traced_after_one_that_does_not_fit(monkeypatch):
 
 
 @pytest.mark.slow
-def test_checkpointing_and_frozen_models():
+def test_checkpointed_and_frozen_stages_hold_less_than_trained_ones():
     with simulate_world(2):
         plain, full = (
             trace_stages(Training(build, build_fake_batch, train=TrainConfig(checkpointing=mode)), Layout(pp=2), 4)
@@ -152,11 +152,11 @@ def test_checkpointing_and_frozen_models():
 
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("checkpointing", ["none", pytest.param("full", marks=pytest.mark.slow)])
-def test_a_stage_of_four_layers_is_that_of_its_own_trace(index, checkpointing):
+def test_an_extrapolated_stage_equals_its_full_trace(index, checkpointing):
     training = Training(build, build_fake_batch, train=TrainConfig(checkpointing=checkpointing))
     with simulate_world(2):
-        found = extrapolate_stage(training, divide(2), 4, index)
-        own = trace_stage(training, divide(2), 4, index, 4)
-    assert found.held_bytes == own.held_bytes
-    assert found.work.flops == pytest.approx(own.work.flops, rel=1e-6)
-    assert found.peak == pytest.approx(own.peak, rel=0.03)
+        extrapolated = extrapolate_stage(training, divide(2), 4, index)
+        traced = trace_stage(training, divide(2), 4, index, 4)
+    assert extrapolated.held_bytes == traced.held_bytes
+    assert extrapolated.work.flops == pytest.approx(traced.work.flops, rel=1e-6)
+    assert extrapolated.peak == pytest.approx(traced.peak, rel=0.03)

@@ -34,7 +34,7 @@ def trace(layout: str, processes: int, **train: object) -> StepTrace:
         )
 
 
-def ask(layout: str, processes: int) -> StepTrace:
+def trace_frozen(layout: str, processes: int) -> StepTrace:
     with simulate_world(processes):
         return trace_query(Query(build, build_fake_batch), parse_layout(layout, processes))
 
@@ -101,8 +101,8 @@ def test_gloo_copies_what_it_scatters():
         counter = WorkCounter()
         tracker = StepTracker(counter, copies=copies)
         with simulate_world(4), FakeTensorMode(), counter, tracker:
-            gradients, own = torch.zeros(4000), torch.zeros(1000)
-            dist.reduce_scatter_tensor(own, gradients)
+            gradients, shard = torch.zeros(4000), torch.zeros(1000)
+            dist.reduce_scatter_tensor(shard, gradients)
             torch.zeros(1)
         peaks.append(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
     assert peaks == [20004, 36000]
@@ -125,7 +125,7 @@ def test_replicas_keep_all_gradients_and_sum_them(layout, parameters):
 
 
 def test_a_frozen_model_has_weights_and_the_activations_of_a_layer(parameters):
-    found, sharded = ask("replicated", 1), ask("fsdp=4", 4)
+    found, sharded = trace_frozen("replicated", 1), trace_frozen("fsdp=4", 4)
     assert found.held_bytes == pytest.approx(4 * parameters, rel=0.02)
     assert found.memory.get("gradients", 0) == found.memory.get("optimizer", 0) == 0
     assert found.peak < trace("replicated", 1).peak / 3
@@ -155,7 +155,7 @@ def test_weights_of_any_size_are_traced_without_memory():
 
 
 @pytest.mark.parametrize("measured", [("none", 11_789_825_536), ("full", 3_093_456_896)], ids=lambda each: each[0])
-def test_a_step_takes_the_memory_that_was_measured_on_a_gpu(measured):
+def test_the_predicted_peak_is_the_one_measured_on_a_gpu(measured):
     """Of BERT-base with its dropout, in bytes of torch's allocator on an H100: docs/benchmarks/gpu.md, 2026-11-27."""
     (checkpointing, expected), (rows, length) = measured, (64, 256)
 

@@ -22,14 +22,14 @@ def family():
 
 
 def test_the_fastest_student_that_keeps_enough_is_recommended(family):
-    found = recommend_students(family)
-    assert [(each.loss, each.name) for each in found] == [
+    recommended = recommend_students(family)
+    assert [(each.loss, each.name) for each in recommended] == [
         (0.0, "student-2x"),
         (0.01, "student-8x"),
         (0.1, "student-15x"),
     ]
-    assert found[1].kept == pytest.approx(0.99)
-    speeds = [each.speedup for each in found]
+    assert recommended[1].kept == pytest.approx(0.99)
+    speeds = [each.speedup for each in recommended]
     assert speeds == sorted(speeds)
 
 
@@ -37,7 +37,7 @@ def test_a_slower_student_that_keeps_less_is_never_recommended(family):
     assert "student-4x" not in {each.name for each in recommend_students(family)}
 
 
-def test_the_table_and_the_page_name_them(family):
+def test_the_table_and_the_page_name_the_recommended_students(family):
     table = build_recommendations(family)
     assert [row[:2] for row in table.rows] == [
         ["0.0 %", "student-2x"], ["1.0 %", "student-8x"], ["10.0 %", "student-15x"],
@@ -55,7 +55,7 @@ def test_without_validation_scores_nothing_is_recommended():
     assert "Which student to take" not in render_html(report, family_curves())
 
 
-def test_a_student_that_lost_no_unit_is_named(family):
+def test_a_student_with_all_layers_and_units_is_noted(family):
     assert not any("has all layers and units" in note for note in write_pruning_notes(family))
     family["pruning"]["students"][0]["sizes"] = WHOLE
     (note,) = [note for note in write_pruning_notes(family) if "has all layers and units" in note]

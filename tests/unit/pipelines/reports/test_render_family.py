@@ -66,9 +66,9 @@ def test_the_pipeline_table_of_a_family_shows_the_effect_of_every_stage(family):
 def write_stage(folder, name, config, metrics, **files):
     """Writes the files of a complete stage and returns its artefact."""
     for file, content in files.items():
-        place = folder / name / file.replace("__", "/").replace("_json", ".json")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(content))
+        path = folder / name / file.replace("__", "/").replace("_json", ".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
     return Artefact(name, folder / name, "digest", {"config": config, "metrics": metrics})
 
 
@@ -92,9 +92,9 @@ def family_stages(folder):
     scores = {name: torch.zeros(count) for name, count in (sizes | {"values.hidden": 384, "layers": 6}).items()}
     save_file(scores, folder / "scores/scores.safetensors")
     for name in ("2x", "8x-round1", "8x"):
-        found = pruned_student_details(name, name.removesuffix("-round1"), STUDENTS["8x"], 0.9198)
-        shape = {key: found[key] for key in ("sizes", "trials", "measurements")}
-        settings = {"target": found["target"]} | ({"round": 1} if "round" in name else {"budget": budget})
+        details = pruned_student_details(name, name.removesuffix("-round1"), STUDENTS["8x"], 0.9198)
+        shape = {key: details[key] for key in ("sizes", "trials", "measurements")}
+        settings = {"target": details["target"]} | ({"round": 1} if "round" in name else {"budget": budget})
         scored = {"teacher_score": 0.9359}
         stages.append(write_stage(folder, f"shape-{name}", settings, scored, shape_json=shape))
         stages.append(write_stage(folder, f"distill-{name}", {}, {"val/score": 0.9198, "params": 4_900_000}))
@@ -190,7 +190,7 @@ def test_latencies_and_throughputs_are_reported_in_their_own_unit(family, target
     assert verdict.sentence.startswith(f"student-15x: requested {wanted}, measured {measured}")
 
 
-def test_the_table_of_speeds_has_what_was_asked_for_reached_and_its_interval(family):
+def test_the_speed_table_has_the_requested_and_measured_speeds_with_intervals(family):
     header, rows = build_speed_table(family)
     assert header == ["student", "requested", "measured", "95 % interval", "outcome", "copy of the teacher"]
     assert rows[2:] == [
@@ -201,9 +201,9 @@ def test_the_table_of_speeds_has_what_was_asked_for_reached_and_its_interval(fam
     assert cells(family, "target", "95 % interval")["student-8x"] == "8.03× to 8.19×"
 
 
-def test_a_speed_a_little_below_the_request_is_within_the_promise_and_says_so(family):
-    found = find_target_speed(family, family["pruning"]["students"][-1])
-    found["share"] = {"value": 0.97, "low": 0.96, "high": 0.98}
+def test_a_speed_slightly_below_the_request_counts_as_met_and_is_reported_as_short(family):
+    target = find_target_speed(family, family["pruning"]["students"][-1])
+    target["share"] = {"value": 0.97, "low": 0.96, "high": 0.98}
     (verdict,) = [each for each in write_verdicts(family) if each.sentence.startswith("student-15x: requested")]
     assert verdict.met
     assert "measured 14.55× (95 % interval 14.40× to 14.70×): short by 3.0 %." in verdict.sentence
@@ -220,9 +220,9 @@ def test_a_speed_far_above_the_request_is_explained(family):
     assert verdict.sentence.endswith("It is faster than requested although it has all layers and units.")
 
 
-def test_re_cuts_and_what_ended_them_are_reported(family):
-    found = find_target_speed(family, family["pruning"]["students"][-1])
-    found |= {"retries": 2, "reason": "budget.retries allows 2", "settled": False, "length": 64}
+def test_repeated_pruning_and_the_reason_for_its_end_are_reported(family):
+    target = find_target_speed(family, family["pruning"]["students"][-1])
+    target |= {"retries": 2, "reason": "budget.retries allows 2", "settled": False, "length": 64}
     page = " ".join(Page(render_html(family, {})).text.split())
     assert (
         "missed by 5.3 %. Timed on 144 texts of 64 tokens, 8 times each, until the limit of time or texts, before the "
@@ -267,7 +267,7 @@ def test_a_page_of_one_student_has_no_family_comparison():
     assert "missed" not in render_html(sample_report(), {})
 
 
-def test_dominated_points_are_marked_in_the_draw_pareto_charts(family):
+def test_dominated_points_are_marked_in_the_pareto_charts(family):
     points = [
         Point("a", "fp32", 2, 0.9),
         Point("b", "int8", 2, 0.9),
@@ -283,24 +283,24 @@ def test_dominated_points_are_marked_in_the_draw_pareto_charts(family):
     assert "dominated in both" in speed
 
 
-@pytest.mark.parametrize("crowd", [1.0, 0.25])
-def test_names_in_a_chart_overlap_neither_each_other_nor_markers(crowd, family):
+@pytest.mark.parametrize("spread", [1.0, 0.25])
+def test_names_in_a_chart_overlap_neither_each_other_nor_markers(spread, family):
     """The second case has all students close together."""
     points = [Point("teacher", "teacher", 1.0, 0.93)]
     for name, (whole, rounded, _, _, _, ratio, fast) in STUDENTS.items():
-        points += [Point(name, "fp32", ratio**crowd, 0.93 - (0.93 - whole) * crowd)]
-        points += [Point(name, "int8", fast**crowd, 0.93 - (0.93 - rounded) * crowd)]
+        points += [Point(name, "fp32", ratio**spread, 0.93 - (0.93 - whole) * spread)]
+        points += [Point(name, "int8", fast**spread, 0.93 - (0.93 - rounded) * spread)]
     with draw_figure("names", draw_front, mark_dominated(points, rising=True), "times", "accuracy", 1) as figure:
         (axes,) = figure.axes
         boxes = [text.get_window_extent() for text in axes.texts]
-        places = axes.transData.transform([(p.value, p.score) for p in points])
-        room = axes.get_window_extent()
+        markers = axes.transData.transform([(p.value, p.score) for p in points])
+        area = axes.get_window_extent()
     assert len(boxes) == len(points)
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[i + 1 :])
-        assert not any(box.contains(*place) for place in places)
-        assert room.x0 <= box.x0
-        assert box.x1 <= room.x1
+        assert not any(box.contains(*marker) for marker in markers)
+        assert area.x0 <= box.x0
+        assert box.x1 <= area.x1
 
 
 def test_matched_layers_and_unit_costs_have_their_own_charts(family):
@@ -355,10 +355,10 @@ def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, caps
 
     model, tokenizer = tiny_model(tmp_path)
     small = prune(model, find_axes(model), Shape((0,), {"layers.0.ffn": torch.arange(5)})).eval()
-    for each, place in zip(family["models"][2:5], ("huggingface", "onnx", "onnx"), strict=True):
-        write_target(Source(small, tokenizer), find_target(place), tmp_path)
-        each["path"] = str(tmp_path / place)
-        each["code"] = find_code(tmp_path / place)
+    for each, target in zip(family["models"][2:5], ("huggingface", "onnx", "onnx"), strict=True):
+        write_target(Source(small, tokenizer), find_target(target), tmp_path)
+        each["path"] = str(tmp_path / target)
+        each["code"] = find_code(tmp_path / target)
     monkeypatch.setattr("builtins.input", lambda *prompts: pytest.fail(f"prompted: {prompts}"))
     snippets = re.findall(r"```python\n(.*?)```", render_cards(family)["student-2x.md"], re.DOTALL)
     assert len(snippets) == 2

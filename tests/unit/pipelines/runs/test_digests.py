@@ -12,11 +12,11 @@ from pipelines.runs.digests import DigestIndex
 @pytest.fixture
 def reads(monkeypatch):
     """Files are large from one byte on; returns the names of those that were read."""
-    found: list[str] = []
+    names: list[str] = []
     real = digests.hash_file
     monkeypatch.setattr(digests, "REMEMBERED_FROM", 1)
-    monkeypatch.setattr(digests, "hash_file", lambda path: found.append(path.name) or real(path))
-    return found
+    monkeypatch.setattr(digests, "hash_file", lambda path: names.append(path.name) or real(path))
+    return names
 
 
 def test_an_unchanged_file_is_read_once_also_by_later_runs_and_after_renaming(tmp_path, reads):

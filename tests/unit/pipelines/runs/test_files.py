@@ -14,10 +14,10 @@ class Killed(BaseException):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the content `old`."""
-    found = tmp_path / "folder"
-    found.mkdir()
-    (found / "content").write_text("old")
-    return found
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "content").write_text("old")
+    return folder
 
 
 def replace(folder: Path, content: str) -> None:

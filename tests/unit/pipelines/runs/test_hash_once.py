@@ -30,9 +30,9 @@ def compute_once(rank: int, folder: Path) -> tuple[list[str], int]:
 
 
 def test_the_first_process_of_each_machine_computes_for_the_others(tmp_path):
-    found = run_ranks(compute_once, 4, tmp_path)
-    assert [values[0] for values, _ in found] == ["computed by 0"] * 2 + ["computed by 2"] * 2
-    assert [calls for _, calls in found] == [2, 0, 2, 0]
+    results = run_ranks(compute_once, 4, tmp_path)
+    assert [values[0] for values, _ in results] == ["computed by 0"] * 2 + ["computed by 2"] * 2
+    assert [calls for _, calls in results] == [2, 0, 2, 0]
 
 
 def test_a_single_process_computes_its_own_value():
@@ -41,8 +41,8 @@ def test_a_single_process_computes_its_own_value():
 
 def test_a_fingerprint_that_is_not_kept_hashes_nothing(monkeypatch):
     model, hashed = build_model("bert"), []
-    own = hashlib.sha256
-    monkeypatch.setattr(hashlib, "sha256", lambda data=b"": hashed.append(data) or own(data))
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data=b"": hashed.append(data) or sha256(data))
     assert weights_fingerprint(model, keep=False) == ""
     assert not hashed
     first = weights_fingerprint(model)

@@ -65,8 +65,8 @@ def test_a_step_that_overflows_changes_neither_weights_nor_optimizer_and_halves_
     """AdamW is fused and checks for overflows itself; SGD isn't stepped at all."""
     overflow = Overflow()
     config = replace(PLAIN, optimizer=optimizer, learning_rate=None, recoveries=1)
-    found = train_once(tiny_model, tokenizer, tmp_path, config, LOSS, [overflow], precision="16-mixed")
-    assert all(value.isfinite().all() for value in found.values())
+    weights = train_once(tiny_model, tokenizer, tmp_path, config, LOSS, [overflow], precision="16-mixed")
+    assert all(value.isfinite().all() for value in weights.values())
     assert overflow.before
     assert all(torch.equal(one, other) for one, other in zip(overflow.before, overflow.after, strict=True))
     assert overflow.scale == TOO_LARGE / 2
@@ -110,9 +110,9 @@ def test_a_resumed_training_has_the_scale_of_its_checkpoint_and_ends_with_the_sa
             train_once(tiny_model, tokenizer, tmp_path / "cut", PLAIN, LOSS, [Overflow()], precision="16-mixed")
     assert read_stored_scale(tmp_path / "cut") == START
     record = RecordScales()
-    found = train_once(tiny_model, tokenizer, tmp_path / "cut", PLAIN, LOSS, [record], precision="16-mixed")
+    weights = train_once(tiny_model, tokenizer, tmp_path / "cut", PLAIN, LOSS, [record], precision="16-mixed")
     assert set(record.scales) == {START}, "not the scale that a training starts with"
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 class RecordScales(Callback):
@@ -163,7 +163,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(tiny_model, tokenizer, tm
 def test_weights_and_optimizer_states_are_float32_in_every_stock_mode(precision, tiny_model, tokenizer, tmp_path):
     dtypes = RecordDtypes()
     train_once(tiny_model, tokenizer, tmp_path, replace(PLAIN, epochs=1), LOSS, [dtypes], precision=precision)
-    assert dtypes.found == {name: {torch.float32} for name in ("weights", "states", "used")}
+    assert dtypes.recorded == {name: {torch.float32} for name in ("weights", "states", "used")}
 
 
 @pytest.mark.slow

@@ -31,13 +31,15 @@ def test_a_stored_test_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def found(tiny_model, tokenizer, tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
+def range_test_run(tiny_model, tokenizer, tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
     folder = tmp_path_factory.mktemp("found")
     return folder, train_once(tiny_model, tokenizer, folder, FINDING, LossConfig(kl=1))
 
 
-def test_the_training_is_that_with_the_found_rate_from_the_initial_weights(found, tiny_model, tokenizer, tmp_path):
-    folder, weights = found
+def test_the_training_is_that_with_the_found_rate_from_the_initial_weights(
+    range_test_run, tiny_model, tokenizer, tmp_path
+):
+    folder, weights = range_test_run
     test = load_test(folder / LOGS / FILE)
     events = read_training_events(folder / LOGS)
     assert events == {
@@ -61,10 +63,10 @@ def test_steps_of_the_test_compute_in_the_precision_of_the_training(precision, d
         model = copy.deepcopy(tiny_model("bert"))
         module = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=replace(BASE, dropout=0.0))
         module.on_fit_start()
-        taker = StepTaker(module, torch.optim.SGD(model.parameters(), 0.1), 1.0, name)
+        step_taker = StepTaker(module, torch.optim.SGD(model.parameters(), 0.1), 1.0, name)
         dtypes = set()
         model.classifier.register_forward_hook(lambda layer, inputs, output, seen=dtypes: seen.add(output.dtype))
-        losses.append(taker.take_step(batch))
+        losses.append(step_taker.take_step(batch))
         weights.append(model.classifier.weight.detach())
         assert dtypes == {torch.float32 if name == "32" else dtype}
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
@@ -73,7 +75,9 @@ def test_steps_of_the_test_compute_in_the_precision_of_the_training(precision, d
 
 
 @pytest.mark.slow
-def test_a_killed_training_resumes_with_the_rate_that_it_found(found, tiny_model, tokenizer, tmp_path, monkeypatch):
+def test_a_killed_training_resumes_with_the_rate_that_it_found(
+    range_test_run, tiny_model, tokenizer, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
         killed_at(9, patch)
         with pytest.raises(Killed):
@@ -81,4 +85,4 @@ def test_a_killed_training_resumes_with_the_rate_that_it_found(found, tiny_model
     before = (tmp_path / LOGS / FILE).stat().st_mtime_ns
     weights = train_once(tiny_model, tokenizer, tmp_path, FINDING, LossConfig(kl=1))
     assert (tmp_path / LOGS / FILE).stat().st_mtime_ns == before
-    assert all(torch.equal(weights[name], value) for name, value in found[1].items())
+    assert all(torch.equal(weights[name], value) for name, value in range_test_run[1].items())

@@ -10,7 +10,7 @@ from pipelines.runs.rank_meter import RankMeter, summarize_rank_times
 from pipelines.runs.training_logs import TrainingLogs
 
 
-def test_speeds_hold_from_a_batch_on_and_are_restored():
+def test_changed_speeds_apply_from_their_batch_on_and_are_restored():
     speeds = RankSpeeds([1, 1])
     speeds.change(10, [2, 1])
     speeds.change(30, [3, 1])
@@ -26,7 +26,7 @@ def test_speeds_of_another_number_of_processes_are_forgotten():
     assert speeds.find(0) == (1, 1, 1)
 
 
-def test_measured_speeds_are_approached_for_batches_that_nobody_has_prepared(tmp_path):
+def test_measured_speeds_apply_to_batches_that_no_loader_has_prepared(tmp_path):
     data = SimpleNamespace(threads=1, batches=SimpleNamespace(position=6))
     meter = RankMeter(RankSpeeds([1, 1]), data, TrainingLogs(tmp_path))
     for _ in range(12):
@@ -43,7 +43,7 @@ def test_a_replica_is_idle_while_it_waits_for_the_slowest():
 
 
 @pytest.mark.parametrize("text", ["1", "1,0", "1,x", "1,2,3", "-1,1"])
-def test_speeds_that_can_not_be_are_refused(text):
+def test_invalid_speeds_are_refused(text):
     with pytest.raises(InputError, match="data.rank_speeds: expected auto, or 2 numbers above 0"):
         parse_speeds(text, 2)
 

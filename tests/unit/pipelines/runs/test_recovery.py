@@ -68,8 +68,8 @@ def spikes_in(folder: Path) -> list[dict]:
 def test_a_poisoned_batch_costs_its_step_and_halves_the_rate(loss, poison, tiny_model, tokenizer, tmp_path):
     poison({POISONED}, loss)
     record = RecordRates()
-    found = train_once(tiny_model, tokenizer, tmp_path, RECOVERING, LossConfig(kl=1), [record])
-    assert all(value.isfinite().all() for value in found.values())
+    weights = train_once(tiny_model, tokenizer, tmp_path, RECOVERING, LossConfig(kl=1), [record])
+    assert all(value.isfinite().all() for value in weights.values())
     (spike,) = spikes_in(tmp_path)
     assert (spike["batch"], spike["step"]) == (POISONED, POISONED)
     events = read_training_events(tmp_path / LOGS)
@@ -101,8 +101,8 @@ def test_a_run_killed_after_its_recovery_ends_with_the_same_bits(poison, tiny_mo
             killed_at(batch, patch)
             with pytest.raises(Killed):
                 train_once(tiny_model, tokenizer, tmp_path / f"at-{batch}", RECOVERING, LossConfig(kl=1))
-        found = train_once(tiny_model, tokenizer, tmp_path / f"at-{batch}", RECOVERING, LossConfig(kl=1))
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        weights = train_once(tiny_model, tokenizer, tmp_path / f"at-{batch}", RECOVERING, LossConfig(kl=1))
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 def test_masks_that_depend_on_gradients_leave_out_the_skipped_step(poison, tiny_model, tokenizer, tmp_path):

@@ -38,8 +38,8 @@ def test_tied_weights_stay_tied(tmp_path):
 
 def test_no_number_is_taken_twice(tmp_path):
     def take(_: int) -> list[int]:
-        own = SharedCounter(tmp_path)  # a handle of its own, as in another process
-        return [own.take() for _ in range(200)]
+        counter = SharedCounter(tmp_path)  # a handle of its own, as in another process
+        return [counter.take() for _ in range(200)]
 
     with ThreadPoolExecutor(4) as pool:
         numbers = [number for part in pool.map(take, range(4)) for number in part]

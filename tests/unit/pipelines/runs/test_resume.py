@@ -45,9 +45,9 @@ def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
                 assert batch <= config.checkpoint_every * config.accumulate or list(
                     (folder / SCRATCH / "checkpoints").glob("*.ckpt")
                 )
-        found = train_once(tiny_model, tokenizer, folder, config, loss)
+        weights = train_once(tiny_model, tokenizer, folder, config, loss)
         for name, value in expected.items():
-            assert torch.equal(found[name], value), f"{name} differs after a stop at batch {batch}"
+            assert torch.equal(weights[name], value), f"{name} differs after a stop at batch {batch}"
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_several_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_pa
             killed_at(batch, patch)
             with pytest.raises(Killed):
                 train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
-    found = train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    weights = train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4])  # an epoch has three batches
@@ -88,9 +88,9 @@ def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
 @pytest.mark.slow
 def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
-    ended, batches = [], []
+    results, batches = [], []
     real, counted = trainers.fit_module, trainers.FitProgress.on_train_batch_end
-    monkeypatch.setattr(trainers, "fit_module", lambda *args, **more: ended.append(real(*args, **more)))
+    monkeypatch.setattr(trainers, "fit_module", lambda *args, **more: results.append(real(*args, **more)))
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, LossConfig(kl=1))
 
     def killed(self, module) -> None:
@@ -101,10 +101,10 @@ def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokeniz
         with pytest.raises(Killed):
             train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
     monkeypatch.setattr(trainers.FitProgress, "on_train_batch_end", lambda *args: (batches.append(1), counted(*args)))
-    found = train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    weights = train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
     assert not batches
-    assert ended[1] == ended[0] != {}
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert results[1] == results[0] != {}
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_
             train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
     train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
 
-    def steps(folder: str) -> list[tuple[float, float]]:
+    def read_curve(folder: str) -> list[tuple[float, float]]:
         return [(row["step"], row["train/kl"]) for row in read_curves(tmp_path / folder / "logs") if "train/kl" in row]
 
-    assert steps("stopped") == steps("whole")
+    assert read_curve("stopped") == read_curve("whole")

@@ -36,8 +36,8 @@ class Machines:
         for mirror in self.mirrors:
             mirror.pull()
 
-    def share(self, also: str = "") -> None:
-        self.each(lambda mirror: mirror.share(self.store, mirror.folder / also if also else None))
+    def share(self, folder: str = "") -> None:
+        self.each(lambda mirror: mirror.share(self.store, mirror.folder / folder if folder else None))
 
     def publish(self) -> None:
         self.each(lambda mirror: mirror.publish(self.store))
@@ -66,9 +66,9 @@ def url(tmp_path) -> str:
 
 @pytest.fixture
 def machines(url) -> Machines:
-    found = Machines(url)
-    found.pull()
-    return found
+    machines = Machines(url)
+    machines.pull()
+    return machines
 
 
 def read_index(tmp_path) -> dict[str, list]:
@@ -111,9 +111,9 @@ def test_parts_of_checkpoints_stay_where_they_were_written_until_they_are_asked_
         assert machines.read(number) == files | {f"{BEST}/part-{number}": "best"}
     machines.share(CHECKPOINTS)
     for number in range(2):
-        found = machines.read(number)
-        assert {path: text for path, text in found.items() if "checkpoints" in path} == parts[0] | parts[1]
-        assert sum("best" in path for path in found) == 1
+        texts = machines.read(number)
+        assert {path: text for path, text in texts.items() if "checkpoints" in path} == parts[0] | parts[1]
+        assert sum("best" in path for path in texts) == 1
 
 
 def test_the_index_never_has_a_part_of_a_checkpoint(machines, url, tmp_path, monkeypatch):
@@ -207,8 +207,8 @@ def test_a_file_that_two_machines_wrote_alike_is_stored_once(machines, tmp_path)
 def test_changes_are_merged():
     one, two, three, four, five = (Entry(size, f"{size}", f"object-{size}") for size in range(1, 6))
     before = {"same": one, "removed": two, "changed": three}
-    found = find_changes(before, {"same": one, "changed": four, "new": five})
-    assert found == {"removed": None, "changed": four, "new": five}
+    changes = find_changes(before, {"same": one, "changed": four, "new": five})
+    assert changes == {"removed": None, "changed": four, "new": five}
     merged = merge_changes(before, [{"removed": None}, {"removed": None, "new": five}])
     assert merged == {"same": one, "changed": three, "new": five}
     merged = merge_changes(before, [{"changed": four}, {"changed": None}])

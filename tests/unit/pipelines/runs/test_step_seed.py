@@ -21,9 +21,9 @@ def draw(rank: int, segment: tuple[int, int], batch: int = 5, seed: int = 3) -> 
 @pytest.mark.parametrize("segments", [1, 2, 4])
 def test_every_process_and_batch_draws_other_numbers_and_the_same_ones_again(segments):
     places = list(product(range(2), range(segments), (5, 6)))
-    found = [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
-    assert len(set(found)) == len(places)
-    assert found == [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
+    draws = [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
+    assert len(set(draws)) == len(places)
+    assert draws == [draw(rank, (segment, segments), batch) for rank, segment, batch in places]
 
 
 def test_every_run_draws_other_numbers():

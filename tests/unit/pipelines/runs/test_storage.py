@@ -89,7 +89,7 @@ def test_an_unchanged_output_is_neither_read_nor_written_again(url, monkeypatch)
     assert read(again.folder) == FILES
 
 
-def test_what_was_removed_here_is_removed_there_after_the_index(url, tmp_path):
+def test_files_removed_locally_are_removed_from_the_store(url, tmp_path):
     first = push_files(url)
     (first.folder / CHECKPOINT / "training.pt").unlink()
     write(first.folder, {f"{CHECKPOINT.replace('04', '08')}/training.pt": "step 8"})
@@ -143,10 +143,10 @@ def test_readers_never_see_a_half_written_object(tmp_path):
     remote.write("object", contents[2**20])
     writer = threading.Thread(target=write_in_turn)
     writer.start()
-    found = [remote.read("object") for _ in range(50)]
+    reads = [remote.read("object") for _ in range(50)]
     is_over.set()
     writer.join()
-    assert set(found) <= set(contents.values())
+    assert set(reads) <= set(contents.values())
 
 
 def test_a_second_writer_is_noticed(url, tmp_path, monkeypatch):
@@ -221,7 +221,7 @@ def test_paths_that_leave_their_folder_are_refused():
             check_inside([path])
 
 
-def test_only_urls_are_urls():
+def test_paths_and_model_names_are_not_urls():
     assert is_url("s3://bucket/x")
     assert not any(map(is_url, ["runs/x", "/runs/x", "org/model", "package:a/b", "C:/x"]))
 

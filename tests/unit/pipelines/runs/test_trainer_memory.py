@@ -9,24 +9,24 @@ from torch import nn
 from pipelines.runs import trainer
 
 
-class Held(nn.Module):
+class SelfReferencing(nn.Module):
     """A module that refers to itself, as Lightning's do."""
 
     def __init__(self, numbers: int):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(numbers))
-        self.own = [self]
+        self.cycle = [self]
 
 
 def test_earlier_trainings_are_freed_before_one_with_many_weights():
     gc.disable()
     try:
-        earlier = Held(10)
-        kept = ref(earlier)
+        earlier = SelfReferencing(10)
+        reference = ref(earlier)
         del earlier
-        trainer.free_earlier_trainings(Held(10))  # type: ignore[arg-type]
-        assert kept() is not None
-        trainer.free_earlier_trainings(Held(trainer._COLLECTED_FROM // 4))  # type: ignore[arg-type]
-        assert kept() is None
+        trainer.free_earlier_trainings(SelfReferencing(10))  # type: ignore[arg-type]
+        assert reference() is not None
+        trainer.free_earlier_trainings(SelfReferencing(trainer._COLLECTED_FROM // 4))  # type: ignore[arg-type]
+        assert reference() is None
     finally:
         gc.enable()

@@ -23,16 +23,16 @@ def world_in(folder: Path, rank: int, processes: int) -> World:
 def exchange_values(rank: int, folder: Path) -> tuple[list, list, float]:
     world = world_in(folder, rank, 3)
     expected = [world.broadcast({"step": n} if rank == 0 else None) for n in range(3)]
-    start = time.monotonic()
+    start_time = time.monotonic()
     if rank == 1:
         time.sleep(0.5)
     world.barrier()
-    return expected, world.gather(rank * 10), time.monotonic() - start
+    return expected, world.gather(rank * 10), time.monotonic() - start_time
 
 
 def test_processes_share_values_and_wait_for_each_other(tmp_path):
-    for heard, gathered, waited in run_ranks(exchange_values, 3, tmp_path):
-        assert heard == [{"step": 0}, {"step": 1}, {"step": 2}]
+    for received, gathered, waited in run_ranks(exchange_values, 3, tmp_path):
+        assert received == [{"step": 0}, {"step": 1}, {"step": 2}]
         assert gathered == [0, 10, 20]
         assert waited >= 0.45, "one went on before the last had come"
 
@@ -72,8 +72,8 @@ def test_processes_that_share_a_folder_pass_the_check_and_leave_no_files(tmp_pat
 def test_processes_with_different_folders_fail_the_check(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
-    found = run_ranks(check_shared_folder, 2, tmp_path, ("here", "there"))
-    assert all(message is not None and "process 1 doesn't see the folder" in message for message in found)
+    messages = run_ranks(check_shared_folder, 2, tmp_path, ("here", "there"))
+    assert all(message is not None and "process 1 doesn't see the folder" in message for message in messages)
 
 
 def wait_in_collective(rank: int, folder: Path) -> str | None:
@@ -109,10 +109,10 @@ def start(store: dist.Store, order: Sequence[int], size: int) -> list[str]:
 def test_restarted_processes_get_a_new_shared_name():
     store, names = dist.HashStore(), set()
     for size, order in ((3, (0, 1, 2)), (3, (2, 1, 0)), (3, (1, 0, 2)), (2, (0, 1)), (3, (0, 2, 1)), (1, (0,))):
-        found = start(store, order, size)
-        assert len(set(found)) == 1, "they call it by different names"
-        assert not names & set(found), "a name of an earlier start"
-        names |= set(found)
+        started_names = start(store, order, size)
+        assert len(set(started_names)) == 1, "they call it by different names"
+        assert not names & set(started_names), "a name of an earlier start"
+        names |= set(started_names)
 
 
 def test_a_start_killed_halfway_does_not_break_the_next():

@@ -26,7 +26,7 @@ def facts_of(processes: int = 1, **parts: Any) -> Facts:
 
 
 @pytest.mark.parametrize("strategy", ASYNCHRONOUS)
-def test_plain_settings_are_taken(strategy):
+def test_plain_settings_are_accepted(strategy):
     check_asynchronous(facts_of(machine=replace(MACHINE, strategy=strategy)))
 
 
@@ -50,7 +50,7 @@ def test_plain_settings_are_taken(strategy):
         ({"loss": LossConfig(balance=5)}, "loss.balance: expected 0"),
     ],
 )
-def test_what_replicas_apart_cannot_do_is_refused(parts, message):
+def test_settings_that_asynchronous_replicas_do_not_support_are_refused(parts, message):
     with pytest.raises(InputError, match=rf"^{message}"):
         check_asynchronous(facts_of(**parts))
 

@@ -16,8 +16,8 @@ from support.commands import command, refusal_of
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
 
 
-def parse(*words: str) -> DistillConfig:
-    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
+def parse(*arguments: str) -> DistillConfig:
+    return cli.parse(DistillConfig, arguments, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
 
 
 @pytest.mark.parametrize("module", ["distill", "evaluate", "export", "report"])
@@ -36,10 +36,10 @@ def test_help_prints_examples_without_importing_torch(module: str):
 def test_help_shows_the_values_of_a_config_file_and_other_parsers_keep_their_defaults(tmp_path, capsys):
     file = tmp_path / "values.yaml"
     file.write_text("train.epochs: 4321\n")
-    for words, shown in (("--config", str(file)), True), ((), False):
-        with pytest.raises(SystemExit) as ended:
-            parse(*words, "--help")
-        assert ended.value.code == 0
+    for arguments, shown in (("--config", str(file)), True), ((), False):
+        with pytest.raises(SystemExit) as exit_error:
+            parse(*arguments, "--help")
+        assert exit_error.value.code == 0
         assert ("default: 4321" in " ".join(capsys.readouterr().out.split())) is shown
 
 
@@ -72,7 +72,7 @@ def test_the_default_student_depends_on_the_budget():
 
 
 @pytest.mark.parametrize(
-    ("words", "scheme", "teacher", "student"),
+    ("arguments", "scheme", "teacher", "student"),
     [
         (["--model", "m", "--quantize", "int4-weights"], "int4-weights", "m", "teacher"),
         (["--model=m", "--quantize.scheme=int4-weights"], "int4-weights", "m", "teacher"),
@@ -80,13 +80,13 @@ def test_the_default_student_depends_on_the_budget():
         (["--teacher.model", "t", "--model", "s", "--scheme", "auto"], "int8", "t", "s"),
     ],
 )
-def test_explicit_flags_win_over_the_defaults_of_quantize(words, scheme, teacher, student):
-    expected = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
+def test_explicit_flags_win_over_the_defaults_of_quantize(arguments, scheme, teacher, student):
+    expected = quantize.with_defaults([*arguments, "--data", "D", "--output", "O"])
     config = fill_defaults(
         cli.parse(DistillConfig, expected, prog="x", about="", examples="", short=quantize.QUANTIZE_SHORT)
     )
     assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
-    assert config.quantize.min_score == (0.99 if "auto" in words else 0)
+    assert config.quantize.min_score == (0.99 if "auto" in arguments else 0)
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):

@@ -5,24 +5,24 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
 
 
-def filled(*words: str) -> DistillConfig:
+def fill_settings(*arguments: str) -> DistillConfig:
     required = ("--teacher", "teacher", "--data", "data", "--output", "runs/x")
     return fill_defaults(
-        cli.parse(DistillConfig, [*required, *words], prog="distill", about="", examples="", short=SHORT_OPTIONS)
+        cli.parse(DistillConfig, [*required, *arguments], prog="distill", about="", examples="", short=SHORT_OPTIONS)
     )
 
 
 def test_the_auto_scheme_is_int8_with_a_minimum_score():
-    chosen = filled("--quantize", "auto").quantize
+    chosen = fill_settings("--quantize", "auto").quantize
     assert (chosen.scheme, chosen.min_score) == ("int8", 0.99)
-    assert filled("--quantize", "auto", "--quantize.min_score", "0.5").quantize.min_score == 0.5
+    assert fill_settings("--quantize", "auto", "--quantize.min_score", "0.5").quantize.min_score == 0.5
 
 
 def test_the_budgets_minimum_score_holds_for_quantization_without_a_target_speed():
-    assert filled("--quantize", "int8", "--budget.min_score", "0.9").quantize.min_score == 0.9
-    assert filled("--quantize", "int8", "--speedup", "2", "--budget.min_score", "0.9").quantize.min_score == 0
+    assert fill_settings("--quantize", "int8", "--budget.min_score", "0.9").quantize.min_score == 0.9
+    assert fill_settings("--quantize", "int8", "--speedup", "2", "--budget.min_score", "0.9").quantize.min_score == 0
 
 
 def test_the_student_is_the_teacher_itself_with_a_target_speed_and_distilbert_without():
-    assert filled().student.spec == "distilbert"
-    assert filled("--speedup", "2").student.spec == "teacher"
+    assert fill_settings().student.spec == "distilbert"
+    assert fill_settings("--speedup", "2").student.spec == "teacher"

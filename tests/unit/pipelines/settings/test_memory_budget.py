@@ -18,18 +18,20 @@ from pipelines.settings.rules.table import check_rules
 from support.plans import plan_of
 
 
-def settings_with(*words: str) -> DistillConfig:
-    given = ["--teacher=t", "--teacher.finetune=never", "--student=layers=1", "--data=d", "--output=o", *words]
-    return cli.parse(DistillConfig, given, prog="x", about="", examples="", short=SHORT_OPTIONS)
+def settings_with(*more: str) -> DistillConfig:
+    arguments = ["--teacher=t", "--teacher.finetune=never", "--student=layers=1", "--data=d", "--output=o", *more]
+    return cli.parse(DistillConfig, arguments, prog="x", about="", examples="", short=SHORT_OPTIONS)
 
 
 def check(settings: DistillConfig, layout: str, processes: int) -> None:
-    placed = parse_layout(layout, processes) if processes > 1 else Layout()
-    check_rules(Facts(settings, processes, student_layout=placed, finetuning_layout=placed, precision="32"))
+    student_layout = parse_layout(layout, processes) if processes > 1 else Layout()
+    check_rules(
+        Facts(settings, processes, student_layout=student_layout, finetuning_layout=student_layout, precision="32")
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "layout", "processes", "message"),
+    ("arguments", "layout", "processes", "message"),
     [
         (("--machine.memory", "8GB"), "pp=2", 2, "machine.memory 8GB: .* found 2 pipeline stages"),
         (("--train.checkpointing", "auto"), "pp=2", 2, "train.checkpointing auto: .* found 2 pipeline stages"),
@@ -38,9 +40,9 @@ def check(settings: DistillConfig, layout: str, processes: int) -> None:
         (("--teacher_train.batch_size", "auto"), "fsdp=2", 2, "teacher_train.batch_size auto: expected one process"),
     ],
 )
-def test_trainings_that_cant_be_measured_are_refused(words, layout, processes, message):
+def test_trainings_that_cant_be_measured_are_refused(arguments, layout, processes, message):
     with pytest.raises(InputError, match=message):
-        check(settings_with(*words), layout, processes)
+        check(settings_with(*arguments), layout, processes)
 
 
 def test_on_policy_training_is_refused_with_a_budget():

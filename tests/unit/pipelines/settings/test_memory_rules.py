@@ -48,7 +48,7 @@ def facts_of(
 
 
 @pytest.mark.parametrize("setting", ["train", "general.train", "teacher_train"])
-def test_activation_checkpointing_of_pipeline_stages_and_deepspeed_are_not_offloaded(setting):
+def test_activations_of_pipeline_stages_and_deepspeed_are_not_offloaded(setting):
     with pytest.raises(InputError, match=rf"^{setting}.offload activations: expected a layout without .* found pp=2"):
         check_training_layout(setting, facts_of(setting, Layout(pp=2)))
     with pytest.raises(InputError, match=rf"^{setting}.offload activations: .* no machine.strategy, found ds.json"):
@@ -57,7 +57,7 @@ def test_activation_checkpointing_of_pipeline_stages_and_deepspeed_are_not_offlo
         check_training_layout(setting, facts_of(setting, layout))
 
 
-def test_offload_is_in_no_key():
+def test_offload_does_not_change_the_key_of_a_stage():
     assert select_key_settings(OFFLOADED) == select_key_settings(TrainConfig())
 
 
@@ -71,7 +71,7 @@ def test_a_backward_window_needs_one_process(setting):
     check_training_layout(setting, facts_of(setting, Layout(), train=WINDOW))
 
 
-def refusal(facts: Facts) -> str:
+def read_refusal(facts: Facts) -> str:
     """Returns the message of the first rule that refuses."""
     with pytest.raises(InputError) as caught:
         check_rules(facts)
@@ -91,28 +91,30 @@ def refusal(facts: Facts) -> str:
         ({"train": replace(WINDOW, schedule="find")}, "expected another schedule than find"),
     ],
 )
-def test_what_needs_whole_documents_is_refused_beside_a_backward_window(parts, message):
-    assert message in refusal(Facts(settings_of(**({"train": WINDOW} | parts)), 1))
+def test_settings_that_need_whole_documents_are_refused_with_a_backward_window(parts, message):
+    assert message in read_refusal(Facts(settings_of(**({"train": WINDOW} | parts)), 1))
     if "train" not in parts:
         plain = Facts(settings_of(**parts), 1)
         check_rules(plain)
 
 
 def test_a_backward_window_is_for_decoders():
-    found = refusal(Facts(settings_of(general=GeneralConfig(train=WINDOW)), 1))
-    assert found.startswith("general.train.backward_window: expected 0, found 1024")
+    message = read_refusal(Facts(settings_of(general=GeneralConfig(train=WINDOW)), 1))
+    assert message.startswith("general.train.backward_window: expected 0, found 1024")
     for setting in ("train", "teacher_train"):
-        found = refusal(Facts(settings_of(**{setting: WINDOW}), 1, task="text-classification"))
-        assert found.startswith(f"{setting}.backward_window: expected causal-lm or chat, found text-classification")
+        message = read_refusal(Facts(settings_of(**{setting: WINDOW}), 1, task="text-classification"))
+        assert message.startswith(f"{setting}.backward_window: expected causal-lm or chat, found text-classification")
 
 
 def test_packed_rows_are_refused_beside_a_backward_window():
     chat = Facts(settings_of(train=WINDOW), 1, task="chat")
-    assert refusal(chat).startswith(
+    assert read_refusal(chat).startswith(
         "train.backward_window: expected data.packing none, found documents by default: keys of a document"
     )
     packed = settings_of(train=WINDOW, data=DataConfig("unread", packing="documents"))
-    assert "expected data.packing none or stream, found documents: keys" in refusal(Facts(packed, 1, task="causal-lm"))
+    assert "expected data.packing none or stream, found documents: keys" in read_refusal(
+        Facts(packed, 1, task="causal-lm")
+    )
     for task, packing in (("chat", "none"), ("causal-lm", "auto"), ("causal-lm", "none"), ("causal-lm", "stream")):
         check_rules(Facts(settings_of(train=WINDOW, data=DataConfig("unread", packing=packing)), 1, task=task))
 
@@ -120,14 +122,14 @@ def test_packed_rows_are_refused_beside_a_backward_window():
 def test_a_student_with_its_own_tokenizer_is_refused_beside_a_backward_window():
     settings = settings_of(train=WINDOW, teacher=TeacherConfig("unread", signals="online"), loss=LossConfig(kl=1))
     facts = Facts(settings, 1, task="causal-lm", own_tokenizer=True)
-    assert refusal(facts).startswith("train.backward_window: expected 0 for a student with its own tokenizer")
+    assert read_refusal(facts).startswith("train.backward_window: expected 0 for a student with its own tokenizer")
 
 
 def test_layers_without_keys_and_values_are_refused_beside_a_backward_window():
     kinds = ["full_attention", "linear_attention"]
     facts = Facts(settings_of(train=WINDOW), 1, task="causal-lm", teacher=checkpoint_of(layer_types=kinds))
-    found = refusal(facts)
-    assert found.startswith(
+    message = read_refusal(facts)
+    assert message.startswith(
         "train.backward_window: expected layers of full_attention or sliding_attention, found linear"
     )
     plain = checkpoint_of(layer_types=["full_attention", "sliding_attention"])

@@ -34,17 +34,22 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plan_for(inputs: Path, output: Path, *words: str) -> RunPlan:
-    given = {"teacher": str(inputs / "teacher"), "data": str(inputs / "data"), "output": str(output), "precision": "32"}
-    names = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
-    usual = [f"--{name}={value}" for name, value in given.items() if name not in names]
-    filled = [word.replace("{inputs}", str(inputs)) for word in words]
+def plan_for(inputs: Path, output: Path, *arguments: str) -> RunPlan:
+    defaults = {
+        "teacher": str(inputs / "teacher"),
+        "data": str(inputs / "data"),
+        "output": str(output),
+        "precision": "32",
+    }
+    names = {word.removeprefix("--").replace("-", "_") for word in arguments if word.startswith("--")}
+    usual = [f"--{name}={value}" for name, value in defaults.items() if name not in names]
+    filled = [word.replace("{inputs}", str(inputs)) for word in arguments]
     settings = cli.parse(DistillConfig, [*usual, *filled], prog="x", about="", examples="", short=SHORT_OPTIONS)
     return resolve(settings, 1)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("--student", "layers=1"),
         ("--student", "layers=1", "--teacher.signals", "online"),
@@ -69,15 +74,15 @@ def plan_for(inputs: Path, output: Path, *words: str) -> RunPlan:
         ("--speedup", "2", "--prune.schedule", "gradual"),
         ("--speedup", "2", "--prune.schedule", "iterative", "--prune.rounds", "3"),
     ],
-    ids=lambda words: " ".join(words).replace("{inputs}/", ""),
+    ids=lambda arguments: " ".join(arguments).replace("{inputs}/", ""),
 )
-def test_the_planned_stages_are_those_of_a_dry_run(inputs, tmp_path, words):
-    plan = plan_for(inputs, tmp_path / "run", *words)
+def test_the_planned_stages_are_those_of_a_dry_run(inputs, tmp_path, arguments):
+    plan = plan_for(inputs, tmp_path / "run", *arguments)
     run = Run(tmp_path / "run", 0, Console(quiet=True), dry=True)
     run_stages(run, plan)
-    found = [name for name, _, _ in run.plan]
-    assert found == [name for name in plan.stages if name in found]
-    assert set(plan.stages) - set(found) <= {"report"}, "run_stages ends with the evaluation"
+    dry_run_stages = [name for name, _, _ in run.plan]
+    assert dry_run_stages == [name for name in plan.stages if name in dry_run_stages]
+    assert set(plan.stages) - set(dry_run_stages) <= {"report"}, "run_stages ends with the evaluation"
 
 
 def test_a_plan_leaves_no_default_open(inputs, tmp_path):

@@ -90,12 +90,12 @@ def test_auto_measures_only_precisions_that_train_in_the_layout(monkeypatch):
     monkeypatch.setattr(precision, "list_candidate_modes", lambda device: ("32", "bf16-mixed", "fp8", "16-mixed"))
     settings = DistillConfig("unread", TeacherConfig("unread"), data=DataConfig("unread"))
 
-    def measured(layout: Layout) -> list[str]:
+    def list_modes(layout: Layout) -> list[str]:
         return precision.list_accepted_modes(plan_of(settings, Layouts(layout, layout, layout)))
 
-    assert measured(Layout()) == ["32", "bf16-mixed", "fp8", "16-mixed"]
-    assert measured(Layout(dp=2)) == ["32", "bf16-mixed", "16-mixed"]
-    assert measured(Layout(pp=2)) == ["32", "bf16-mixed"]
+    assert list_modes(Layout()) == ["32", "bf16-mixed", "fp8", "16-mixed"]
+    assert list_modes(Layout(dp=2)) == ["32", "bf16-mixed", "16-mixed"]
+    assert list_modes(Layout(pp=2)) == ["32", "bf16-mixed"]
 
 
 @pytest.mark.parametrize("setting", ["train", "teacher_train"])

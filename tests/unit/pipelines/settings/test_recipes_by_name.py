@@ -19,8 +19,8 @@ def test_every_yaml_file_of_configs_has_a_name_of_its_own():
 
 def test_a_recipe_is_read_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["--config", "recipe:pruned", "--data", str(tmp_path), "--output", "out"]
-    config = parse(DistillConfig, words, **ARGUMENTS)
+    arguments = ["--config", "recipe:pruned", "--data", str(tmp_path), "--output", "out"]
+    config = parse(DistillConfig, arguments, **ARGUMENTS)
     written = yaml.safe_load((ROOT / "configs" / "pruned.yaml").read_text())
     assert config.teacher.model == written["teacher"]
     assert config.data.path == str(tmp_path)

@@ -29,10 +29,10 @@ def facts_of(
     student_layout: Layout = TWO, teacher_layout: Layout | None = None, task: str = "causal-lm", **parts: Any
 ) -> Facts:
     usual = {"teacher": TeacherConfig("unread"), "student": StudentConfig("layers=1"), "data": DataConfig("unread")}
-    own = {name: parts.pop(name) for name in ("own_tokenizer",) if name in parts}
+    tokenizer_facts = {name: parts.pop(name) for name in ("own_tokenizer",) if name in parts}
     settings = DistillConfig("runs/x", **(usual | {"loss": LossConfig(kl=1, temperature=1.0)} | parts))
     layouts = {"teacher_layout": teacher_layout, "student_layout": student_layout, "finetuning_layout": teacher_layout}
-    return Facts(settings, 2, task, **layouts, **own)
+    return Facts(settings, 2, task, **layouts, **tokenizer_facts)
 
 
 def check(facts: Facts) -> None:
@@ -71,7 +71,7 @@ def test_other_tasks_are_refused(task):
         ({"own_tokenizer": True}, "student: expected the teacher's .* found a tokenizer of its own"),
     ],
 )
-def test_what_needs_whole_rows_of_a_student_is_refused(parts, message):
+def test_settings_that_need_whole_rows_are_refused_with_segments(parts, message):
     with pytest.raises(InputError, match=rf"^{message}"):
         check(facts_of(**parts))
     check_student_segments(facts_of(WHOLE, **parts))

@@ -24,31 +24,31 @@ Refuse = Callable[..., str]
 @pytest.fixture
 def refuse(monkeypatch, capsys) -> Refuse:
     """A function that returns the error message of a rejected `pipelines.distill` command."""
-    return lambda *words: refused_as_written(distill, words, monkeypatch, capsys)
+    return lambda *arguments: refused_as_written(distill, arguments, monkeypatch, capsys)
 
 
 @pytest.fixture
 def refuse_file(tmp_path: Path, refuse: Refuse) -> Refuse:
     """A function that returns the error message of a command that is given a config file with this content."""
 
-    def answer(content: str | bytes, *words: str) -> str:
+    def refuse_content(content: str | bytes, *arguments: str) -> str:
         file = tmp_path / "a.yaml"
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return refuse("--config", str(file), *NEEDED, *words)
+        return refuse("--config", str(file), *NEEDED, *arguments)
 
-    return answer
+    return refuse_content
 
 
-def parse(*words: str) -> DistillConfig:
-    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
+def parse(*arguments: str) -> DistillConfig:
+    return cli.parse(DistillConfig, arguments, prog="pipelines.distill", about="", examples="", short=SHORT_OPTIONS)
 
 
 def parse_file(tmp_path: Path, *contents: str) -> DistillConfig:
-    words = list(NEEDED)
+    arguments = list(NEEDED)
     for number, content in enumerate(contents):
         (tmp_path / f"{number}.yaml").write_text(content)
-        words += ["--config", str(tmp_path / f"{number}.yaml")]
-    return parse(*words)
+        arguments += ["--config", str(tmp_path / f"{number}.yaml")]
+    return parse(*arguments)
 
 
 def billion_laughs() -> str:
@@ -147,7 +147,7 @@ def test_optional_settings_may_be_null(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--epochs", "1", "--epochs", "2"), "--train.epochs is given twice, as '1' and '2'"),
         (("--epochs", "1", "--train.epochs=2"), "--train.epochs is given twice, as '1' and '2'"),
@@ -194,8 +194,8 @@ def test_optional_settings_may_be_null(tmp_path: Path):
         (("--student", "tinybert-4"), "did you mean 'tinybert4'?"),
     ],
 )
-def test_an_ambiguous_or_invalid_command_line_is_rejected(words, message, refuse):
-    assert message in refuse(*NEEDED, *words)
+def test_an_ambiguous_or_invalid_command_line_is_rejected(arguments, message, refuse):
+    assert message in refuse(*NEEDED, *arguments)
 
 
 def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refuse):
@@ -203,14 +203,14 @@ def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refus
 
 
 def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, capsys):
-    words = ("--model", "m", "--data", "D", "--output", "O", "--student.trained", "false")
-    expected = refused_as_written(quantize, words, monkeypatch, capsys)
+    arguments = ("--model", "m", "--data", "D", "--output", "O", "--student.trained", "false")
+    expected = refused_as_written(quantize, arguments, monkeypatch, capsys)
     assert "--student.trained: pipelines.quantize sets it itself" in expected
 
 
 def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
-    words = ["--teacher", "T", "--epochs", "3", "--dry-run", "--config", "a"]
-    changed = override_flags(words, ["--train.epochs=4", "--config", "b"], SHORT_OPTIONS)
+    arguments = ["--teacher", "T", "--epochs", "3", "--dry-run", "--config", "a"]
+    changed = override_flags(arguments, ["--train.epochs=4", "--config", "b"], SHORT_OPTIONS)
     assert changed == ["--teacher", "T", "--dry-run", "--config", "a", "--train.epochs=4", "--config", "b"]
 
 
@@ -229,12 +229,15 @@ def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
 )
 def test_a_tilde_is_expanded_in_every_path_setting(flag, setting, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = override_flags(NEEDED, [f"{flag}=~/x"], SHORT_OPTIONS)
-    for config in (parse(*words), parse_file(tmp_path, f"{setting}: ~/x\n") if flag not in NEEDED else parse(*words)):
-        found = config
+    arguments = override_flags(NEEDED, [f"{flag}=~/x"], SHORT_OPTIONS)
+    for config in (
+        parse(*arguments),
+        parse_file(tmp_path, f"{setting}: ~/x\n") if flag not in NEEDED else parse(*arguments),
+    ):
+        value = config
         for name in setting.split("."):
-            found = getattr(found, name)
-        assert found == f"{tmp_path}/x"
+            value = getattr(value, name)
+        assert value == f"{tmp_path}/x"
 
 
 def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_path: Path, monkeypatch):
@@ -245,8 +248,8 @@ def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_
 
 
 def test_an_unknown_home_folder_and_a_null_character_are_rejected(refuse: Refuse):
-    words = override_flags(NEEDED, ["--output=~nobody-here/x"], SHORT_OPTIONS)
-    assert "output '~nobody-here/x': there is no home folder of that name" in refuse(*words)
+    arguments = override_flags(NEEDED, ["--output=~nobody-here/x"], SHORT_OPTIONS)
+    assert "output '~nobody-here/x': there is no home folder of that name" in refuse(*arguments)
     assert "output 'a\\x00b': expected a path" in refuse(*override_flags(NEEDED, ["--output=a\0b"], SHORT_OPTIONS))
 
 
@@ -390,18 +393,20 @@ def run_all(commands: list[tuple[str, list[str]]]) -> tuple[list[str], list[str]
 def test_rejected_commands_print_one_error_and_import_no_torch(inputs: Path):
     usual = ["--teacher", "{root}/body", "--data", "{root}/data", "--output", "{root}/run"]
     listed = [*REFUSALS, *([] if has_gpu() else WITHOUT_GPU)]
-    cases = [("distill", override_flags(usual, words, SHORT_OPTIONS), message) for words, message in listed]
+    cases = [("distill", override_flags(usual, arguments, SHORT_OPTIONS), message) for arguments, message in listed]
     cases += [
-        (module, [*words], message) for module, others in REFUSALS_BY_COMMAND.items() for words, message in others
+        (module, [*arguments], message)
+        for module, refusals in REFUSALS_BY_COMMAND.items()
+        for arguments, message in refusals
     ]
-    filled = [(module, [word.replace("{root}", str(inputs)) for word in words]) for module, words, _ in cases]
-    printed, heavy = run_all(filled)
+    filled = [(module, [word.replace("{root}", str(inputs)) for word in arguments]) for module, arguments, _ in cases]
+    printed, heavy_imports = run_all(filled)
     assert len(printed) == len(cases), printed
-    for (_, words, message), each in zip(cases, printed, strict=True):
-        assert each.startswith("error: "), (words, each)
-        assert message.replace("{root}", str(inputs)) in each, (words, each)
+    for (_, arguments, message), each in zip(cases, printed, strict=True):
+        assert each.startswith("error: "), (arguments, each)
+        assert message.replace("{root}", str(inputs)) in each, (arguments, each)
         assert "Traceback" not in each
-    assert heavy == []
+    assert heavy_imports == []
     assert not (inputs / "run").exists()
 
 
@@ -420,19 +425,19 @@ def unprivileged() -> Iterator[Path]:
 
 
 def test_the_error_for_an_unreadable_input_mentions_reading_and_not_writing(unprivileged, monkeypatch, capsys):
-    place = unprivileged / "report" / "0123456789ab"
-    place.mkdir(parents=True)
-    file = place / "report.json"
+    folder = unprivileged / "report" / "0123456789ab"
+    folder.mkdir(parents=True)
+    file = folder / "report.json"
     file.write_text("{}")
     (unprivileged / "report.json").write_text("{}")
     file.chmod(0)
     expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
     assert f"{file}: no permission to read it; finished stages are kept" in expected
     file.chmod(0o600)
-    place.chmod(0)
+    folder.chmod(0)
     expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
     assert "write" not in expected
-    place.chmod(0o700)
+    folder.chmod(0o700)
 
 
 def has_gpu() -> bool:

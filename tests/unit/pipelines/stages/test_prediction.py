@@ -94,8 +94,8 @@ def test_one_epoch_is_trained_at_the_same_batches_without_a_search():
 WORDS = ("--teacher", "T", "--data", "D", "--output", "O")
 
 
-def read_settings(*words):
-    return parse(DistillConfig, [*WORDS, *words], prog="", about="", examples="", short=SHORT_OPTIONS)
+def read_settings(*arguments):
+    return parse(DistillConfig, [*WORDS, *arguments], prog="", about="", examples="", short=SHORT_OPTIONS)
 
 
 def test_the_sample_has_all_rows_that_scores_calibration_and_comparisons_need():

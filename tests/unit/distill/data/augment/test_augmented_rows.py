@@ -21,16 +21,16 @@ CHANGES = {"swap": 0.2, "delete": 0.2, "keyboard": 0.2}
 def augment(part, rates=CHANGES, labels=("a", "b"), seed=0, times=5, known=(), is_labelled=True):
     rows = split_sources(part, labels)
     kinds = build_kinds(rates, [each for row in rows for each in row], Resources(types=find_name_types(labels)))
-    made = list(make_rows(rows, kinds, times, seed, known))
-    return made, build_part(part, made, labels, is_labelled=is_labelled)
+    changed_rows = list(make_rows(rows, kinds, times, seed, known))
+    return changed_rows, build_part(part, changed_rows, labels, is_labelled=is_labelled)
 
 
 def test_every_row_gets_different_synthetic_rows_with_its_label():
     part = Examples(TEXTS, labels=[0, 1, 0, 1])
-    made, synthetic = augment(part)
+    changed_rows, synthetic = augment(part)
     assert len(synthetic) == 20
     assert len({*synthetic.texts, *TEXTS}) == 24
-    assert synthetic.labels == [part.labels[row.source] for row in made]
+    assert synthetic.labels == [part.labels[row.source] for row in changed_rows]
     assert augment(part)[1] == synthetic
     assert augment(part, seed=1)[1] != synthetic
     assert augment(part, is_labelled=False)[1].labels == []
@@ -48,8 +48,8 @@ def test_no_synthetic_row_equals_a_known_text():
 
 
 def test_a_kind_with_nothing_to_change_is_replaced_by_another():
-    made, _ = augment(Examples(["pay now please"]), {"numbers": 1.0, "delete": 0.1}, times=3)
-    assert {row.kind for row in made} == {"delete"}
+    changed_rows, _ = augment(Examples(["pay now please"]), {"numbers": 1.0, "delete": 0.1}, times=3)
+    assert {row.kind for row in changed_rows} == {"delete"}
 
 
 def test_both_texts_of_a_pair_are_changed():
@@ -66,9 +66,9 @@ def test_tags_move_with_their_words():
                   [[1, 3, 4, 4, 0, 2, 4], [1, 4, 0]])  # fmt: skip
     tag_of = {"Ada": 1, "Byron": 3, "New": 0, "York": 2, "Bob": 1, "Rome": 0}
     rates = {"swap": 0.5, "delete": 0.3, "crop": 0.4, "insert": 0.2, "names": 1.0}
-    made, synthetic = augment(part, rates, LABELS, times=40)
-    assert {row.kind for row in made} == set(rates)
-    for row, words, tags in zip(made, synthetic.texts, synthetic.labels, strict=True):
+    changed_rows, synthetic = augment(part, rates, LABELS, times=40)
+    assert {row.kind for row in changed_rows} == set(rates)
+    for row, words, tags in zip(changed_rows, synthetic.texts, synthetic.labels, strict=True):
         assert len(words) == len(tags)
         assert [word.startswith(" ") for word in words] == [False, *[True] * (len(words) - 1)]
         if row.kind != "insert":  # words that are put in are outside names
@@ -81,8 +81,8 @@ def test_answers_move_with_their_words():
     context = "In 1999 Ada moved to New York. It was cold. She liked it."
     part = Questions(["where did she move to"], [context], [[Answer("New York", 21), Answer("York", 25)]])
     rates = {"sentences": 1.0, "crop": 0.3, "insert": 0.2, "keyboard": 0.3, "swap": 0.2}
-    made, synthetic = augment(part, rates, (), times=60)
-    assert len({row.kind for row in made}) == len(rates)
+    changed_rows, synthetic = augment(part, rates, (), times=60)
+    assert len({row.kind for row in changed_rows}) == len(rates)
     for text, answers in zip(synthetic.pairs, synthetic.labels, strict=True):
         assert [text[each.start : each.start + len(each.text)] for each in answers] == ["New York", "York"]
     assert len({answers[0].start for answers in synthetic.labels}) > 5

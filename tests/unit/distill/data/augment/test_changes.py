@@ -13,8 +13,8 @@ TEXT = "My card didn't arrive, and I paid $1,250.50 on 12/03. Why?"
 
 
 def changes_of(change, text: str = TEXT, rate: float = 0.3, seeds: int = 200) -> set[str]:
-    made = (change(split_words(text), rate, Random(seed)) for seed in range(seeds))
-    return {join_words(words) for words in made if words is not None}
+    variants = (change(split_words(text), rate, Random(seed)) for seed in range(seeds))
+    return {join_words(words) for words in variants if words is not None}
 
 
 @pytest.mark.parametrize("text", [TEXT, "  two  blanks\there ", "a", "well-known l'été “quoted”", "1.5%", "…"])
@@ -45,9 +45,9 @@ def test_a_change_makes_another_text_and_the_seed_decides_which(change):
 
 
 def test_typing_errors_are_one_edit_of_words_of_letters():
-    made = changes_of(noise.add_keyboard_typos, "card 4711", 1.0)
-    assert {"crad 4711", "cad 4711", "carrd 4711", "vard 4711"} <= made
-    assert all(text.endswith(" 4711") for text in made)
+    variants = changes_of(noise.add_keyboard_typos, "card 4711", 1.0)
+    assert {"crad 4711", "cad 4711", "carrd 4711", "vard 4711"} <= variants
+    assert all(text.endswith(" 4711") for text in variants)
 
 
 def test_ocr_confuses_letters_that_look_alike():
@@ -61,12 +61,20 @@ def test_at_least_one_word_stays_and_one_is_left_out():
 
 def test_phrases_of_other_rows_are_put_between_words():
     rows = [split_words("one two three"), split_words("four!")]
-    made = {
+    variants = {
         join_words(words)
         for seed in range(100)
         if (words := noise.insert_phrases(split_words("a b"), 0.5, Random(seed), rows))
     }
-    assert made == {"a four b", "a one b", "a two b", "a three b", "a one two b", "a two three b", "a one two three b"}
+    assert variants == {
+        "a four b",
+        "a one b",
+        "a two b",
+        "a three b",
+        "a one two b",
+        "a two three b",
+        "a one two three b",
+    }
 
 
 def test_swapped_words_keep_the_blanks_and_marks_in_place():
@@ -89,8 +97,8 @@ def test_sentences_change_places():
 def test_a_crop_is_a_part_of_the_text_with_fixed_words_in_it():
     assert changes_of(order.crop, "a b c d", 0.5) == {"a b", "b c", "c d"}
     words = split_answered("a b c d", [(6, 7)])
-    made = {join_words(found) for seed in range(50) if (found := order.crop(words, 0.5, Random(seed)))}
-    assert made == {"c d"}
+    variants = {join_words(cropped) for seed in range(50) if (cropped := order.crop(words, 0.5, Random(seed)))}
+    assert variants == {"c d"}
 
 
 @pytest.mark.parametrize(
@@ -119,9 +127,11 @@ def test_words_that_have_no_other_form_stay(text):
 
 def test_numbers_take_the_place_of_others_of_their_shape():
     numbers = rules.find_numbers([split_words("paid 50 and 75 on 12/03")])
-    made = {join_words(rules.swap_numbers(split_words("50 at 1.5"), 1.0, Random(seed), numbers)) for seed in range(50)}
-    assert {text.split()[0] for text in made} == {"75"}
-    assert all(text.split()[2][1] == "." for text in made)
+    variants = {
+        join_words(rules.swap_numbers(split_words("50 at 1.5"), 1.0, Random(seed), numbers)) for seed in range(50)
+    }
+    assert {text.split()[0] for text in variants} == {"75"}
+    assert all(text.split()[2][1] == "." for text in variants)
 
 
 def test_fillers_of_a_slot_take_each_others_place():
@@ -139,32 +149,32 @@ def test_names_are_exchanged_with_their_tags():
         split_tagged(["Bob", " in", " Rome"], [1, 0, 3], inner),
     ]
     names = rules.find_names(rows, types)
-    assert {kind: [join_words(name) for name in found] for kind, found in names.items()} == {
+    assert {kind: [join_words(name) for name in entries] for kind, entries in names.items()} == {
         "PER": ["Ada Byron", "Bob"],
         "LOC": ["Rome"],
     }
-    made = {
+    variants = {
         tuple((word.text, labels[word.tag]) for word in words)
         for seed in range(20)
         if (words := rules.swap_names(rows[0], 1.0, Random(seed), names, types))
     }
-    assert made == {(("Bob", "B-PER"), ("lives", "O"))}
+    assert variants == {(("Bob", "B-PER"), ("lives", "O"))}
 
 
 def test_the_words_of_a_name_move_together():
     words = split_tagged(["Ada", " Byron", " lives"], [1, 2, 0], frozenset({2}))
-    made = {join_words(found) for seed in range(50) if (found := order.swap_words(words, 0.5, Random(seed)))}
-    assert made == {"lives Ada Byron"}
-    made = {join_words(found) for seed in range(50) if (found := noise.delete_words(words, 0.1, Random(seed)))}
-    assert made == {"lives", "Ada Byron"}
+    variants = {join_words(changed) for seed in range(50) if (changed := order.swap_words(words, 0.5, Random(seed)))}
+    assert variants == {"lives Ada Byron"}
+    variants = {join_words(changed) for seed in range(50) if (changed := noise.delete_words(words, 0.1, Random(seed)))}
+    assert variants == {"lives", "Ada Byron"}
 
 
 def test_fixed_words_are_never_changed():
     words = split_answered("In 1999 it isn't Paris, and that is it.", [(3, 7), (17, 22)])
     for change in (noise.add_keyboard_typos, noise.add_ocr_errors, noise.change_case, noise.delete_words):
         for seed in range(100):
-            made = change(words, 1.0, Random(seed))
-            assert made is None or {"1999", "Paris"} <= {word.text for word in made}
+            changed = change(words, 1.0, Random(seed))
+            assert changed is None or {"1999", "Paris"} <= {word.text for word in changed}
 
 
 LEXICON = "buy\tpurchase\tacquire\nbig\tlarge\nran\tsprinted\n"
@@ -176,12 +186,12 @@ def test_synonyms_have_the_inflection_and_the_case_of_their_word(tmp_path):
     assert find_synonyms("buys", lexicon) == ["purchases", "acquires"]
     assert find_synonyms("Buying", lexicon) == ["purchasing", "acquiring"]
     assert find_synonyms("unknown", lexicon) == []
-    made = {
+    variants = {
         join_words(words)
         for seed in range(20)
         if (words := rules.replace_synonyms(split_words("Big cars"), 1.0, Random(seed), lexicon))
     }
-    assert made == {"Large cars"}
+    assert variants == {"Large cars"}
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,15 @@ def test_texts_are_changed_and_rows_dropped_with_their_labels(cleaned):
 
 def test_every_change_is_recorded_with_its_row_and_reason(cleaned):
     _, rows, _ = cleaned
-    why = {(row.row, row.after is None): row.why for row in rows if row.split == "train"}
-    assert why[2, False] == "html" or why[2, False] == "spelling"
+    reasons = {(row.row, row.after is None): row.why for row in rows if row.split == "train"}
+    assert reasons[2, False] == "html" or reasons[2, False] == "spelling"
     assert [row.why for row in rows if row.row == 2 and row.split == "train"] == ["html", "spelling"]
-    assert why[1, True] == f"duplicates: equals {TRAIN[0]!r}, which has another label"
-    assert why[4, True].startswith(f"near-duplicates: nearly equals {TRAIN[3]!r}") or "overlap" in why[4, True]
-    assert why[3, True] == f"overlap: nearly equals a row of test: {TEST[1]!r}"
-    assert why[5, True] == "language: language de, not en"
-    assert why[6, True] == "empty: no text is left"
-    assert {row for row, dropped in why if dropped} == set(range(1, 10)) - {2}
+    assert reasons[1, True] == f"duplicates: equals {TRAIN[0]!r}, which has another label"
+    assert reasons[4, True].startswith(f"near-duplicates: nearly equals {TRAIN[3]!r}") or "overlap" in reasons[4, True]
+    assert reasons[3, True] == f"overlap: nearly equals a row of test: {TEST[1]!r}"
+    assert reasons[5, True] == "language: language de, not en"
+    assert reasons[6, True] == "empty: no text is left"
+    assert {row for row, dropped in reasons if dropped} == set(range(1, 10)) - {2}
 
 
 def test_the_test_split_keeps_its_rows_and_labels_and_is_cleaned_as_in_deployment(cleaned):
@@ -172,11 +172,11 @@ def test_without_the_file_texts_stay_and_a_damaged_one_is_refused(tmp_path):
 )
 def test_progress_ends_at_the_work_that_was_counted(train, steps, deploy, tmp_path):
     test = train if isinstance(train, Tagged) else None
-    splits, done = make_splits(train, test), []
+    splits, advances = make_splits(train, test), []
     cleaning = Cleaning(CleanConfig(steps=steps, deploy=deploy), LISTED, lambda row: None, tmp_path)
-    cleaning.advance = done.append
+    cleaning.advance = advances.append
     cleaning.clean(splits)
-    assert sum(done) == cleaning.count_work(splits)
+    assert sum(advances) == cleaning.count_work(splits)
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

@@ -32,18 +32,18 @@ def make_confused_network(rows: int, classes: int, share: float, scale: float) -
     logits[np.arange(rows), right] = rng.normal(2.0, 1.0, rows)
     logits[np.arange(rows), (right + 1) % classes] = rng.normal(0.5, 1.0, rows)
     wrong = rng.random(rows) < share
-    given = np.where(wrong, (right + rng.integers(1, classes, rows)) % classes, right)
-    return right, given, scale * logits
+    labels = np.where(wrong, (right + rng.integers(1, classes, rows)) % classes, right)
+    return right, labels, scale * logits
 
 
 @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 5.0])
 def test_a_network_that_is_too_sure_of_its_own_mistakes_doubts_the_same_labels(scale):
-    right, given, logits = make_confused_network(4000, 20, 0.1, scale)
-    doubts = estimate_label_errors(given.tolist(), torch.from_numpy(logits))
-    wrong, found = given != right, doubts > 0.5
+    right, labels, logits = make_confused_network(4000, 20, 0.1, scale)
+    doubts = estimate_label_errors(labels.tolist(), torch.from_numpy(logits))
+    wrong, doubted = labels != right, doubts > 0.5
     assert (logits.argmax(1) != right).mean() > 0.1
-    assert (wrong & found).sum() / wrong.sum() > 0.85
-    assert (wrong & found).sum() / found.sum() > 0.85
+    assert (wrong & doubted).sum() / wrong.sum() > 0.85
+    assert (wrong & doubted).sum() / doubted.sum() > 0.85
     assert doubts.sum() == pytest.approx(wrong.sum(), rel=0.15)
 
 
@@ -68,16 +68,16 @@ def make_noisy_labels(noise: str, rows: int = 3000, classes: int = 30) -> tuple[
     [pytest.param("any", 0.75, 0.55, marks=pytest.mark.slow), ("next", 0.55, 0.75)],
 )
 def test_which_classes_are_confused_is_learned_from_the_labels(noise, least_precision, least_recall):
-    right, given, logits = make_noisy_labels(noise)
-    wrong, found = given != right, estimate_label_errors(given.tolist(), torch.from_numpy(logits)) > 0.5
-    assert wrong[found].mean() > least_precision
-    assert found[wrong].mean() > least_recall
+    right, labels, logits = make_noisy_labels(noise)
+    wrong, doubted = labels != right, estimate_label_errors(labels.tolist(), torch.from_numpy(logits)) > 0.5
+    assert wrong[doubted].mean() > least_precision
+    assert doubted[wrong].mean() > least_recall
 
 
 def test_nothing_is_doubted_where_the_network_knows_nothing():
-    given = np.random.default_rng(0).integers(0, 4, 1000)
+    labels = np.random.default_rng(0).integers(0, 4, 1000)
     logits = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
-    assert not (estimate_label_errors(given.tolist(), logits) > 0.5).any()
+    assert not (estimate_label_errors(labels.tolist(), logits) > 0.5).any()
 
 
 def test_right_labels_are_not_doubted():
@@ -89,13 +89,13 @@ def test_sets_of_labels_are_judged_label_by_label():
     rng = np.random.default_rng(0)
     right = (rng.random((300, 3)) < 0.4).astype(int)
     logits = np.where(right == 1, 1, -1) * rng.normal(4.0, 1.0, right.shape)
-    given = right.copy()
-    given[:10, 0] ^= 1
-    doubts = estimate_label_errors(given.tolist(), torch.from_numpy(logits))
+    labels = right.copy()
+    labels[:10, 0] ^= 1
+    doubts = estimate_label_errors(labels.tolist(), torch.from_numpy(logits))
     assert doubts.shape == (300,)
     assert set(np.flatnonzero(doubts > 0.5)) == set(range(10))
     probabilities = torch.from_numpy(logits).sigmoid().numpy()
-    assert relabel(given[0].tolist(), probabilities[0]) == right[0].tolist()
+    assert relabel(labels[0].tolist(), probabilities[0]) == right[0].tolist()
 
 
 def test_the_better_label_is_the_most_probable_one():

@@ -52,12 +52,12 @@ def test_texts_are_compared_without_case_and_punctuation_but_with_symbols(one, t
 @pytest.mark.parametrize("build", [pytest.param(list, marks=pytest.mark.slow), TextColumn.build])
 def test_a_text_stays_unless_it_nearly_equals_an_earlier_one_that_stays(least, build):
     texts = draw_texts(400, 1)
-    kept: list[int] = []
+    kept_rows: list[int] = []
     expected = []
     for row, text in enumerate(texts):
-        similar = [other for other in kept if similarity(text, texts[other]) >= least]
+        similar = [other for other in kept_rows if similarity(text, texts[other]) >= least]
         expected.append(similar[0] if similar else -1)
-        kept += [] if similar else [row]
+        kept_rows += [] if similar else [row]
     found = find_near_duplicates(build(texts), least)
     missed = sum(one != two for one, two in zip(found.tolist(), expected, strict=True))
     assert sum(each >= 0 for each in expected) > 50 or least == 1.0

@@ -96,9 +96,9 @@ def test_changes_name_the_text_before_and_all_steps():
 @pytest.mark.parametrize("build", [list, TextColumn.build])
 def test_rows_are_numbered_across_blocks(build):
     texts = build([f"text {i}" if i % 1000 else f"text <b>{i}</b>" for i in range(2 * CLEANED_AT_ONCE + 5)])
-    found = list(clean_column(texts, parse_steps("html")))
-    assert [len(array) for array, _ in found] == [CLEANED_AT_ONCE, CLEANED_AT_ONCE, 5]
-    assert sorted(row for _, changes in found for row in changes.before) == list(range(0, len(texts), 1000))
+    blocks = list(clean_column(texts, parse_steps("html")))
+    assert [len(array) for array, _ in blocks] == [CLEANED_AT_ONCE, CLEANED_AT_ONCE, 5]
+    assert sorted(row for _, changes in blocks for row in changes.before) == list(range(0, len(texts), 1000))
 
 
 def test_processes_give_the_same_texts_in_the_same_order(tmp_path):

@@ -26,12 +26,12 @@ def normalize(steps: str, texts: list[str]) -> list[str]:
 
 def clean(steps: str, texts: list[str]) -> list[str]:
     built = build_text_steps(parse_steps(steps))
-    found = []
+    cleaned = []
     for text in texts:
         for step in built:
             text = step.change(text)
-        found.append(text)
-    return found
+        cleaned.append(text)
+    return cleaned
 
 
 BLANKS = re.findall(r"\s", "".join(map(chr, range(sys.maxunicode))))
@@ -65,8 +65,8 @@ def test_a_stock_tokenizer_cleans_and_a_linked_file_stays(tmp_path):
     before = (tmp_path / "stage" / "tokenizer.json").read_text()
     assert add_normalizers(tmp_path / "published", parse_steps("unicode,case"))
     assert (tmp_path / "stage" / "tokenizer.json").read_text() == before
-    plain, own = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("stage", "published"))
-    assert own("baka dele.", "dele") == plain("baka dele.", "dele")
-    assert own.tokenize("BAKA Dele") == plain.tokenize("baka dele") != plain.tokenize("BAKA Dele")
+    plain, published = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("stage", "published"))
+    assert published("baka dele.", "dele") == plain("baka dele.", "dele")
+    assert published.tokenize("BAKA Dele") == plain.tokenize("baka dele") != plain.tokenize("BAKA Dele")
     assert not add_normalizers(tmp_path / "published", parse_steps("html"))
     assert not add_normalizers(tmp_path / "nowhere", parse_steps("unicode"))

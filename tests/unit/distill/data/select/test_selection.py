@@ -26,13 +26,15 @@ LOGITS = torch.randn(6, 20, 4, generator=GENERATOR)  # epochs, rows, classes
 LABELS = torch.arange(20) % 4
 
 
-def test_scores_of_answers_are_their_definitions():
+def test_scores_of_logits_equal_their_definitions():
     logits, p = LOGITS[0], LOGITS[0].double().softmax(-1)
     torch.testing.assert_close(entropy(logits).double(), -(p * p.log()).sum(-1), atol=1e-6, rtol=0)
     best = p.sort(descending=True).values
     torch.testing.assert_close(margin(logits).double(), 1 - best[:, 0] + best[:, 1], atol=1e-6, rtol=0)
-    own = p[torch.arange(20), LABELS]
-    torch.testing.assert_close(compute_label_loss(logits, LABELS).double(), -own.log(), atol=1e-6, rtol=0)
+    label_probabilities = p[torch.arange(20), LABELS]
+    torch.testing.assert_close(
+        compute_label_loss(logits, LABELS).double(), -label_probabilities.log(), atol=1e-6, rtol=0
+    )
     assert entropy(torch.tensor([[0.0, -torch.inf]])).item() == 0
 
 
@@ -80,10 +82,10 @@ def test_chosen_rows_cover_every_cluster_and_differ(choose):
 def test_each_centre_is_the_farthest_from_those_before_it():
     vectors = torch.nn.functional.normalize(clusters(), dim=-1)
     chosen = choose_centres(clusters(), 5, 0).tolist()
-    for place in range(1, 5):
-        nearest = (vectors @ vectors[chosen[:place]].T).max(-1).values
-        nearest[chosen[:place]] = 2
-        assert chosen[place] == int(nearest.argmin())
+    for index in range(1, 5):
+        nearest = (vectors @ vectors[chosen[:index]].T).max(-1).values
+        nearest[chosen[:index]] = 2
+        assert chosen[index] == int(nearest.argmin())
 
 
 def test_facilities_cover_more_than_random_rows():
@@ -139,8 +141,8 @@ def test_classes_are_balanced_as_far_as_they_have_rows():
 
 def test_a_class_without_rows_gets_one_in_place_of_the_largest_classs_last():
     classes = np.array([0, 0, 0, 1, 1, 2])
-    kept = keep_classes(np.array([0, 3, 1, 2]), classes, 0)
-    assert kept.tolist() == [0, 3, 1, 5]
+    chosen = keep_classes(np.array([0, 3, 1, 2]), classes, 0)
+    assert chosen.tolist() == [0, 3, 1, 5]
 
 
 def test_the_teacher_counts_more_the_fewer_rows_there_are():

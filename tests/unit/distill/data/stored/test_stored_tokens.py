@@ -37,17 +37,18 @@ def stored(folder: Path, tokenizer, documents, processes: int = 0) -> StoredToke
 
 
 @pytest.fixture(params=["framed", "decoder"])
-def either(request, tokenizer):
+def any_tokenizer(request, tokenizer):
     return tokenizer if request.param == "framed" else decoder_tokenizer()
 
 
 @pytest.mark.parametrize("length", [5, 16, 10_000])
-def test_blocks_of_stored_tokens_equal_those_of_texts_in_memory(tmp_path, either, length):
-    expected = token_blocks(either, texts(), length)
-    found = StreamBlocks.build(stored(tmp_path, either, texts()), either, length)
+def test_blocks_of_stored_tokens_equal_those_of_texts_in_memory(tmp_path, any_tokenizer, length):
+    expected = token_blocks(any_tokenizer, texts(), length)
+    found = StreamBlocks.build(stored(tmp_path, any_tokenizer, texts()), any_tokenizer, length)
     assert len(found) == len(expected)
     assert all(
-        np.array_equal(own, other) and own.dtype == other.dtype for own, other in zip(found, expected, strict=True)
+        np.array_equal(block, expected_block) and block.dtype == expected_block.dtype
+        for block, expected_block in zip(found, expected, strict=True)
     )
     rows = LanguageBlocks(found)
     assert rows.lengths.tolist() == [len(row) for row in expected]
@@ -58,10 +59,10 @@ def test_blocks_of_stored_tokens_equal_those_of_texts_in_memory(tmp_path, either
 
 
 @pytest.mark.parametrize("limit", [0, 7])
-def test_blocks_of_reordered_texts_equal_those_of_shuffled_texts_in_memory(tmp_path, either, limit):
+def test_blocks_of_reordered_texts_equal_those_of_shuffled_texts_in_memory(tmp_path, any_tokenizer, limit):
     order = np.random.default_rng(4).permutation(60)
-    expected = token_blocks(either, [texts()[i] for i in order], 11, limit=limit)
-    found = StreamBlocks.build(stored(tmp_path, either, texts()), either, 11, order=order, limit=limit)
+    expected = token_blocks(any_tokenizer, [texts()[i] for i in order], 11, limit=limit)
+    found = StreamBlocks.build(stored(tmp_path, any_tokenizer, texts()), any_tokenizer, 11, order=order, limit=limit)
     assert [row.tolist() for row in found] == [row.tolist() for row in expected]
     for part in (slice(None, -3), slice(-3, None)):
         assert [row.tolist() for row in found[part]] == [row.tolist() for row in expected[part]]
@@ -69,26 +70,26 @@ def test_blocks_of_reordered_texts_equal_those_of_shuffled_texts_in_memory(tmp_p
 
 
 @pytest.mark.parametrize("length", [6, 16, 64])
-def test_rows_of_stored_texts_equal_documents_in_memory(tmp_path, either, length):
-    expected = text_documents(either, texts(), length)
-    found = TextRows.build(stored(tmp_path, either, texts()), either, length)
+def test_rows_of_stored_texts_equal_documents_in_memory(tmp_path, any_tokenizer, length):
+    expected = text_documents(any_tokenizer, texts(), length)
+    found = TextRows.build(stored(tmp_path, any_tokenizer, texts()), any_tokenizer, length)
     assert [row.tolist() for row in found] == [row.tolist() for row in expected.input_ids]
     assert found.lengths.tolist() == expected.lengths.tolist()
     assert LanguageBlocks(found, counted=found.counted).notes == expected.notes
 
 
-def test_a_row_beyond_the_last_is_an_index_error(tmp_path, either):
-    tokens = stored(tmp_path, either, texts(3))
-    for rows in (StreamBlocks.build(tokens, either, 16), TextRows.build(tokens, either, 16)):
+def test_a_row_beyond_the_last_is_an_index_error(tmp_path, any_tokenizer):
+    tokens = stored(tmp_path, any_tokenizer, texts(3))
+    for rows in (StreamBlocks.build(tokens, any_tokenizer, 16), TextRows.build(tokens, any_tokenizer, 16)):
         assert np.array_equal(rows[-1], rows[len(rows) - 1])
         with pytest.raises(IndexError):
             rows[len(rows)]
 
 
-def test_two_processes_write_the_same_bytes_as_none(tmp_path, either, monkeypatch):
+def test_two_processes_write_the_same_bytes_as_none(tmp_path, any_tokenizer, monkeypatch):
     monkeypatch.setattr("distill.data.stored.encoding.CHARACTERS", 200)  # several chunks
     for processes in (0, 2):
-        stored(tmp_path / str(processes), either, texts(), processes)
+        stored(tmp_path / str(processes), any_tokenizer, texts(), processes)
     for file in (tmp_path / "0").iterdir():
         assert (tmp_path / "2" / file.name).read_bytes() == file.read_bytes()
 
@@ -100,11 +101,11 @@ def test_ids_above_16_bits_are_stored_whole(tmp_path):
     assert tokens.ids.tolist() == [*tokenizer("more69999 more3")["input_ids"], tokenizer.eos_token_id]
 
 
-def test_no_text_gives_no_blocks_and_is_refused_as_rows(tmp_path, either):
-    tokens = stored(tmp_path, either, [])
-    assert list(StreamBlocks.build(tokens, either, 16)) == []
+def test_no_text_gives_no_blocks_and_is_refused_as_rows(tmp_path, any_tokenizer):
+    tokens = stored(tmp_path, any_tokenizer, [])
+    assert list(StreamBlocks.build(tokens, any_tokenizer, 16)) == []
     with pytest.raises(InputError, match="nothing to predict"):
-        TextRows.build(tokens, either, 16)
+        TextRows.build(tokens, any_tokenizer, 16)
 
 
 def test_rules_written_in_python_are_applied_in_this_process(monkeypatch):
@@ -113,32 +114,32 @@ def test_rules_written_in_python_are_applied_in_this_process(monkeypatch):
             return super()._encode_plus([each[::-1] for each in text], *args, **settings)
 
     plain = decoder_tokenizer()
-    own = Reversing(tokenizer_object=plain.backend_tokenizer, unk_token="[UNK]", eos_token="<eos>")
+    reversing = Reversing(tokenizer_object=plain.backend_tokenizer, unk_token="[UNK]", eos_token="<eos>")
     assert is_stock(plain)
-    assert not is_stock(own)
+    assert not is_stock(reversing)
     monkeypatch.setattr(TokenizerProcesses, "__enter__", lambda self: pytest.fail("a process was started"))
     word = FILLERS[0]
-    ((ids, lengths),) = encode_in_order(own, [word[::-1]], processes=2)
+    ((ids, lengths),) = encode_in_order(reversing, [word[::-1]], processes=2)
     assert ids.tolist() == plain(word)["input_ids"]
     assert lengths.tolist() == [1]
 
 
-def test_a_process_that_ends_is_an_error_and_not_a_wait(either):
-    with TokenizerProcesses(either, 1) as pool:
+def test_a_process_that_ends_is_an_error_and_not_a_wait(any_tokenizer):
+    with TokenizerProcesses(any_tokenizer, 1) as pool:
         pool.started[0].kill()
         pool.started[0].wait()
         with pytest.raises(RuntimeError, match="a process ended before its answer"):
             pool.encode(["one"])
 
 
-def test_processes_end_when_the_consumer_stops_early(either, monkeypatch):
+def test_processes_end_when_the_consumer_stops_early(any_tokenizer, monkeypatch):
     monkeypatch.setattr("distill.data.stored.encoding.CHARACTERS", 200)
     started = []
     enter = TokenizerProcesses.__enter__
     monkeypatch.setattr(TokenizerProcesses, "__enter__", lambda self: started.append(self) or enter(self))
-    found = encode_in_order(either, texts(), processes=2)
-    next(found)
-    found.close()
+    encoded = encode_in_order(any_tokenizer, texts(), processes=2)
+    next(encoded)
+    encoded.close()
     assert [process.poll() for process in started[0].started] == [0, 0]
 
 
@@ -149,8 +150,8 @@ def test_chunks_keep_the_order_and_stay_within_their_sizes(monkeypatch):
     assert chunks == [["a", "b", "c"], ["d" * 30], ["e" * 6, "f" * 6], ["g"]]
 
 
-def test_an_incomplete_or_truncated_folder_is_refused(tmp_path, either):
-    stored(tmp_path, either, texts())
+def test_an_incomplete_or_truncated_folder_is_refused(tmp_path, any_tokenizer):
+    stored(tmp_path, any_tokenizer, texts())
     content = (tmp_path / IDS).read_bytes()
     (tmp_path / IDS).write_bytes(content[:-1])
     with pytest.raises(InputError, match="ids are missing"):

@@ -124,12 +124,12 @@ def test_without_a_budget_the_smallest_plan_is_tried_where_none_is_predicted_to_
     assert choose_plan(plans, is_required=False) == min(plans, key=lambda plan: plan.peak)
 
 
-def test_activation_checkpointing_are_offloaded_if_nothing_else_fits_and_then_states_have_fewer_bits(data):
+def test_activations_are_offloaded_before_optimizer_states_get_fewer_bits(data):
     plans = plan_with(build_module(), data, 0).list_plans()
     assert [plan.optimizer for plan in plans] == ["adamw"] * 6 + ["adamw-8bit"] * 6 + ["adamw-4bit"] * 6
     assert [plan.offload for plan in plans] == (["none"] * 3 + ["activations"] * 3) * 3
-    kept = plan_with(build_module(replace(TRAIN, optimizer="sgd")), data, 0).list_plans()
-    assert {plan.optimizer for plan in kept} == {"sgd"}
+    sgd_plans = plan_with(build_module(replace(TRAIN, optimizer="sgd")), data, 0).list_plans()
+    assert {plan.optimizer for plan in sgd_plans} == {"sgd"}
 
 
 def test_the_stored_plan_of_a_stage_is_applied_again(data, tmp_path):

@@ -32,7 +32,7 @@ def test_the_lock_of_a_running_process_stays(lock):
     assert lock.exists()
 
 
-def test_a_young_lock_may_be_another_machines(lock, monkeypatch):
+def test_a_recent_lock_is_waited_for_because_it_may_be_another_machines(lock, monkeypatch):
     now = time.time()
     os.utime(lock, (now, now))
     monkeypatch.setattr(extension_locks, "ORPHANED", 0.3)

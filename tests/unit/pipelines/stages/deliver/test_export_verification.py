@@ -65,7 +65,7 @@ def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     monkeypatch.setattr(proofs, "write_target", write)
 
 
-def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(verifier, monkeypatch):
+def test_a_file_with_wrong_outputs_and_targets_built_from_it_are_set_aside(verifier, monkeypatch):
     corrupt_target(monkeypatch, "onnx-int8")
     for target in (
         ExportTarget("onnx"),
@@ -79,9 +79,9 @@ def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(veri
     assert "has other outputs than in training" in first["reason"]
     assert second["reason"] == "it is made from onnx-int8, which was refused"
     assert not (verifier.folder / "onnx-int8").exists()
-    aside = verifier.folder / first["where"]
-    assert (aside / "reason.txt").read_text() == first["reason"] + "\n"
-    assert (aside / ONNX_FILE).is_file(), "it can't be looked at"
+    rejected = verifier.folder / first["where"]
+    assert (rejected / "reason.txt").read_text() == first["reason"] + "\n"
+    assert (rejected / ONNX_FILE).is_file(), "it can't be looked at"
     assert (verifier.folder / second["where"] / "reason.txt").is_file()
 
 
@@ -110,10 +110,10 @@ def test_a_teacher_missing_for_a_runtime_leaves_that_speedup_empty():
     keys = [("teacher", "pytorch", "fp32"), ("student", "pytorch", "fp32"), ("student", "openvino", "fp32")]
     faster = {"value": 2.0, "low": 1.9, "high": 2.1}
     measured = Measured({key: {"best_ms": 4.0 if key == keys[0] else 2.0} for key in keys}, {keys[1]: faster})
-    found = [describe_speedup(key, measured) for key in keys]
-    assert [each["vs_teacher_same_runtime"] for each in found] == [1.0, 2.0, None]
-    assert found[1]["same_runtime"] == faster
-    assert [each["vs_teacher_pytorch"] for each in found] == [1.0, 2.0, 2.0]
+    speedups = [describe_speedup(key, measured) for key in keys]
+    assert [each["vs_teacher_same_runtime"] for each in speedups] == [1.0, 2.0, None]
+    assert speedups[1]["same_runtime"] == faster
+    assert [each["vs_teacher_pytorch"] for each in speedups] == [1.0, 2.0, 2.0]
     assert describe_speedup(keys[1], Measured({keys[1]: {"best_ms": 2.0}}, {})) is None
     entries = [dict(zip(("name", "runtime", "precision"), key, strict=True)) for key in keys]
     compare_with_teacher(entries, dict.fromkeys(keys, np.asarray([1, 2])))

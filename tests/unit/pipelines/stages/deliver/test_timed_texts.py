@@ -38,6 +38,6 @@ def test_a_split_with_few_rows_repeats_them_evenly(count):
 @pytest.mark.parametrize("length", [2, 5, 11])
 def test_texts_are_repeated_or_cut_to_a_length(length):
     inputs = {"input_ids": np.array([[1, 2, 3, 4, 5]]), "attention_mask": np.ones((1, 5), np.int64)}
-    found = repeat_tokens(inputs, length)
-    assert found["input_ids"].tolist() == [[1 + position % 5 for position in range(length)]]
-    assert found["attention_mask"].shape == (1, length)
+    repeated = repeat_tokens(inputs, length)
+    assert repeated["input_ids"].tolist() == [[1 + position % 5 for position in range(length)]]
+    assert repeated["attention_mask"].shape == (1, length)

@@ -43,37 +43,37 @@ def test_spikes_that_are_not_finite_are_null_in_the_report(logs):
     json.dumps(spikes, allow_nan=False)
 
 
-def test_the_page_tells_of_the_events_in_charts_and_sentences(logs):
+def test_the_page_shows_the_events_in_charts_and_sentences(logs):
     report = sample_report() | {"trainings": {"distill": read_training_events(logs)}}
     page = Page(render_html(report, sample_curves()))
     text = " ".join(page.text.split())
     assert page.tags.count("svg") == Page(render_html(sample_report(), sample_curves())).tags.count("svg") + 1
     assert "script" not in page.tags
-    for words in (
+    for sentence in (
         "Range test: learning rate 0.0021 of 1e-06 to 1, a tenth of the rate with the lowest loss (0.5).",
         "Spike in step 41: loss 93, usual 2.1; back to the checkpoint before it, without batch 44, at 50 % of",
         "Spike in step 1: a loss that isn't finite; back to the checkpoint before it, without batch 1, at 25 % of",
         "The validation stopped improving: the learning rate fell to 12.5 % in step 1,200 of its schedule.",
         "chosen: 0.0021",
     ):
-        assert words in text
-    assert "spike" in drawn(report, sample_curves())["distill-training-loss-and-its-unweighted-terms.svg"]
+        assert sentence in text
+    assert "spike" in draw_charts(report, sample_curves())["distill-training-loss-and-its-unweighted-terms.svg"]
 
 
-def drawn(report, curves) -> dict[str, str]:
+def draw_charts(report, curves) -> dict[str, str]:
     return Charts.of(report, curves).files()
 
 
 def test_spikes_and_falls_are_marked_in_the_charts_of_their_training_only(logs):
     report = sample_report() | {"trainings": {"teacher": read_training_events(logs)}}
-    charts = drawn(report, sample_curves())
+    charts = draw_charts(report, sample_curves())
     assert {"teacher-range-test-of-the-learning-rate.svg", "teacher-learning-rate.svg"} <= charts.keys()
     marked = {name for name, svg in charts.items() if ">spike<" in svg}
     assert marked == {"teacher-training-loss.svg", "teacher-learning-rate.svg"}
     assert {name for name, svg in charts.items() if ">plateau<" in svg} == {"teacher-learning-rate.svg"}
 
 
-def test_events_without_curves_are_told_in_sentences(logs):
+def test_events_without_curves_are_described_in_sentences(logs):
     report = sample_report() | {"trainings": {"distill": read_training_events(logs) | {"range_test": None}}}
     assert "Spike in step 41" in " ".join(Page(render_html(report, {})).text.split())
 

@@ -27,7 +27,7 @@ DRAWS = 20_000
 
 
 def batch_of(kind: str, samples: int) -> tuple[OutputRows, torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns (answers, logits of one sample [1, ...], a batch that repeats that sample)."""
+    """Returns (output rows, logits of one sample [1, ...], a batch that repeats that sample)."""
     torch.manual_seed(0)
     tokens = {name: each.expand(samples, -1) for name, each in pad_tokens([torch.ones(3).long().numpy()], 0).items()}
     shapes = {"classes": (1, 4), "tags": (1, 3, 4), "labels": (1, 4), "numbers": (1, 1), "spans": (1, 3, 2)}
@@ -42,8 +42,8 @@ def batch_of(kind: str, samples: int) -> tuple[OutputRows, torch.Tensor, dict[st
     }
     more = {"ends": labels["spans"]} if kind == "spans" else {}
     others = {"labels": LabelRows(), "spans": SpanRows(), "vectors": VectorRows()}
-    answers = others.get(kind, OutputRows())
-    return answers, torch.randn(shapes[kind]), {**tokens, "labels": labels[kind], **more}
+    output_rows = others.get(kind, OutputRows())
+    return output_rows, torch.randn(shapes[kind]), {**tokens, "labels": labels[kind], **more}
 
 
 @pytest.mark.parametrize("kind", ["classes", "tags", "labels", "numbers", "spans", "vectors"])
@@ -51,21 +51,21 @@ def test_sampled_targets_have_the_curvature_of_the_divergence(kind):
     """The mean square of the log-likelihood's slope equals the divergence's second derivative for every row type."""
     distance = Distance(batch_of(kind, 1)[0], 2.0)
 
-    def compared(samples: int) -> tuple[Callable[..., dict[str, torch.Tensor]], torch.Tensor, dict]:
+    def build_student(samples: int) -> tuple[Callable[..., dict[str, torch.Tensor]], torch.Tensor, dict]:
         """Returns a student, its step along a direction in each sample, and the batch."""
         _, teacher_logits, batch = batch_of(kind, samples)
-        way = torch.randn(teacher_logits.shape, generator=torch.Generator().manual_seed(1))
-        along = torch.zeros(samples, *[1] * (teacher_logits.dim() - 1), requires_grad=True)
+        direction = torch.randn(teacher_logits.shape, generator=torch.Generator().manual_seed(1))
+        step = torch.zeros(samples, *[1] * (teacher_logits.dim() - 1), requires_grad=True)
         signals = teacher_logits.expand(samples, *teacher_logits.shape[1:])
         batch |= {"signals": {"logits": signals.flatten(0, 1) if kind == "spans" else signals}}
-        return lambda **inputs: {"logits": teacher_logits + along * way}, along, batch
+        return lambda **inputs: {"logits": teacher_logits + step * direction}, step, batch
 
-    student, along, batch = compared(DRAWS)
+    student, step, batch = build_student(DRAWS)
     drawn = distance.draw_targets(batch, torch.Generator().manual_seed(0))
-    (slopes,) = torch.autograd.grad(distance.surprise(student, drawn).sum(), along)
-    student, along, batch = compared(1)  # the divergence is the same in every sample
-    (first,) = torch.autograd.grad(distance.divergence(student, batch).sum(), along, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), along)
+    (slopes,) = torch.autograd.grad(distance.surprise(student, drawn).sum(), step)
+    student, step, batch = build_student(1)  # the divergence is the same in every sample
+    (first,) = torch.autograd.grad(distance.divergence(student, batch).sum(), step, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), step)
     assert slopes.square().mean() == pytest.approx(float(second), rel=0.05)
     assert abs(slopes.mean()) < 0.05 * slopes.square().mean().sqrt()
 
@@ -82,9 +82,10 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     whole = TeacherComparison(task, rows, 0, message).divergence(student)
     other = [{"logits": message.samples[0]["logits"][:-1] + 9}, *message.samples[1:]]
     part = TeacherComparison(task, rows, 0, replace(message, samples=other)).divergence(student)
-    kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
+    remaining = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
     assert part == pytest.approx(
-        TeacherComparison(task, kept, 0, compute_outputs(teacher, kept, 0, task)).divergence(student), rel=1e-5
+        TeacherComparison(task, remaining, 0, compute_outputs(teacher, remaining, 0, task)).divergence(student),
+        rel=1e-5,
     )
     assert part != pytest.approx(whole, rel=1e-3)
     assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
@@ -92,11 +93,11 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
 
 def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     """A student with a smaller vocabulary needs more pieces and splits long contexts into more, different windows."""
-    gone = WORDS[20]  # its letters stay in the vocabulary
+    absent = WORDS[20]  # its letters stay in the vocabulary
     fewer = BertTokenizerFast(
-        vocab={w: i for i, w in enumerate(w for w in VOCABULARY if w != gone)}, model_max_length=64
+        vocab={w: i for i, w in enumerate(w for w in VOCABULARY if w != absent)}, model_max_length=64
     )
-    contexts = [" ".join(WORDS[:12]), " ".join(WORDS[:16] + [gone] * 8 + WORDS[16:20]), " ".join(WORDS[2:14])]
+    contexts = [" ".join(WORDS[:12]), " ".join(WORDS[:16] + [absent] * 8 + WORDS[16:20]), " ".join(WORDS[2:14])]
     part = Questions([WORDS[0]] * 3, contexts)
     task = QuestionAnswering(())
     theirs, ours = (encode_questions(each, part, 24) for each in (tokenizer, fewer))
@@ -104,10 +105,10 @@ def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     assert [ours.owners.tolist().count(i) for i in range(3)] == [1, 4, 1]
     teacher, student = (build_model("bert", "ForQuestionAnswering", id2label={0: "start", 1: "end"}) for _ in range(2))
     torch.nn.init.normal_(student.qa_outputs.weight)
-    found = TeacherComparison(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
+    divergence = TeacherComparison(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
     alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
     message = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
-    assert found == pytest.approx(TeacherComparison(task, alike, 0, message).divergence(student), rel=1e-5)
+    assert divergence == pytest.approx(TeacherComparison(task, alike, 0, message).divergence(student), rel=1e-5)
     lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
     message = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
     with pytest.raises(InputError, match="found none of 4: students can't be compared"):

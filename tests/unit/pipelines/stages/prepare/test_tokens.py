@@ -22,7 +22,7 @@ from pipelines.stages.train.general import read_blocks, store_blocks
 from support.tiny_models import WORDS
 
 
-def documents(count: int, seed: int = 1) -> list[str]:
+def draw_documents(count: int, seed: int = 1) -> list[str]:
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.randint(0, 60))) for _ in range(count)]
 
@@ -43,26 +43,26 @@ def refuse_reading() -> Iterator[str]:
 
 
 def test_text_is_tokenized_once_for_all_runs_of_an_output(tokenizer, run, tmp_path):
-    first = tokens_stage(run, tokenizer, "abc", lambda: iter(documents(9)), 9)
+    first = tokens_stage(run, tokenizer, "abc", lambda: iter(draw_documents(9)), 9)
     again = tokens_stage(run, tokenizer, "abc", refuse_reading, 9)
     assert np.array_equal(first.ids, again.ids)
     run._lock.close()
     later = tokens_stage(Run(tmp_path / "run", 8, Console()), tokenizer, "abc", refuse_reading, 9)
     assert np.array_equal(first.ids, later.ids)
-    other = tokens_stage(Run(tmp_path / "other", 3, Console()), tokenizer, "abd", lambda: iter(documents(2)), 2)
+    other = tokens_stage(Run(tmp_path / "other", 3, Console()), tokenizer, "abd", lambda: iter(draw_documents(2)), 2)
     assert len(other) == 2
 
 
 def test_an_interrupted_tokenization_leaves_nothing_that_is_taken_for_complete(tokenizer, run):
     def fail() -> Iterator[str]:
-        yield from documents(5000, seed=2)  # more than a chunk, so that some ids are written
+        yield from draw_documents(5000, seed=2)  # more than a chunk, so that some ids are written
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
         tokens_stage(run, tokenizer, "abc", fail, 9)
     assert not list((run.output / "tokens").glob(f"*/{HEADER}"))
-    found = tokens_stage(run, tokenizer, "abc", lambda: iter(documents(9)), 9)
-    assert len(found) == 9
+    tokens = tokens_stage(run, tokenizer, "abc", lambda: iter(draw_documents(9)), 9)
+    assert len(tokens) == 9
     (folder,) = (run.output / "tokens").iterdir()
     assert json.loads((folder / "manifest.json").read_text())["metrics"]["texts"] == 9
 
@@ -82,18 +82,20 @@ def test_blocks_of_large_text_equal_those_read_at_once(
 ):
     folder = tmp_path / "text"
     folder.mkdir()
-    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(90)))
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in draw_documents(90)))
     if validation:
-        (folder / "dev.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(30, seed=5)))
+        (folder / "dev.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in draw_documents(30, seed=5))
+        )
     changes = {"loss": GeneralConfig().loss.__class__(kl=1)} if masked else {}
     general = GeneralConfig(data=str(folder), length=16, blocks=blocks, **changes)
     expected = read_blocks(general, tokenizer, 3)
     monkeypatch.setattr(text_batches, "LARGE", 1)
     found = store_blocks(run, general, tokenizer, "digest")
-    for own, other in zip(found, expected, strict=True):
-        assert len(own) == len(other)
-        assert own.lengths.tolist() == other.lengths.tolist()
-        batch, plain = (each.collate(range(len(other)), 0, 1) for each in (own, other))
+    for stored, direct in zip(found, expected, strict=True):
+        assert len(stored) == len(direct)
+        assert stored.lengths.tolist() == direct.lengths.tolist()
+        batch, plain = (each.collate(range(len(direct)), 0, 1) for each in (stored, direct))
         assert batch.keys() == plain.keys()
         assert all(batch[name].equal(value) for name, value in plain.items())
 
@@ -103,7 +105,7 @@ def test_blocks_of_large_text_equal_those_read_at_once(
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
 def test_a_language_model_is_trained_on_the_same_rows_of_large_text(tokenizer, tmp_path, monkeypatch, task, packing):
     source = tmp_path / "text.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(60)))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in draw_documents(60)))
     arguments = {"packing": packing} | ({"masking": {}} if task == "masked-lm" else {})
 
     def encode(name: str) -> TextDataModule:
@@ -120,9 +122,9 @@ def test_a_language_model_is_trained_on_the_same_rows_of_large_text(tokenizer, t
     assert len(list((tmp_path / "stored" / "tokens").iterdir())) == 3
     assert not (tmp_path / "memory" / "tokens").exists()
     for name in ("train", "validation", "test"):
-        own, other = getattr(found, name), getattr(expected, name)
-        assert own.lengths.tolist() == other.lengths.tolist()
-        batch, plain = (each.collate(range(len(other)), 0, 1) for each in (own, other))
+        stored, direct = getattr(found, name), getattr(expected, name)
+        assert stored.lengths.tolist() == direct.lengths.tolist()
+        batch, plain = (each.collate(range(len(direct)), 0, 1) for each in (stored, direct))
         assert batch.keys() == plain.keys()
         assert all(batch[field].equal(value) for field, value in plain.items())
     assert found.notes == expected.notes
