@@ -50,7 +50,7 @@ from distill.train.offload import ActivationOffload
 from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule, set_schedule_step
-from distill.train.spikes import SpikeWatch
+from distill.train.spike_watch import SpikeWatch
 from distill.train.steps.backward_window import BackwardWindow, yield_windows
 from distill.train.steps.cross_tokenizer import CrossTokenizerKL
 from distill.train.steps.fused import FusedTerm

@@ -26,7 +26,7 @@ def fetch(url: str, setting: str) -> Path:
     folder = find_cache() / COPIES / hashlib.sha256(remote.url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     name = PurePosixPath(remote.url).name
-    with lock_folder(folder):
+    with lock_copy(folder):
         objects = remote.list()
         if not objects:
             raise InputError(f"{setting} {url!r}: expected a folder or a file, found nothing there")
@@ -51,7 +51,7 @@ def read_known(record: Path) -> dict[str, Stored]:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_copy(folder: Path) -> Iterator[None]:
     """Lets one process of this machine at a time into the block."""
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
