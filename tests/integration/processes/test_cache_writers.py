@@ -67,7 +67,7 @@ def test_four_concurrent_writers_write_the_same_cache_as_one(single_writer_cache
     results = write_at_once(tmp_path / "four", [0, 1, 2, 3])
     assert files_of(tmp_path / "four") == files_of(single_writer_cache)
     assert sum(written.computed_shards for written in results) == SHARDS
-    assert sum(written.queried_samples for written in results) == len(ROWS), "a sample was asked twice"
+    assert sum(written.queried_samples for written in results) == len(ROWS), "a sample was queried twice"
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 0]])

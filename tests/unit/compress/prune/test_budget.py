@@ -331,7 +331,7 @@ def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(s
         for name, units in each.shape.kept.items():
             scores = space.scores.values[name]
             removed = np.setdiff1d(np.arange(len(scores)), units.numpy())
-            assert scores[units].min() >= scores[removed].max(), "a unit went that is worth more than one that stayed"
+            assert scores[units].min() >= scores[removed].max(), "a removed unit scores above a retained one"
 
 
 @pytest.mark.slow

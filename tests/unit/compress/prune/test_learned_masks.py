@@ -82,19 +82,19 @@ def test_gradients_reach_every_parameter():
 @pytest.mark.parametrize("target", [0.2, 0.6])
 def test_multipliers_drive_the_cost_to_the_target(target: float):
     """Unit importances are 0, 1/40, 2/40 …; closing a unit adds its importance to the loss."""
-    learned, worth = masks({"a": 40}, target=target, warmup=100), torch.arange(40) / 40
+    learned, importance = masks({"a": 40}, target=target, warmup=100), torch.arange(40) / 40
     groups = [{"params": learned.log_alpha.parameters()}, {"params": [learned.multipliers], "lr": 0.3}]
     optimizer, shares = torch.optim.Adam(groups, lr=0.1), []
     for step in range(800):
         optimizer.zero_grad()
-        (((1 - learned.sample()["a"]) * worth).sum() / 40 + learned.compute_penalty(step)).backward()
+        (((1 - learned.sample()["a"]) * importance).sum() / 40 + learned.compute_penalty(step)).backward()
         optimizer.step()
         shares.append(open_share(learned.compute_open_probability()).item())
     assert sum(shares[-400:]) / 400 == pytest.approx(target, abs=0.02)  # the share oscillates around the target
     assert max(abs(share - target) for share in shares[-400:]) < 0.15
     kept_units = learned.choose_units()["a"]
     assert len(kept_units) == round(40 * target)
-    assert float(worth[kept_units].mean()) > 0.9 * float(worth[-len(kept_units) :].mean())
+    assert float(importance[kept_units].mean()) > 0.9 * float(importance[-len(kept_units) :].mean())
 
 
 def test_the_target_falls_linearly_while_warming_up():

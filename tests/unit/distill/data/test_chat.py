@@ -124,7 +124,7 @@ def test_marked_tokens_equal_the_assistant_mask_of_transformers():
     assert blocks.input_ids[0].tolist() == stock["input_ids"]
     assert blocks.targets[0].astype(int).tolist() == stock["assistant_masks"]
     unmarked = encode_chats(tokenizer_of(CHATML), [WHOLE], 500)
-    assert np.array_equal(blocks.targets[0], unmarked.targets[0]), "the same text, told turn by turn"
+    assert np.array_equal(blocks.targets[0], unmarked.targets[0]), "turns rendered one at a time"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_unless_only_the_last_is_a_target():
