@@ -56,7 +56,7 @@ from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
 MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
@@ -124,6 +124,22 @@ class TimedCandidate(NamedTuple):
     model: TimedModel
 
 
+@dataclass(frozen=True)
+class MeasuredChoice:
+    """A shape that was measured for the target.
+
+    Args:
+        candidate: The last shape that was measured.
+        measurements: The measurements, the last one of that shape.
+        infeasible_ms: Predicted milliseconds that a fast enough shape must take, if none of these layers and this width
+            does; otherwise None.
+    """
+
+    candidate: Candidate
+    measurements: list[JsonObject]
+    infeasible_ms: float | None
+
+
 class ShapeSearch:
     """The search for the shape of a single target; data, texts and teacher are loaded on first use."""
 
@@ -175,23 +191,40 @@ class ShapeSearch:
         )
 
     def choose(self) -> JsonObject:
-        """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents."""
+        """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents.
+
+        If no shape with the winner's layers and width is fast enough, those of other layers and widths are tried, at
+        last the smallest.
+        """
         milliseconds = self.milliseconds / AIM
-        candidates = list_candidates(self.space, milliseconds)
-        if not candidates:
-            return self.refuse_target(milliseconds)
-        winner, divergences = self.run_trials(candidates)
-        chosen, measurements = self.correct_latency(candidates[winner])
-        pairs = zip(candidates, divergences, strict=True)
-        result: JsonObject = {
-            "shape": chosen.shape.to_dict(),
-            "sizes": asdict(chosen.sizes),
-            "label": chosen.label,
-            "trials": [{"label": each.label, "divergences": values} for each, values in pairs],
-            "measurements": measurements,
+        trials: list[JsonObject] = []
+        while candidates := list_candidates(self.space, milliseconds):
+            winner, divergences = self.run_trials(candidates)
+            pairs = zip(candidates, divergences, strict=True)
+            trials += [{"label": each.label, "divergences": values} for each, values in pairs]
+            choice = self.correct_latency(candidates[winner])
+            if choice.infeasible_ms is None:
+                return self.describe_choice(choice, trials)
+            self.run.console.say(
+                f"  shape-{self.target.name}: no shape with the width and the layers of {choice.candidate.label} is "
+                "fast enough; trying others"
+            )
+            milliseconds = min(choice.infeasible_ms, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
+        choice = self.correct_latency(make_smallest_candidate(self.space))
+        return self.describe_choice(choice, trials) if choice.infeasible_ms is None else self.refuse_target(choice)
+
+    def describe_choice(self, choice: MeasuredChoice, trials: list[JsonObject]) -> JsonObject:
+        """Returns `shape.json`'s contents."""
+        last = choice.measurements[-1]
+        return {
+            "shape": choice.candidate.shape.to_dict(),
+            "sizes": asdict(choice.candidate.sizes),
+            "label": choice.candidate.label,
+            "trials": trials,
+            "measurements": choice.measurements,
+            "teacher_score": self.teacher_outputs.score,
+            **{name: last[name] for name in MEASURED},
         }
-        result["teacher_score"] = self.teacher_outputs.score
-        return result | {name: measurements[-1][name] for name in MEASURED}
 
     def run_trials(self, candidates: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
         """Returns the index of the candidate that learns best from the teacher, and the divergences of all trials."""
@@ -273,7 +306,7 @@ class ShapeSearch:
             "bytes": model.bytes,
         }
 
-    def correct_latency(self, candidate: Candidate) -> tuple[Candidate, list[JsonObject]]:
+    def correct_latency(self, candidate: Candidate) -> MeasuredChoice:
         """Measures the candidate and adjusts the solver's latency budget until the requested speed is met.
 
         A single measurement on a shared machine is off by a few percent. Shapes as similar as these deviate from the
@@ -292,20 +325,21 @@ class ShapeSearch:
             measured["by_all"] = measured["speedup"] * ratio / self.relative_speed(measured)
             measurements.append(measured)
             self.report_measurement(candidate, measured)
+            better = reallocate(self.space, candidate, corrected / AIM)
             if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
                 break
-            better = reallocate(self.space, candidate, corrected / AIM)
-            if better is None or (better.sizes == candidate.sizes and len(measurements) >= least):
+            if len(measurements) >= least and (better is None or better.sizes == candidate.sizes):
                 break
-            if better.sizes != candidate.sizes:
+            if better is not None and better.sizes != candidate.sizes:
                 candidate, model = self.fit_bytes(better)
         self.check_bytes(measurements[-1])
-        if ratio < 1 - TOLERANCE:
+        missed = ratio < 1 - TOLERANCE
+        if missed and better is not None:
             self.run.console.say(
                 f"  shape-{self.target.name}: the target was missed: {measurements[-1]['by_all']:.2f}x, {ratio:.0%} of "
                 "the requested speed; measurements on a busy machine are unreliable"
             )
-        return candidate, measurements
+        return MeasuredChoice(candidate, measurements, corrected / AIM if missed and better is None else None)
 
     def report_measurement(self, candidate: Candidate, measured: JsonObject) -> None:
         """Prints a measurement, and the speed by all measurements so far."""
@@ -332,19 +366,17 @@ class ShapeSearch:
                 "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"
             )
 
-    def refuse_target(self, milliseconds: float) -> JsonObject:
-        """Measures the smallest possible shape and reports the target as unreachable.
+    def refuse_target(self, smallest: MeasuredChoice) -> JsonObject:
+        """Reports that not even the smallest possible shape reaches the target.
 
         Raises:
             InputError: Always, but for the target of a frontier, for which the message is returned.
         """
-        smallest = make_smallest_candidate(self.space)
-        measured = self.measure(smallest, self.build_candidate(smallest))
-        self.check_bytes(measured)
+        measured = smallest.measurements[-1]
         reason = (
-            f"budget {self.target.name}: expected a shape that takes {milliseconds * AIM:.3f} ms per call on "
-            f"{self.budget.runtime} {self.budget.precision}, found none: the smallest, {smallest.label}, reaches "
-            f"{measured['speedup']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
+            f"budget {self.target.name}: expected a shape that takes {self.milliseconds:.3f} ms per call on "
+            f"{self.budget.runtime} {self.budget.precision}, found none: the smallest, {measured['label']}, reaches "
+            f"{measured['by_all']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
             + ("" if self.budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
         )
         if not self.budget.frontier:

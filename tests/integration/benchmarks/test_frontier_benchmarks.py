@@ -29,14 +29,14 @@ def call(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: obj
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> tuple[Path, Path]:
-    return make_classifier_inputs(tmp_path_factory.mktemp("inputs"))
+    return make_classifier_inputs(tmp_path_factory.mktemp("inputs"), neurons=2048)
 
 
 @pytest.mark.slow
 def test_students_of_a_frontier_are_timed_again_and_put_into_cascades(inputs, tmp_path, monkeypatch, capsys):
     model, data = inputs
     source = ["--data", data, "--output", tmp_path / "frontier", "--seeds", 0]
-    more = ["--student.attention_free", "static,embeddings=8", "--epochs", 2, *SMALL]
+    more = ["--student.attention_free", "static,embeddings=8", "--epochs", 2, *SMALL, "--budget.precision", "fp32"]
     call(frontier, monkeypatch, *source, "--teacher", model, "--speedup", SPEEDS, *more)
     assert "student-1.1x" in capsys.readouterr().out
     call(repeated_speeds, monkeypatch, tmp_path / "frontier" / "seed-0", "--texts", 32, "--output", tmp_path / "again")

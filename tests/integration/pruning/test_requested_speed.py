@@ -5,13 +5,18 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from compress.prune.search.candidates import Candidate
+from pipelines import prune
 from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import MANIFEST, describe_outputs, hash_outputs, seal_manifest
-from support.commands import run_to_success, start
+from pipelines.stages.prune.budget_timing import TimedModel
+from pipelines.stages.prune.shape import ShapeSearch
+from support.commands import refusal_of, run_to_success, start
 from support.run_inputs import make_classifier_inputs
 
 NAME = "1.3x"
@@ -179,3 +184,41 @@ def test_throughputs_and_lengths_are_measured_under_their_own_conditions(folder,
     else:
         assert target_speed["target"]["texts_per_second"] == 1
         assert target_speed["share"]["value"] > 1
+
+
+@pytest.fixture
+def slow_width(monkeypatch) -> Callable[[int], None]:
+    """A function that makes shapes that are at least so wide a hundred times as slow as they are."""
+
+    def make_slow(width: int) -> None:
+        measure_length = ShapeSearch.measure_length
+
+        def measure_slower(search: ShapeSearch, length: int, candidate: Candidate, model: TimedModel) -> dict:
+            measured = measure_length(search, length, candidate, model)
+            factor = 100 if candidate.sizes.hidden >= width else 1
+            return measured | {"best_ms": factor * measured["best_ms"], "speedup": measured["speedup"] / factor}
+
+        monkeypatch.setattr(ShapeSearch, "measure_length", measure_slower)
+
+    return make_slow
+
+
+@pytest.mark.slow
+def test_another_width_is_tried_where_no_shape_of_the_first_is_fast_enough(folder, tmp_path, slow_width, capsys):
+    slow_width(32)
+    prune.main(prune_arguments(folder, tmp_path, *REQUEST, "--budget.retries", "0"))
+    printed = capsys.readouterr().out
+    assert "no shape with the width and the layers of width 32" in printed
+    shape = shape_of(find_only(tmp_path, f"shape-{NAME}"))
+    assert shape["sizes"]["hidden"] < 32
+    assert shape["trials"][0]["label"].startswith("width 32")
+
+
+@pytest.mark.slow
+def test_a_speed_is_refused_before_training_where_all_widths_are_too_slow(
+    folder, tmp_path, slow_width, monkeypatch, capsys
+):
+    slow_width(1)
+    message = refusal_of(prune, prune_arguments(folder, tmp_path, *REQUEST), monkeypatch, capsys)
+    assert f"budget {NAME}: expected a shape that takes" in message
+    assert not (tmp_path / f"distill-{NAME}").exists()
