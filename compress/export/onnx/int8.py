@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compress.export.common.quiet import quiet
+from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
+from compress.export.onnx.nodes import Writer
+from compress.export.onnx.rounded import look_up
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 _PRODUCTS = ("MatMul", "Gemm", "Attention")
-_TABLES = ("Gather",)  # ONNX's embedding lookup
+_LARGEST_INTEGER = 127
 
 
 @cache
@@ -52,36 +55,50 @@ def quantize_int8(source: Path, target: Path, *, reduce_range: bool = False) -> 
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(source))
+    quantize_tables(model)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # tables are looked up, not multiplied: they keep 8 bits
-    for operators, bits in ((_TABLES, False), (_PRODUCTS, True)) if reduce_range else ((_TABLES + _PRODUCTS, False),):
-        before = tensor_names(model)
-        del model.graph.value_info[:]  # shapes recorded before the fusion mislead the quantizer
-        with quiet():  # the quantizer recommends preprocessing that the export has done
-            quantize_dynamic(
-                model,
-                str(target),
-                op_types_to_quantize=list(operators),
-                per_channel=True,
-                reduce_range=bits,
-                weight_type=QuantType.QInt8,
-                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-            )
-        model = onnx.load(str(target))
-        if operators == _TABLES:  # else the second pass would reuse the names of the table's integers
-            rename_tensors(model, {name: f"table/{name}" for name in tensor_names(model) - before})
+    del model.graph.value_info[:]  # shapes recorded before the fusion mislead the quantizer
+    with quiet():  # the quantizer recommends preprocessing that the export has done
+        quantize_dynamic(
+            model,
+            str(target),
+            op_types_to_quantize=list(_PRODUCTS),
+            per_channel=True,
+            reduce_range=reduce_range,
+            weight_type=QuantType.QInt8,
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+        )
 
 
-def tensor_names(model: "ModelProto") -> set[str]:
-    """Returns the names of all tensors of a graph."""
-    graph = model.graph
-    return {name for node in graph.node for name in (*node.input, *node.output)} | {w.name for w in graph.initializer}
+def quantize_tables(model: "ModelProto") -> None:
+    """Rewrites all lookups in float32 tables as lookups of bytes, in place, with one scale per row.
 
+    A single scale, as ONNX Runtime's quantizer uses, would be that of the largest row. A table with one column stays in
+    float32: its scales alone would be as large.
+    """
+    from onnx import numpy_helper
 
-def rename_tensors(model: "ModelProto", names: dict[str, str]) -> None:
-    """Renames tensors in all nodes and constants."""
-    for weight in model.graph.initializer:
-        weight.name = names.get(weight.name, weight.name)
+    constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    writer = Writer()
     for node in model.graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
+        table = constants.get(node.input[0]) if node.op_type == "Gather" and selects_rows(node) else None
+        if table is None or table.dtype != np.float32 or table.ndim != 2 or table.shape[1] == 1:
+            writer.nodes.append(node)
+        else:
+            look_up(writer, node, node.input[0], *quantize_rows(table))
+    replace_nodes(model.graph, writer.nodes)
+    model.graph.initializer.extend(writer.constants.values())
+    remove_unused(model.graph)
+
+
+def selects_rows(node: "NodeProto") -> bool:
+    """Returns whether a Gather selects along the first axis."""
+    axis = read_attribute(node, "axis")
+    return axis is None or axis.i == 0
+
+
+def quantize_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the nearest integers of a table [rows, columns], int8, and the rows' scales [rows, 1], float32."""
+    largest = np.abs(table).max(axis=1, keepdims=True)
+    scales = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(_LARGEST_INTEGER)
+    return np.rint(table / scales).astype(np.int8), scales

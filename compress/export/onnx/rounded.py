@@ -82,7 +82,7 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
         weight = find_weight(node, constants)
         if node.op_type == "Gather" and weight is not None and weight.tobytes() in tables:
             name, table = tables[weight.tobytes()]
-            look_up(writer, node, name, table)
+            look_up(writer, node, name, table.integers, table.scales)
             seen.add(name)
             continue
         match = linear.find(weight) if weight is not None and node.op_type != "Gather" else None
@@ -128,13 +128,13 @@ def find_weight(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | 
     return value if turned is not None and turned.i else value.T
 
 
-def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
-    """Writes a lookup of byte rows, each multiplied by its scale."""
+def look_up(writer: Writer, node: Any, name: str, integers: np.ndarray, scales: np.ndarray) -> None:
+    """Writes a lookup of byte rows [rows, columns], each multiplied by its scale [rows, 1]."""
     # Not `out_scale`: a product that reads the rows names the scale of its bytes so.
     ids, out = node.input[1], node.output[0]
-    rows = writer.node("Gather", [writer.constant(f"{name}.int8", table.integers), ids], f"{out}_rows_int8", axis=0)
-    scales = writer.node("Gather", [writer.constant(f"{name}.scales", table.scales), ids], f"{out}_rows_scale", axis=0)
-    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_rows_float", to=1), scales], out)
+    rows = writer.node("Gather", [writer.constant(f"{name}.int8", integers), ids], f"{out}_rows_int8", axis=0)
+    factors = writer.node("Gather", [writer.constant(f"{name}.scales", scales), ids], f"{out}_rows_scale", axis=0)
+    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_rows_float", to=1), factors], out)
 
 
 def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:

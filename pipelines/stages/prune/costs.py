@@ -28,7 +28,7 @@ from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, time_together
 from pipelines.stages.prune.start import find_prunable_axes
 
-VERSION = 2  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 RoundingKey: TypeAlias = str | list[object]  # JSON types
 

@@ -200,10 +200,10 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
     assert largest_weight(small) <= 64
     graph = onnx.load(small).graph
     rows = {name for node in graph.node if node.op_type == "Gather" for name in node.input}
-    tables = [each for each in graph.initializer if each.name in rows and len(each.dims) == 2]
+    tables = [each for each in graph.initializer if each.name in rows and len(each.dims) == 2 and each.dims[1] > 1]
     values = [onnx.numpy_helper.to_array(each) for each in tables]
     assert tables
-    assert all(each.dtype in (np.int8, np.uint8) for each in values)
+    assert all(each.dtype == np.int8 for each in values)
     assert max(int(np.ptp(each.astype(int))) for each in values) > 128
     batch = tokenizer(["where is my card"], return_tensors="np")
     with torch.no_grad():

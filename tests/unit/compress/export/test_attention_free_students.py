@@ -22,7 +22,7 @@ from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import resolve_scheme
 from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student
-from support.tiny_models import LABELS, build_model, make_rows, saved
+from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
 
 
 @pytest.mark.parametrize("spec", [
@@ -41,6 +41,23 @@ def test_an_onnx_file_has_the_logits_of_its_student(spec, tokenizer, tmp_path):
             expected = student(input_ids=ids, attention_mask=mask).logits.numpy()
         found = onnx({name: value.numpy() for name, value in (("input_ids", ids), ("attention_mask", mask))})
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["static,ngrams=64", "gru,hidden=16"])
+def test_onnx_runtimes_own_int8_gives_each_row_of_a_table_its_own_scale(spec, tokenizer, tmp_path):
+    student = build_student(build_model("bert"), f"{spec},embeddings=32", tokenizer=tokenizer).eval()
+    batch = to_arrays(draw_batch(9, 4, 2, 9))
+    largest = next(number for number in range(5, 60) if number not in batch["input_ids"])
+    with torch.no_grad():
+        student.vectors.words.weight[largest] *= 1000  # with one scale for the table, all other rows would become 0
+        student.classifier.weight *= 20
+    targets = [find_target(each) for each in ("onnxruntime", "onnxruntime-int8")]
+    write_targets(Source(student, tokenizer), targets, tmp_path)
+    expected, found = (OnnxModel(tmp_path / str(target), threads=1)(batch) for target in targets)
+    assert np.abs(found - expected).max() < 0.05 * expected.std()
+    graph = onnx.load(str(tmp_path / "onnxruntime-int8" / "model.onnx")).graph
+    tables = [each for each in graph.initializer if list(each.dims) == [len(VOCABULARY), 32]]
+    assert [each.data_type for each in tables] == [onnx.TensorProto.INT8]
 
 
 READ = """\
