@@ -122,6 +122,16 @@ class SpeedTarget:
         """The target as requested."""
         return replace(self, correction=1.0)
 
+    @property
+    def corrected(self) -> "SpeedTarget":
+        """The target of a search for a shape that is faster than requested by the correction."""
+        return replace(
+            self,
+            speedup=self.speedup * self.correction,
+            latency_ms=self.latency_ms / self.correction,
+            texts_per_second=self.texts_per_second * self.correction,
+        )
+
 
 def list_targets(budget: Budget) -> list[SpeedTarget]:
     """Returns the budget's targets, the slowest first."""

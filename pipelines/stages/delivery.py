@@ -165,7 +165,7 @@ class Delivery:
         pipeline = build_pruning_context(self.run, self.plan, self.stages, self.precision)
         stages = prune_to(pipeline, target, previous=self.stages[f"shape-{target.name}"])
         if not stages[f"shape-{target.name}"].metrics["faster"]:
-            return "no faster shape has the same layers and width"
+            return "no faster shape was found"
         student = collect_student(stages, target, len(list_targets(self.config.budget)))
         self.stages |= stages
         fresh, self.stages = quantize_students(

@@ -1,4 +1,4 @@
-"""The shape of a student that was evaluated as too slow: the same layers and width, fewer units."""
+"""The shape of a student that was evaluated as too slow: fewer units, or else other layers or another width."""
 
 import json
 from dataclasses import asdict
@@ -15,34 +15,41 @@ from pipelines.stages.prune.shape import (
     MEASURED,
     ShapeInputs,
     ShapeSearch,
-    describe_measuring,
+    describe_search,
     write_shape,
 )
 from pipelines.stages.train.pruned_start import SHAPE
 
-VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def faster_shape_stage(
     run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, previous: Artefact
 ) -> Artefact:
-    """Writes `shape.json` of a faster shape than a `previous` one, with the same layers and width but fewer units.
+    """Writes `shape.json` of a faster shape than a `previous` one; the target's correction says how much faster.
 
-    The target's correction says how much faster. No candidate is trained: the one that learned best at nearly the same
-    speed is taken again. If no faster shape has these layers and this width, the shape stays as it is, and the metric
-    `faster` is false.
+    It has the same layers and width but fewer units, and no candidate is trained: the one that learned best at nearly
+    the same speed is taken again. If no such shape is fast enough, the search is repeated for the corrected target. If
+    that finds none either, the shape stays as it is, and the metric `faster` is false.
     """
-    settings = describe_measuring(config, target)
 
     def work(folder: Path) -> JsonObject:
         search = ShapeSearch(run, config, inputs, target, folder)
         stored = json.loads((previous.folder / SHAPE).read_text())
         factor = target.correction / previous.manifest["config"]["target"]["correction"]
-        result = shrink_shape(search, stored, factor)
-        return write_shape(folder, result or stored) | {"faster": result is not None}
+        faster = shrink_shape(search, stored, factor)
+        if faster is None:
+            faster = find_other_shape(ShapeSearch(run, config, inputs, target.corrected, folder))
+        return write_shape(folder, faster or stored) | {"faster": faster is not None}
 
     stages = inputs.by_name() | {"previous": previous}
-    return run.stage(f"shape-{target.name}", settings, stages, work, version=VERSION)
+    return run.stage(f"shape-{target.name}", describe_search(config, target), stages, work, version=VERSION)
+
+
+def find_other_shape(search: ShapeSearch) -> JsonObject | None:
+    """Returns `shape.json`'s contents for the shape that a search finds, None if none is fast enough."""
+    choice, trials = search.find_shape()
+    return search.describe_choice(choice, trials) if choice.infeasible_ms is None else None
 
 
 def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> JsonObject | None:

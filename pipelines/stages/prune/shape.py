@@ -89,16 +89,21 @@ class ShapeInputs:
 
 def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
-    settings = describe_measuring(config, target) | {
-        "trials": config.prune.trial_steps,
-        "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
-        "loss": vars(config.loss.without_layer_terms),
-    }
 
     def work(folder: Path) -> JsonObject:
         return write_shape(folder, ShapeSearch(run, config, inputs, target, folder).choose())
 
+    settings = describe_search(config, target)
     return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
+
+
+def describe_search(config: DistillConfig, target: SpeedTarget) -> JsonObject:
+    """Returns the target and the settings of its search, for stage keys."""
+    return describe_measuring(config, target) | {
+        "trials": config.prune.trial_steps,
+        "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
+        "loss": vars(config.loss.without_layer_terms),
+    }
 
 
 def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject:
@@ -191,7 +196,16 @@ class ShapeSearch:
         )
 
     def choose(self) -> JsonObject:
-        """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents.
+        """Finds a shape for the target and returns `shape.json`'s contents.
+
+        Raises:
+            InputError: No shape reaches the target, or its files are too large.
+        """
+        choice, trials = self.find_shape()
+        return self.describe_choice(choice, trials) if choice.infeasible_ms is None else self.refuse_target(choice)
+
+    def find_shape(self) -> tuple[MeasuredChoice, list[JsonObject]]:
+        """Tries the candidates, measures the winner until it meets the target, and returns it with all trials.
 
         If no shape with the winner's layers and width is fast enough, those of other layers and widths are tried, at
         last the smallest.
@@ -204,14 +218,13 @@ class ShapeSearch:
             trials += [{"label": each.label, "divergences": values} for each, values in pairs]
             choice = self.correct_latency(candidates[winner])
             if choice.infeasible_ms is None:
-                return self.describe_choice(choice, trials)
+                return choice, trials
             self.run.console.say(
                 f"  shape-{self.target.name}: no shape with the width and the layers of {choice.candidate.label} is "
                 "fast enough; trying others"
             )
             milliseconds = min(choice.infeasible_ms, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
-        choice = self.correct_latency(make_smallest_candidate(self.space))
-        return self.describe_choice(choice, trials) if choice.infeasible_ms is None else self.refuse_target(choice)
+        return self.correct_latency(make_smallest_candidate(self.space)), trials
 
     def describe_choice(self, choice: MeasuredChoice, trials: list[JsonObject]) -> JsonObject:
         """Returns `shape.json`'s contents."""
