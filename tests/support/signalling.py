@@ -27,12 +27,12 @@ def positions_of_rows(lengths: list[int], chosen: list[list[int]] | None = None)
     return SignalMask(tokens, positions)
 
 
-def answer_of(name: str, values: object, where: SignalMask) -> TeacherOutputs:
+def make_outputs(name: str, values: object, where: SignalMask) -> TeacherOutputs:
     return TeacherOutputs({name: values}, where, [key_of(i) for i in range(len(where.tokens))])
 
 
 def round_trip(signal: Signal, outputs: TeacherOutputs) -> dict:
-    """Returns the answer after encoding and decoding with tables fitted to it."""
+    """Returns the outputs after encoding and decoding with tables fitted to them."""
     rows = signal.rows(outputs)
     book = {name: FrequencyTable(starts) for name, starts in signal.fit(rows).items()}
     return signal.decode([memoryview(signal.encode(row, book)) for row in rows], outputs.mask, book)

@@ -268,7 +268,7 @@ def take_snapshot(folder: Path, snapshot: Path) -> dict[str, Path]:
     for left in reversed(range(SNAPSHOT_TRIES)):
         shutil.rmtree(snapshot, ignore_errors=True)
         try:
-            return {path: _hold_file(folder, path, snapshot) for path in list_kept_files(folder)}
+            return {path: _link_or_copy(folder, path, snapshot) for path in list_kept_files(folder)}
         except FileNotFoundError:
             if not left:
                 raise
@@ -276,7 +276,7 @@ def take_snapshot(folder: Path, snapshot: Path) -> dict[str, Path]:
     raise AssertionError
 
 
-def _hold_file(folder: Path, path: str, snapshot: Path) -> Path:
+def _link_or_copy(folder: Path, path: str, snapshot: Path) -> Path:
     """Returns a file with this content that stays: the file itself in a finished stage, else a link or a copy of it."""
     file, parts = folder / path, Path(path).parts
     if len(parts) > STAGE_DEPTH and not is_unfinished(path) and (folder / parts[0] / parts[1] / MANIFEST).exists():

@@ -14,7 +14,7 @@ from distill.cache.signals import (
     build_signal,
 )
 from distill.errors import InputError
-from support.signalling import LENGTHS, answer_of, key_of, positions_of_rows, round_trip, seeded
+from support.signalling import LENGTHS, key_of, make_outputs, positions_of_rows, round_trip, seeded
 
 
 @pytest.mark.parametrize(
@@ -69,27 +69,29 @@ def random_finite(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("of", ["logits", "embedding"])
 def test_dense_values_of_a_sample_round_trip_bit_identically(of):
     values = random_finite(4, 7)
-    restored = round_trip(Dense(7, of=of), answer_of(of, values, positions_of_rows(LENGTHS)))[of]
+    restored = round_trip(Dense(7, of=of), make_outputs(of, values, positions_of_rows(LENGTHS)))[of]
     assert torch.equal(restored.view(torch.int32), values.view(torch.int32))
 
 
 @pytest.mark.parametrize("chosen", [None, [[0, 4], [], [6], [1, 2]]], ids=["all tokens", "masked ones"])
 def test_dense_values_of_a_position_round_trip_bit_identically(chosen):
     where, values = positions_of_rows(LENGTHS, chosen), random_finite(4, 7, 9)
-    restored = round_trip(Dense(9, each="position"), answer_of("logits", values, where))["logits"]
+    restored = round_trip(Dense(9, each="position"), make_outputs("logits", values, where))["logits"]
     assert torch.equal(restored.view(torch.int32), values[where.positions].view(torch.int32))
 
 
 def test_float16_values_are_rounded_exactly_once():
     values = torch.randn(4, 7, generator=seeded()) * torch.logspace(-8, 4, 7)
-    restored = round_trip(Dense(7, dtype="float16"), answer_of("logits", values, positions_of_rows(LENGTHS)))["logits"]
+    restored = round_trip(Dense(7, dtype="float16"), make_outputs("logits", values, positions_of_rows(LENGTHS)))[
+        "logits"
+    ]
     assert torch.equal(restored, values.half().float())
 
 
 def test_a_value_beyond_the_range_of_float16_is_refused():
     values = torch.zeros(4, 7)
     values[2, 3] = 7e4
-    output = answer_of("logits", values, positions_of_rows(LENGTHS))
+    output = make_outputs("logits", values, positions_of_rows(LENGTHS))
     assert torch.equal(round_trip(Dense(7), output)["logits"], values)
     with pytest.raises(InputError, match=f"sample {key_of(2).hex()}"):
         Dense(7, dtype="float16").rows(output)
@@ -100,14 +102,14 @@ def test_a_sample_with_a_non_finite_value_is_refused_with_its_key(bad):
     values = torch.zeros(4, 7)
     values[1, 6] = bad
     with pytest.raises(InputError, match=f"sample {key_of(1).hex()}"):
-        Dense(7).rows(answer_of("logits", values, positions_of_rows(LENGTHS)))
+        Dense(7).rows(make_outputs("logits", values, positions_of_rows(LENGTHS)))
 
 
 @pytest.mark.parametrize("each", ["sample", "position"])
 def test_a_dense_record_of_another_size_is_refused(each):
     signal, where = Dense(7, each=each), positions_of_rows([2])
     values = torch.zeros(1, 2, 7) if each == "position" else torch.zeros(1, 7)
-    record = signal.encode(signal.rows(answer_of("logits", values, where))[0], {})
+    record = signal.encode(signal.rows(make_outputs("logits", values, where))[0], {})
     for changed in (record[:-4], record[:-1], record + bytes(28), b""):
         with pytest.raises(ValueError):
             signal.decode([memoryview(changed)], where, {})
@@ -141,7 +143,7 @@ def assert_close_to(found: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("width", [1, 33])
 def test_hidden_states_round_trip_to_half_a_step_under_their_own_layer(width, stored):
     layers = layers_of(4, width)
-    restored = round_trip(Hidden(width, stored), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"]
+    restored = round_trip(Hidden(width, stored), make_outputs("hidden", layers, positions_of_rows(LENGTHS)))["hidden"]
     assert list(restored) == list(stored)
     for layer in stored:
         assert_close_to(restored[layer], layers[layer])
@@ -152,7 +154,7 @@ def test_hidden_states_round_trip_to_half_a_step_under_their_own_layer(width, st
 def test_queries_keys_and_values_round_trip_to_half_a_step(stored):
     flat = layers_of(9, 16)
     layers = [tuple(flat[3 * i : 3 * i + 3]) for i in range(3)]
-    restored = round_trip(Relations(16, stored), answer_of("relations", layers, positions_of_rows(LENGTHS)))[
+    restored = round_trip(Relations(16, stored), make_outputs("relations", layers, positions_of_rows(LENGTHS)))[
         "relations"
     ]
     assert list(restored) == list(stored)
@@ -168,7 +170,7 @@ def test_shared_keys_keep_their_width_and_equal_widths_keep_the_older_settings()
     signal = Relations.from_widths((16, 4, 4), (2, 0))
     assert build_signal(signal.settings()) == signal
     assert signal.nominal_bytes() == 2 * (16 + 4 + 4 + 3 * 4)
-    restored = round_trip(signal, answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
+    restored = round_trip(signal, make_outputs("relations", layers, positions_of_rows(LENGTHS)))["relations"]
     for layer in (2, 0):
         for each, exact in zip(restored[layer], layers[layer], strict=True):
             assert_close_to(each, exact)
@@ -180,7 +182,7 @@ def test_the_smallest_and_the_largest_features_do_not_overflow():
     values = torch.zeros(4, 7, 3)
     values[..., 0], values[..., 1] = 1e-44, -1e-44
     values[1:] = torch.tensor([3e38, -3e38, 1.0])
-    restored = round_trip(Hidden(3, (0,)), answer_of("hidden", [values], positions_of_rows(LENGTHS)))["hidden"][0]
+    restored = round_trip(Hidden(3, (0,)), make_outputs("hidden", [values], positions_of_rows(LENGTHS)))["hidden"][0]
     assert restored.isfinite().all()
     assert (restored[0] - values[0]).abs().max() <= torch.finfo(torch.float32).tiny / 2
     torch.testing.assert_close(restored[1, 0], torch.tensor([3e38, -3e38, 0.0]))
@@ -188,27 +190,27 @@ def test_the_smallest_and_the_largest_features_do_not_overflow():
 
 def test_bfloat16_features_are_stored():
     layers = [values.bfloat16() for values in layers_of(1, 8)]
-    restored = round_trip(Hidden(8, (0,)), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"][0]
+    restored = round_trip(Hidden(8, (0,)), make_outputs("hidden", layers, positions_of_rows(LENGTHS)))["hidden"][0]
     assert_close_to(restored, layers[0].float())
 
 
 def test_features_of_another_width_or_with_nan_are_refused():
     where, layers = positions_of_rows(LENGTHS), layers_of(3, 8)
     with pytest.raises(InputError, match="16, found 8"):
-        Hidden(16, (0,)).rows(answer_of("hidden", layers, where))
+        Hidden(16, (0,)).rows(make_outputs("hidden", layers, where))
     narrow = [(layers[0], layers[1][..., :4], layers[2][..., :4])]  # as in grouped-query attention
     with pytest.raises(InputError, match="8, found 4"):
-        Relations(8, (0,)).rows(answer_of("relations", narrow, where))
+        Relations(8, (0,)).rows(make_outputs("relations", narrow, where))
     layers[1][3, 6] = torch.nan
-    Hidden(8, (1,)).rows(answer_of("hidden", layers, where))  # accepted in the padding
+    Hidden(8, (1,)).rows(make_outputs("hidden", layers, where))  # accepted in the padding
     layers[1][3, 2, 5] = torch.nan
     with pytest.raises(InputError, match="position 15 of a batch of 16"):
-        Hidden(8, (0, 1)).rows(answer_of("hidden", layers, where))
+        Hidden(8, (0, 1)).rows(make_outputs("hidden", layers, where))
 
 
 def test_a_feature_record_of_another_length_is_refused():
     signal, where = Hidden(8, (0, 1)), positions_of_rows(LENGTHS)
-    record = signal.encode(signal.rows(answer_of("hidden", layers_of(2, 8), where))[0], {})
+    record = signal.encode(signal.rows(make_outputs("hidden", layers_of(2, 8), where))[0], {})
     for changed in (record[:-1], record + b"\0", record[: len(record) // 5 * 4], record[:3], b""):
         with pytest.raises(ValueError):
             signal.decode([memoryview(changed)], positions_of_rows([5]), {})
@@ -228,7 +230,7 @@ def test_sequences_round_trip_with_their_log_probabilities():
     ids, log_probs = random_sequences(4, width)
     ids[1][:] = torch.tensor([0, width - 1])
     signal = Generated(width, new_tokens=4)
-    restored = round_trip(signal, answer_of("generated", (ids, log_probs), positions_of_rows(LENGTHS)))["generated"]
+    restored = round_trip(signal, make_outputs("generated", (ids, log_probs), positions_of_rows(LENGTHS)))["generated"]
     for i in range(4):
         assert restored[0][i].dtype == torch.int64
         assert torch.equal(restored[0][i], ids[i])
@@ -247,4 +249,4 @@ def test_a_sequence_with_an_invalid_log_probability_is_refused_with_its_key(bad)
     ids, log_probs = random_sequences(4, 50)
     log_probs[3][0] = bad
     with pytest.raises(InputError, match=f"sample {key_of(3).hex()}"):
-        Generated(50, new_tokens=4).rows(answer_of("generated", (ids, log_probs), positions_of_rows(LENGTHS)))
+        Generated(50, new_tokens=4).rows(make_outputs("generated", (ids, log_probs), positions_of_rows(LENGTHS)))

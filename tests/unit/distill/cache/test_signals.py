@@ -8,7 +8,7 @@ from distill.cache.signals import Dense, Sampled, TeacherOutputs, TopK
 from distill.cache.signals.comb import sample_with_comb
 from distill.cache.signals.sampled import draw_offsets, systematic_sample
 from distill.errors import InputError
-from support.signalling import LENGTHS, answer_of, key_of, positions_of_rows, round_trip, seeded
+from support.signalling import LENGTHS, key_of, make_outputs, positions_of_rows, round_trip, seeded
 
 
 def logits_of(width: int, lengths: list[int] = LENGTHS, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -38,7 +38,7 @@ def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
 @pytest.mark.parametrize("width", [1, 63, 64, 257, 1000])
 def test_a_sampled_distribution_round_trips_exactly(width, draws, chosen):
     signal, where = Sampled(width, draws=draws), positions_of_rows(LENGTHS, chosen)
-    output = answer_of("logits", logits_of(width), where)
+    output = make_outputs("logits", logits_of(width), where)
     rows, restored = signal.rows(output), round_trip(signal, output)
     assert restored["ids"].dtype == torch.int64
     assert restored["weights"].dtype == torch.float32
@@ -144,7 +144,7 @@ def test_the_sampling_temperature_divides_the_logits():
 def test_draws_are_independent_of_the_batch_and_the_thread_count(threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     signal, logits = Sampled(777), logits_of(777)
-    together = signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
+    together = signal.rows(make_outputs("logits", logits, positions_of_rows(LENGTHS)))
     for i, length in enumerate(LENGTHS):
         alone = signal.rows(
             TeacherOutputs({"logits": logits[i : i + 1, :length]}, positions_of_rows([length]), [key_of(i)])
@@ -153,7 +153,7 @@ def test_draws_are_independent_of_the_batch_and_the_thread_count(threads, monkey
 
 
 def test_different_seeds_and_samples_give_different_draws():
-    output = answer_of("logits", logits_of(777)[:1].expand(4, -1, -1), positions_of_rows([7, 7, 7, 7]))
+    output = make_outputs("logits", logits_of(777)[:1].expand(4, -1, -1), positions_of_rows([7, 7, 7, 7]))
     first, other = (dense_of(round_trip(Sampled(777, seed=seed), output), 777) for seed in (0, 1))
     assert not torch.equal(first, other)
     assert not torch.equal(first[:7], first[7:14])
@@ -163,7 +163,7 @@ def test_samples_from_16_million_ids_round_trip():
     width = 1 << 24
     logits = torch.full((1, 2, width), -3.0)
     logits[0, 0, [0, 77, width - 1]] = torch.tensor([14.0, 14.5, 15.0])
-    signal, output = Sampled(width, draws=24), answer_of("logits", logits, positions_of_rows([2]))
+    signal, output = Sampled(width, draws=24), make_outputs("logits", logits, positions_of_rows([2]))
     rows, restored = signal.rows(output), round_trip(signal, output)
     assert np.array_equal(restored["ids"][restored["weights"] > 0], rows[0][0])
     assert {0, 77, width - 1} <= set(restored["ids"][0].tolist())
@@ -177,24 +177,26 @@ def test_logits_that_are_not_finite_are_refused_with_their_position(signal, inde
     logits = logits_of(300)
     logits[2, 1, index] = bad
     with pytest.raises(InputError, match="position 7 of a batch of 16"):
-        signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
+        signal.rows(make_outputs("logits", logits, positions_of_rows(LENGTHS)))
     logits[2, 1] = -torch.inf
     with pytest.raises(InputError, match="expected finite logits"):
-        signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
+        signal.rows(make_outputs("logits", logits, positions_of_rows(LENGTHS)))
 
 
 def test_nan_in_the_padding_is_accepted():
     logits = logits_of(300)
     logits[1, 3] = torch.nan
     for signal in (Sampled(300), TopK(300, k=8), Dense(300, each="position")):
-        assert len(signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))) == 4
+        assert len(signal.rows(make_outputs("logits", logits, positions_of_rows(LENGTHS)))) == 4
 
 
 @pytest.mark.parametrize("signal", [Sampled(300), TopK(300), Dense(300)], ids=lambda s: s.kind)
 def test_logits_of_another_width_are_refused(signal):
     logits = logits_of(299)
     with pytest.raises(InputError, match="300, found 299"):
-        signal.rows(answer_of("logits", logits[:, 0] if signal.kind == "dense" else logits, positions_of_rows(LENGTHS)))
+        signal.rows(
+            make_outputs("logits", logits[:, 0] if signal.kind == "dense" else logits, positions_of_rows(LENGTHS))
+        )
 
 
 # TopK
@@ -204,7 +206,7 @@ def test_logits_of_another_width_are_refused(signal):
 @pytest.mark.parametrize("width", [1, 7, 100])
 def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
     logits = logits_of(width, spread=1.5)
-    restored = round_trip(TopK(width, k=width, step=step), answer_of("logits", logits, positions_of_rows(LENGTHS)))
+    restored = round_trip(TopK(width, k=width, step=step), make_outputs("logits", logits, positions_of_rows(LENGTHS)))
     exact = logits[positions_of_rows(LENGTHS).tokens].log_softmax(-1)
     error = restored["log_probs"] - exact
     assert torch.equal(restored["ids"], torch.arange(width).expand(len(exact), -1))
@@ -219,7 +221,7 @@ def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
 def test_the_likeliest_ids_and_the_tail_are_stored_to_one_grid_step(width, k, spread):
     where, signal = positions_of_rows([3, 2]), TopK(width, k=k)
     logits = logits_of(width, [3, 2], spread)
-    restored = round_trip(signal, answer_of("logits", logits, where))
+    restored = round_trip(signal, make_outputs("logits", logits, where))
     exact = logits[where.tokens].double().log_softmax(-1)
     top = exact.topk(k)
     assert torch.equal(exact.gather(1, restored["ids"]).sort(descending=True).values, top.values)
@@ -234,7 +236,7 @@ def test_the_likeliest_ids_and_the_tail_are_stored_to_one_grid_step(width, k, sp
 def test_a_one_hot_distribution_has_no_tail():
     logits = torch.full((1, 1, 500), -torch.inf)
     logits[..., 42] = 3.0
-    restored = round_trip(TopK(500, k=4), answer_of("logits", logits, positions_of_rows([1])))
+    restored = round_trip(TopK(500, k=4), make_outputs("logits", logits, positions_of_rows([1])))
     chosen = restored["ids"][0] == 42
     assert restored["log_probs"][0, chosen] == 0
     assert (restored["log_probs"][0, ~chosen] < -100).all()
@@ -244,6 +246,6 @@ def test_a_one_hot_distribution_has_no_tail():
 
 def test_the_top_k_temperature_divides_the_logits():
     where, logits = positions_of_rows(LENGTHS), logits_of(100)
-    warm = round_trip(TopK(100, k=9, temperature=2.0), answer_of("logits", logits, where))
-    plain = round_trip(TopK(100, k=9), answer_of("logits", logits / 2, where))
+    warm = round_trip(TopK(100, k=9, temperature=2.0), make_outputs("logits", logits, where))
+    plain = round_trip(TopK(100, k=9), make_outputs("logits", logits / 2, where))
     assert all(torch.equal(warm[name], plain[name]) for name in ("ids", "log_probs", "tail"))

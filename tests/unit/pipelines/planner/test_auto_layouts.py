@@ -97,7 +97,7 @@ def test_runs_without_a_teacher_are_left_to_their_size(decoder):
 
 
 @pytest.mark.slow
-def test_models_that_can_not_be_traced_are_left_to_their_size(decoder, monkeypatch):
+def test_models_that_cannot_be_traced_are_left_to_their_size(decoder, monkeypatch):
     def fail(self, **inputs: object) -> None:
         raise ZeroDivisionError("data")
 

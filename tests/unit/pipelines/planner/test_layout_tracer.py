@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_are_refused_without_a_trace():
     assert all("alone take" in choice.refusal and choice.trace is None for choice in tracer.trace_students())
 
 
-def test_a_batch_that_can_not_be_divided_is_refused():
+def test_a_batch_that_cannot_be_divided_is_refused():
     found = trace_students(describe("text-classification", BERT, train=TrainConfig(batch_size=6)), FOUR)
     assert "a batch of 6 rows" in found["fsdp=4"].refusal
 
