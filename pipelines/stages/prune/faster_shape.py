@@ -49,7 +49,7 @@ def faster_shape_stage(
 def find_other_shape(search: ShapeSearch) -> JsonObject | None:
     """Returns `shape.json`'s contents for the shape that a search finds, None if none is fast enough."""
     choice, trials = search.find_shape()
-    return search.describe_choice(choice, trials) if choice.infeasible_ms is None else None
+    return None if choice.is_exhausted else search.describe_choice(choice, trials)
 
 
 def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> JsonObject | None:

@@ -136,13 +136,14 @@ class MeasuredChoice:
     Args:
         candidate: The last shape that was measured.
         measurements: The measurements, the last one of that shape.
-        infeasible_ms: Predicted milliseconds that a fast enough shape must take, if none of these layers and this width
-            does; otherwise None.
+        milliseconds: What the solver must be asked for to meet the target, by all measurements.
+        is_exhausted: Whether it is too slow and no faster shape has these layers and this width.
     """
 
     candidate: Candidate
     measurements: list[JsonObject]
-    infeasible_ms: float | None
+    milliseconds: float
+    is_exhausted: bool
 
 
 class ShapeSearch:
@@ -202,7 +203,7 @@ class ShapeSearch:
             InputError: No shape reaches the target, or its files are too large.
         """
         choice, trials = self.find_shape()
-        return self.describe_choice(choice, trials) if choice.infeasible_ms is None else self.refuse_target(choice)
+        return self.refuse_target(choice) if choice.is_exhausted else self.describe_choice(choice, trials)
 
     def find_shape(self) -> tuple[MeasuredChoice, list[JsonObject]]:
         """Tries the candidates, measures the winner until it meets the target, and returns it with all trials.
@@ -217,13 +218,13 @@ class ShapeSearch:
             pairs = zip(candidates, divergences, strict=True)
             trials += [{"label": each.label, "divergences": values} for each, values in pairs]
             choice = self.correct_latency(candidates[winner])
-            if choice.infeasible_ms is None:
+            if not choice.is_exhausted:
                 return choice, trials
             self.run.console.say(
                 f"  shape-{self.target.name}: no shape with the width and the layers of {choice.candidate.label} is "
                 "fast enough; trying others"
             )
-            milliseconds = min(choice.infeasible_ms, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
+            milliseconds = min(choice.milliseconds, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
         return self.correct_latency(make_smallest_candidate(self.space)), trials
 
     def describe_choice(self, choice: MeasuredChoice, trials: list[JsonObject]) -> JsonObject:
@@ -352,7 +353,7 @@ class ShapeSearch:
                 f"  shape-{self.target.name}: the target was missed: {measurements[-1]['by_all']:.2f}x, {ratio:.0%} of "
                 "the requested speed; measurements on a busy machine are unreliable"
             )
-        return MeasuredChoice(candidate, measurements, corrected / AIM if missed and better is None else None)
+        return MeasuredChoice(candidate, measurements, corrected / AIM, missed and better is None)
 
     def report_measurement(self, candidate: Candidate, measured: JsonObject) -> None:
         """Prints a measurement, and the speed by all measurements so far."""
