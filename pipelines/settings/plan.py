@@ -124,9 +124,9 @@ class SpeedTarget:
 
     @property
     def corrected(self) -> "SpeedTarget":
-        """The target of a search for a shape that is faster than requested by the correction."""
+        """The target that a search for a corrected shape aims at: faster than requested by the correction."""
         return replace(
-            self,
+            self.uncorrected,
             speedup=self.speedup * self.correction,
             latency_ms=self.latency_ms / self.correction,
             texts_per_second=self.texts_per_second * self.correction,
