@@ -10,12 +10,12 @@ from compress.export.common.quiet import quiet
 from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
 from compress.export.onnx.rounded import look_up
+from compress.quantize.schemes import INT8
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 _PRODUCTS = ("MatMul", "Gemm", "Attention")
-_LARGEST_INTEGER = 127
 
 
 @cache
@@ -57,7 +57,6 @@ def quantize_int8(source: Path, target: Path, *, reduce_range: bool = False) -> 
     model = onnx.load(str(source))
     quantize_tables(model)
     target.parent.mkdir(parents=True, exist_ok=True)
-    del model.graph.value_info[:]  # shapes recorded before the fusion mislead the quantizer
     with quiet():  # the quantizer recommends preprocessing that the export has done
         quantize_dynamic(
             model,
@@ -76,29 +75,37 @@ def quantize_tables(model: "ModelProto") -> None:
     A single scale, as ONNX Runtime's quantizer uses, would be that of the largest row. A table with one column stays in
     float32: its scales alone would be as large.
     """
-    from onnx import numpy_helper
+    from onnx import TensorProto, numpy_helper
 
-    constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    writer = Writer()
-    for node in model.graph.node:
-        table = constants.get(node.input[0]) if node.op_type == "Gather" and selects_rows(node) else None
-        if table is None or table.dtype != np.float32 or table.ndim != 2 or table.shape[1] == 1:
-            writer.nodes.append(node)
+    graph, writer = model.graph, Writer()
+    names = {node.input[0] for node in graph.node if looks_up_rows(node)}
+    tables = {
+        each.name: quantize_rows(numpy_helper.to_array(each))
+        for each in graph.initializer
+        if each.name in names and each.data_type == TensorProto.FLOAT and len(each.dims) == 2 and each.dims[1] > 1
+    }
+    for node in graph.node:
+        if looks_up_rows(node) and node.input[0] in tables:
+            look_up(writer, node, node.input[0], *tables[node.input[0]])
         else:
-            look_up(writer, node, node.input[0], *quantize_rows(table))
-    replace_nodes(model.graph, writer.nodes)
-    model.graph.initializer.extend(writer.constants.values())
-    remove_unused(model.graph)
+            writer.nodes.append(node)
+    replace_nodes(graph, writer.nodes)
+    graph.initializer.extend(writer.constants.values())
+    remove_unused(graph)  # with the shapes recorded before the fusion, which mislead ONNX Runtime's quantizer
 
 
-def selects_rows(node: "NodeProto") -> bool:
-    """Returns whether a Gather selects along the first axis."""
+def looks_up_rows(node: "NodeProto") -> bool:
+    """Returns whether a node is a Gather along the first axis."""
     axis = read_attribute(node, "axis")
-    return axis is None or axis.i == 0
+    return node.op_type == "Gather" and (axis is None or axis.i == 0)
 
 
 def quantize_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the nearest integers of a table [rows, columns], int8, and the rows' scales [rows, 1], float32."""
-    largest = np.abs(table).max(axis=1, keepdims=True)
-    scales = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(_LARGEST_INTEGER)
-    return np.rint(table / scales).astype(np.int8), scales
+    import torch
+
+    from compress.quantize.grid import compute_weight_scales, quantize_weight
+
+    weight = torch.tensor(table)
+    scales = compute_weight_scales(weight, INT8)
+    return quantize_weight(weight, scales, INT8).numpy(), scales.numpy()

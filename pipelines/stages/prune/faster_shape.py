@@ -34,12 +34,10 @@ def faster_shape_stage(
     """
 
     def work(folder: Path) -> JsonObject:
-        search = ShapeSearch(run, config, inputs, target, folder)
+        search = ShapeSearch(run, config, inputs, target.corrected, folder)
         stored = json.loads((previous.folder / SHAPE).read_text())
         factor = target.correction / previous.manifest["config"]["target"]["correction"]
-        faster = shrink_shape(search, stored, factor)
-        if faster is None:
-            faster = find_other_shape(ShapeSearch(run, config, inputs, target.corrected, folder))
+        faster = shrink_shape(search, stored, factor) or find_other_shape(search)
         return write_shape(folder, faster or stored) | {"faster": faster is not None}
 
     stages = inputs.by_name() | {"previous": previous}

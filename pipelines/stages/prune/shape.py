@@ -136,13 +136,13 @@ class MeasuredChoice:
     Args:
         candidate: The last shape that was measured.
         measurements: The measurements, the last one of that shape.
-        milliseconds: What the solver must be asked for to meet the target, by all measurements.
+        corrected_ms: The solver's latency budget for the target in milliseconds, corrected by all measurements.
         is_exhausted: Whether it is too slow and no faster shape has these layers and this width.
     """
 
     candidate: Candidate
     measurements: list[JsonObject]
-    milliseconds: float
+    corrected_ms: float
     is_exhausted: bool
 
 
@@ -224,7 +224,7 @@ class ShapeSearch:
                 f"  shape-{self.target.name}: no shape with the width and the layers of {choice.candidate.label} is "
                 "fast enough; trying others"
             )
-            milliseconds = min(choice.milliseconds, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
+            milliseconds = min(choice.corrected_ms, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
         return self.correct_latency(make_smallest_candidate(self.space)), trials
 
     def describe_choice(self, choice: MeasuredChoice, trials: list[JsonObject]) -> JsonObject:
@@ -339,21 +339,22 @@ class ShapeSearch:
             measured["by_all"] = measured["speedup"] * ratio / self.relative_speed(measured)
             measurements.append(measured)
             self.report_measurement(candidate, measured)
-            better = reallocate(self.space, candidate, corrected / AIM)
             if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
                 break
-            if len(measurements) >= least and (better is None or better.sizes == candidate.sizes):
-                break
-            if better is not None and better.sizes != candidate.sizes:
+            better = reallocate(self.space, candidate, corrected / AIM) or candidate
+            if better.sizes != candidate.sizes:
                 candidate, model = self.fit_bytes(better)
+            elif len(measurements) >= least:
+                break
         self.check_bytes(measurements[-1])
         missed = ratio < 1 - TOLERANCE
-        if missed and better is not None:
+        is_exhausted = missed and reallocate(self.space, candidate, corrected / AIM) is None
+        if missed and not is_exhausted:
             self.run.console.say(
                 f"  shape-{self.target.name}: the target was missed: {measurements[-1]['by_all']:.2f}x, {ratio:.0%} of "
                 "the requested speed; measurements on a busy machine are unreliable"
             )
-        return MeasuredChoice(candidate, measurements, corrected / AIM, missed and better is None)
+        return MeasuredChoice(candidate, measurements, corrected / AIM, is_exhausted)
 
     def report_measurement(self, candidate: Candidate, measured: JsonObject) -> None:
         """Prints a measurement, and the speed by all measurements so far."""
