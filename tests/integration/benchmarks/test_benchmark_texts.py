@@ -5,6 +5,7 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
+from benchmarks.students.sentences import split_words
 from benchmarks.tasks.cloze import PLACEHOLDER, find_answers, make_questions
 from benchmarks.tasks.gain import LABELS, add_token_head, build_start, extract_texts
 from benchmarks.tasks.tagger_sentences import pick_sentences
@@ -86,3 +87,8 @@ def test_loss_terms_of_the_caller_do_not_give_a_labels_only_student_a_teacher():
     config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT_OPTIONS)
     assert not config.loss.needs_teacher
     assert config.loss.ce == 1
+
+
+def test_sentences_are_split_into_words_and_punctuation_line_by_line():
+    text = "I don't know, it's #Bob's http://x.co/a?b=1.\nWON'T 'quoted'"
+    assert split_words(text) == "I do n't know , it 's # Bob 's http://x.co/a?b=1.\nWO N'T ' quoted '"
