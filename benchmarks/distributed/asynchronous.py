@@ -33,6 +33,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.replicas.hogwild import SharedWeights
 from pipelines.runs.replicas.replica import Outcome, Replica, load_result
 from pipelines.runs.trainer import validate_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.outer_config import OuterConfig
 from pipelines.stages.train.replicas import ReplicaJob, run_replicas
@@ -159,10 +160,11 @@ class ReplicaTraining:
         torch.set_num_threads(self.options.threads)
         module, data = Experiment.load(self.options).build(self.train, self.seed)
         is_slowed = self.slow > 1 and replica.index == 1
-        ReplicaJob(replica, self.machine, self.outer, self.train).fit(
-            module, data, label=self.machine.strategy, precision="32", seed=self.seed, console=Console(quiet=True),
-            callbacks=[Slowdown(self.slow)] if is_slowed else [],
+        job = TrainingJob(
+            label=self.machine.strategy, train=self.train, machine=self.machine, precision="32", seed=self.seed,
+            console=Console(quiet=True), wandb_folder=replica.folder,
         )  # fmt: skip
+        ReplicaJob(replica, self.outer, job).fit(module, data, [Slowdown(self.slow)] if is_slowed else [])
 
     def run(self, experiment: Experiment, shared: Path) -> dict[str, Any]:
         """Returns scores, seconds and bytes of the training; the seconds are those of the slower replica."""

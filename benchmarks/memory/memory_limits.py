@@ -40,6 +40,7 @@ from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 
 LABELS, WORDS, ROWS = ("even", "odd"), 400, 64
@@ -133,13 +134,14 @@ def train_under_limits(batches: int, split: str, limits: dict[str, int]) -> Outc
     machine = MachineConfig(accelerator="cpu", precision="32", threads=1, log_every=1)
     with TemporaryDirectory() as directory:
         folder = Path(directory)
+        job = TrainingJob(
+            label="limited", train=train, machine=machine, precision="32", seed=7, console=Console(quiet=True),
+            wandb_folder=folder,
+        )  # fmt: skip
         (folder / SCRATCH).mkdir()
         limiter = LimitMemory({int(batch): limit for batch, limit in limits.items()})
         limiter.apply(-1)
-        fit_module(
-            module, data, folder, label="limited", train=train, machine=machine, precision="32", seed=7,
-            console=Console(quiet=True), wandb_folder=folder, callbacks=[limiter],
-        )  # fmt: skip
+        fit_module(module, data, folder, job, [limiter])
         limiter.lift()
         peak = read_kernel_sizes()["VmPeak"] - limiter.start
         return Outcome(read_losses(folder), module.micro_batches.parts, peak)

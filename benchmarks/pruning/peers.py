@@ -41,6 +41,7 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Run
 from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.resolve import resolve
 from pipelines.stages.prepare.data import read_data
@@ -153,10 +154,8 @@ class TrainingSetup:
             seed=seed,
             signals=open_cached_signals(self.stages["cache"]),
         )
-        fit_module(
-            DistillationModule(student, loss=loss or config.loss, train=train, metric=self.task.scorer()),
-            data,
-            folder,
+        module = DistillationModule(student, loss=loss or config.loss, train=train, metric=self.task.scorer())
+        job = TrainingJob(
             label=label,
             train=train,
             machine=config.machine,
@@ -165,6 +164,7 @@ class TrainingSetup:
             console=self.console,
             wandb_folder=folder / "wandb",
         )
+        fit_module(module, data, folder, job)
 
 
 @dataclass(frozen=True)

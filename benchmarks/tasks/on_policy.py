@@ -49,6 +49,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.files import replace_folder
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.deliver.report import read_curves
 
@@ -182,10 +183,7 @@ class Experiment:
         )
         rows = self.text.select_rows(start * options.batch, steps * options.batch)
         (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-        fit_module(
-            module,
-            RowsDataModule(rows, NO_ROWS, batch_size=options.batch, seed=seed),
-            folder,
+        job = TrainingJob(
             label=folder.name,
             train=train,
             machine=MachineConfig(accelerator="cpu", precision=options.precision, threads=options.threads),
@@ -194,6 +192,7 @@ class Experiment:
             console=self.console,
             wandb_folder=folder,
         )
+        fit_module(module, RowsDataModule(rows, NO_ROWS, batch_size=options.batch, seed=seed), folder, job)
         with replace_folder(folder / "model") as fresh:
             student.save_pretrained(fresh)
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # the checkpoints

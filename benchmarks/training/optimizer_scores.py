@@ -43,6 +43,7 @@ from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.prepare.scoring import compute_outputs
 
@@ -139,12 +140,13 @@ class Experiment:
         """Trains a student, with its logs in `folder`."""
         module, data = self.build(train, seed)
         machine = MachineConfig(accelerator=self.options.accelerator, precision="32", threads=self.options.threads)
+        job = TrainingJob(
+            label=f"{train.optimizer}, seed {seed}", train=train, machine=machine, precision="32", seed=seed,
+            console=Console(quiet=True), wandb_folder=folder,
+        )  # fmt: skip
         (folder / SCRATCH).mkdir()
         start = time.perf_counter()
-        metrics = fit_module(
-            module, data, folder, label=f"{train.optimizer}, seed {seed}", train=train, machine=machine,
-            precision="32", seed=seed, console=Console(quiet=True), wandb_folder=folder, callbacks=callbacks,
-        )  # fmt: skip
+        metrics = fit_module(module, data, folder, job, callbacks)
         seconds = time.perf_counter() - start
         return Fitted(metrics["val/score"], self.score(module, data), seconds)
 

@@ -18,7 +18,9 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
+from pipelines.runs.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from support.tiny_models import make_rows
 
@@ -63,27 +65,19 @@ def train_once(
         teacher_sizes=(4, 32),
     )
     data = TextDataModule(SPLITS, tokenizer, batch_size=config.batch_size, max_length=32, seed=7)
-    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    trainers.fit_module(
-        module,
-        data,
-        folder,
-        label="test",
-        train=config,
-        machine=MACHINE,
-        precision=precision,
-        seed=7,
-        console=Console(quiet=True),
+    job = TrainingJob(
+        label="test", train=config, machine=MACHINE, precision=precision, seed=7, console=Console(quiet=True),
         wandb_folder=folder,
-        callbacks=callbacks,
-    )
+    )  # fmt: skip
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+    trainers.fit_module(module, data, folder, job, callbacks)
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def killed_at(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops the next training after `batch` batches, like a kill: checkpoints survive, memory doesn't."""
     seen = 0
-    real = trainers.FitProgress.on_train_batch_end
+    real = FitProgress.on_train_batch_end
 
     def counted(self, *args) -> None:
         nonlocal seen
@@ -92,4 +86,4 @@ def killed_at(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if seen == batch:
             raise Killed
 
-    monkeypatch.setattr(trainers.FitProgress, "on_train_batch_end", counted)
+    monkeypatch.setattr(FitProgress, "on_train_batch_end", counted)

@@ -28,7 +28,9 @@ from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
-from pipelines.runs.trainer import Metrics, fit_module
+from pipelines.runs.trainer import fit_module
+from pipelines.runs.trainer_state import Metrics
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task
@@ -211,21 +213,16 @@ def finetune_teacher(
         stages=build_pipeline_trainer(model, layout, mesh),
     )
     finish = record_dynamics(data, module, folder) if is_recorded else None
-    metrics = fit_module(
-        module,
-        data,
-        folder,
+    job = TrainingJob.from_run(
+        run,
         label="teacher: fine-tuning",
         train=train,
         machine=config.machine,
+        precision=precision,
         layout=layout,
         mesh=mesh,
-        precision=precision,
-        seed=run.seed,
-        console=run.console,
-        world=run.world,
-        wandb_folder=run.output / "wandb",
     )
+    metrics = fit_module(module, data, folder, job)
     if finish is not None:
         finish()
     return metrics

@@ -33,6 +33,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import compute_logits
@@ -152,20 +153,18 @@ def gradual_masking_stage(
             metric=task.scorer(),
             output_rows=task.output_rows,
         )
+        # Without the run's world: its other processes wait for the finished stage and don't train.
+        job = TrainingJob(
+            label="student: masking units",
+            train=config.train,
+            machine=config.machine,
+            precision=precision,
+            seed=run.seed,
+            console=run.console,
+            wandb_folder=run.output / "wandb",
+        )
         with masking.gates:
-            metrics: JsonObject = fit_module(
-                module,
-                texts,
-                folder,
-                label="student: masking units",
-                train=config.train,
-                machine=config.machine,
-                precision=precision,
-                seed=run.seed,
-                console=run.console,
-                wandb_folder=run.output / "wandb",
-                callbacks=[masking],
-            )
+            metrics: JsonObject = fit_module(module, texts, folder, job, [masking])
             small = prune(student, axes, masking.shape(), uniform=config.budget.uniform)
             metrics["gap"] = measure_gap(student, small, next(iter(texts.val_dataloader())))
         save_model(small, tokenizer, folder / MODEL, run.world)

@@ -29,7 +29,9 @@ from distill.train.steps.on_policy import OnPolicy
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.trainer import Metrics, fit_module, validate_module
+from pipelines.runs.trainer import fit_module, validate_module
+from pipelines.runs.trainer_state import Metrics
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.plan import RunPlan
 from pipelines.settings.tokenizers import CROSS_TOKENIZER_TASKS, is_cross_tokenizer
 from pipelines.stages.cache.online_teacher import call_teacher, load_configured_teacher
@@ -283,23 +285,18 @@ class StudentTraining:
 
     def fit(self, prepared: PreparedTraining, folder: Path) -> Metrics:
         """Trains the student and returns its validation metrics."""
-        run, config = self.run, self.plan.settings
-        return fit_module(
-            prepared.module,
-            prepared.texts,
-            folder,
+        config = self.plan.settings
+        job = TrainingJob.from_run(
+            self.run,
             label=STUDENT_TRAINING,
             train=prepared.train,
             machine=config.machine,
+            precision=self.precision,
             layout=self.plan.layouts.student,
             mesh=prepared.mesh,
-            precision=self.precision,
-            seed=run.seed,
-            console=run.console,
-            world=run.world,
-            wandb_folder=run.output / "wandb",
-            callbacks=[SparsityCallback(config.sparsity)] if config.sparsity.requested else [],
         )
+        callbacks = [SparsityCallback(config.sparsity)] if config.sparsity.requested else []
+        return fit_module(prepared.module, prepared.texts, folder, job, callbacks)
 
 
 def make_student(

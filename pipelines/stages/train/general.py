@@ -38,6 +38,7 @@ from pipelines.runs.placement import build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import GeneralConfig
 from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import hash_source, print_reading_remarks
@@ -112,22 +113,17 @@ def general_stage(run: Run, plan: RunPlan, precision: str) -> Artefact:
             batch_tokens=general.train.batch_tokens,
             seed=run.seed,
         )
-        metrics = fit_module(
-            module,
-            rows,
-            folder,
+        job = TrainingJob.from_run(
+            run,
             label="general: distilling on plain text",
             train=general.train,
             machine=config.machine,
+            precision=precision,
             layout=layout,
             mesh=mesh,
-            world=run.world,
-            precision=precision,
-            seed=run.seed,
-            console=run.console,
-            wandb_folder=run.output / "wandb",
-            callbacks=[LayerByLayer(general.progressive_share)] if general.progressive_share else [],
         )
+        callbacks = [LayerByLayer(general.progressive_share)] if general.progressive_share else []
+        metrics = fit_module(module, rows, folder, job, callbacks)
         save_model(student, tokenizer, folder / MODEL, run.world)
         return metrics | {"wait_share": rows.wait_share, "blocks": len(train), "params": student.num_parameters()}
 

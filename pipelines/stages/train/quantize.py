@@ -25,7 +25,9 @@ from distill.train.module import DistillationModule
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.trainer import Metrics, fit_module
+from pipelines.runs.trainer import fit_module
+from pipelines.runs.trainer_state import Metrics
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.scoring import SplitOutputs, TeacherComparison, compute_outputs
@@ -185,17 +187,12 @@ class QuantizedTraining:
             output_rows=task.output_rows,
             teacher_sizes=read_layer_sizes(open_stage_checkpoint(self.teacher, "teacher").config),
         )
-        return fit_module(
-            module,
-            texts,
-            folder,
+        job = TrainingJob.from_run(
+            run,
             label="student: quantization-aware training",
             train=config.train,
             machine=config.machine,
             precision=self.precision,
-            seed=run.seed,
-            console=run.console,
-            world=run.world,
-            wandb_folder=run.output / "wandb",
-            callbacks=[SparsityCallback(config.sparsity, is_sparse=True)] if config.sparsity.requested else [],
         )
+        callbacks = [SparsityCallback(config.sparsity, is_sparse=True)] if config.sparsity.requested else []
+        return fit_module(module, texts, folder, job, callbacks)

@@ -15,12 +15,15 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
+from pipelines.runs.processes import World
 from pipelines.runs.replicas.averaging import Averaging
 from pipelines.runs.replicas.hogwild import SharedCounter, SharedProgress, SharedWeights
 from pipelines.runs.replicas.replica import Outcome, Replica, load_result, name_folder
 from pipelines.runs.replicas.supervisor import Supervisor, TrainReplica, open_lighthouse
 from pipelines.runs.stage import Run
-from pipelines.runs.trainer import Metrics, fit_module, silence_lightning, validate_module
+from pipelines.runs.trainer import fit_module, silence_lightning, validate_module
+from pipelines.runs.trainer_state import Metrics
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.outer_config import AVERAGED, OuterConfig
 from pipelines.settings.plan import RunPlan
@@ -97,15 +100,10 @@ def train_replica(training: ReplicatedTraining, replica: Replica) -> None:
     run, config = training.run, training.plan.settings
     run.console, run.digests.writes = Console(quiet=True), False  # the command said it already, and writes the index
     prepared = training.prepare(replica.folder)
-    job = ReplicaJob(replica, config.machine, config.outer, prepared.train)
-    job.fit(
-        prepared.module,
-        prepared.texts,
-        label=STUDENT_TRAINING,
-        precision=training.precision,
-        seed=run.seed,
-        console=run.console,
+    job = TrainingJob.from_run(
+        run, label=STUDENT_TRAINING, train=prepared.train, machine=config.machine, precision=training.precision
     )
+    ReplicaJob(replica, config.outer, job).fit(prepared.module, prepared.texts)
 
 
 @dataclass(frozen=True)
@@ -114,56 +112,49 @@ class ReplicaJob:
 
     Args:
         replica: This process.
-        machine: The run's machine settings.
         outer: How replicas are averaged.
-        train: The run's settings of the training.
+        training: The whole training, which the replicas share.
     """
 
     replica: Replica
-    machine: MachineConfig
     outer: OuterConfig
-    train: TrainConfig
+    training: TrainingJob
 
-    def fit(
-        self,
-        module: DistillationModule,
-        data: RowsDataModule,
-        *,
-        label: str,
-        precision: str,
-        seed: int,
-        console: Console,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
+    def fit(self, module: DistillationModule, data: RowsDataModule, callbacks: Sequence[Callback] = ()) -> None:
         """Trains a module on this replica's part of the data, beside the others."""
         folder = self.replica.folder
-        if self.machine.asynchronous in AVERAGED:
-            train, sharing = self.train, self.average(data)
+        if self.training.machine.asynchronous in AVERAGED:
+            train, sharing = self.training.train, self.average(data)
         else:
             train, sharing = self.share_weights(module, data)
         (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-        machine = replace(self.machine, strategy="", devices=1, restarts=0)
+        machine = replace(self.training.machine, strategy="", devices=1, restarts=0)
         if self.replica.index:
             machine = replace(machine, wandb="off")
-        fit_module(
-            module, data, folder, label=label, train=train, machine=machine, precision=precision,
-            seed=seed + self.replica.index, console=console, wandb_folder=folder / "wandb",
-            callbacks=[*callbacks, sharing],
-        )  # fmt: skip
+        job = replace(
+            self.training,
+            train=train,
+            machine=machine,
+            seed=self.training.seed + self.replica.index,
+            wandb_folder=folder / "wandb",
+            world=World(),
+        )
+        fit_module(module, data, folder, job, [*callbacks, sharing])
 
     def average(self, data: RowsDataModule) -> Callback:
         """Gives this replica its share of every batch, and returns the callback that averages it with the others."""
         data.replica = self.replica.index, self.replica.count
-        return Averaging(self.replica, self.machine.strategy, self.outer, self.machine.timeout)
+        machine = self.training.machine
+        return Averaging(self.replica, machine.strategy, self.outer, machine.timeout)
 
     def share_weights(self, module: DistillationModule, data: RowsDataModule) -> tuple[TrainConfig, Callback]:
         """Shares the module's weights, and returns the training with a single epoch, of batches that are claimed."""
         shutil.rmtree(self.replica.folder, ignore_errors=True)  # checkpoints would replace the others' newer weights
         SharedWeights(self.replica.shared, module).attach()
-        counter = SharedCounter(self.replica.shared)
-        data.claims, data.claimed_epochs, data.claimed_batches = counter, self.train.epochs, self.train.accumulate
+        counter, train = SharedCounter(self.replica.shared), self.training.train
+        data.claims, data.claimed_epochs, data.claimed_batches = counter, train.epochs, train.accumulate
         data.replica = 0, 1
-        return replace(self.train, epochs=1, checkpoint_every=10**9), SharedProgress(self.replica, counter)
+        return replace(train, epochs=1, checkpoint_every=10**9), SharedProgress(self.replica, counter)
 
 
 def say_outcomes(console: Console, outcomes: dict[int, Outcome]) -> None:

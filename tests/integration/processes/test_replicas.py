@@ -19,6 +19,7 @@ from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.replicas.hogwild import SharedCounter, SharedWeights
 from pipelines.runs.replicas.replica import Replica, load_result
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.outer_config import OuterConfig
 from pipelines.stages.train.replicas import ReplicaJob, run_replicas
@@ -48,10 +49,11 @@ class ReplicaTraining:
         torch.set_num_threads(1)
         module, data = self.build()
         death = Death(self.dies_after, replica.shared / "died") if self.dies_after and replica.index == 1 else None
-        ReplicaJob(replica, self.machine, self.outer, self.train).fit(
-            module, data, label="student", precision="32", seed=0, console=Console(quiet=True),
-            callbacks=[death] if death else [],
+        job = TrainingJob(
+            label="student", train=self.train, machine=self.machine, precision="32", seed=0,
+            console=Console(quiet=True), wandb_folder=replica.folder,
         )  # fmt: skip
+        ReplicaJob(replica, self.outer, job).fit(module, data, [death] if death else [])
 
     def build(self) -> tuple[DistillationModule, TextDataModule]:
         lightning.seed_everything(0, verbose=False)

@@ -34,10 +34,11 @@ from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
-from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
+from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.defaults import fill_defaults
 from pipelines.settings.facts import Facts
@@ -108,12 +109,13 @@ def mask_once(
     )
     watch = Watch(masking.gates)
     data = TextDataModule(SPLITS, tokenizer, batch_size=8, max_length=32, seed=7)
-    about = {"train": train, "machine": MACHINE, "precision": "32", "seed": 7, "console": Console(quiet=True)}
+    job = TrainingJob(
+        label="test", train=train, machine=MACHINE, precision="32", seed=7, console=Console(quiet=True),
+        wandb_folder=folder,
+    )  # fmt: skip
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     with masking.gates:
-        trainers.fit_module(
-            module, data, folder, label="test", wandb_folder=folder, callbacks=[masking, watch], **about
-        )
+        fit_module(module, data, folder, job, [masking, watch])
     return module, masking, watch
 
 

@@ -32,6 +32,8 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World
+from pipelines.runs.step_seed import StepSeed
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.cache.online_teacher import load_online_teacher
 from support.processes.training_ranks import StoppedError, set_torchrun_environment, stopping
@@ -117,13 +119,13 @@ def train_jobs(
     """Returns the gathered weights and the last metrics of each job; {} for one that was stopped."""
     if processes > 1:
         set_torchrun_environment(rank, processes)
-    step_seed, results = trainer.StepSeed, {}
+    results: dict[str, dict[str, Any]] = {}
     for job in jobs:
         try:
             results[job.name] = train_job(rank, processes, models, folder / job.name, job, layout, teacher or layout)
         except StoppedError:
             results[job.name] = {}
-        trainer.StepSeed = step_seed  # type: ignore[misc]
+        trainer.StepSeed = StepSeed  # type: ignore[attr-defined]
     return results
 
 
@@ -153,14 +155,15 @@ def train_job(
         signals=CacheReader(model_folder / job.cached) if job.cached else None,
     )
     if job.stop is not None:
-        trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
+        trainer.StepSeed = stopping(job.stop)  # type: ignore[attr-defined]
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     store = dist.FileStore(f"{folder}.world", processes) if processes > 1 else None
-    metrics = trainer.fit_module(
-        module, data, folder, label="student", train=job.train, machine=MachineConfig(accelerator="cpu"),
-        layout=student_layout, mesh=mesh, precision="32", seed=0, console=Console(quiet=True),
-        world=World(rank, processes, store), wandb_folder=folder,
+    training_job = TrainingJob(
+        label="student", train=job.train, machine=MachineConfig(accelerator="cpu"), precision="32", seed=0,
+        console=Console(quiet=True), wandb_folder=folder, layout=student_layout, mesh=mesh,
+        world=World(rank, processes, store),
     )  # fmt: skip
+    metrics = trainer.fit_module(module, data, folder, training_job)
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
     copies = {name: value.clone() for name, value in weights.items()}
     return {"weights": copies, "metrics": metrics, "fused": module.fused_term.has_plain_head}

@@ -28,6 +28,8 @@ from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import build_pipeline_trainer, load_in_layout, save_model
 from pipelines.runs.processes import World, join_world
+from pipelines.runs.step_seed import StepSeed
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.stages.cache.online_teacher import call_teacher, load_online_teacher, serve_teacher
@@ -71,8 +73,8 @@ class StoppedError(Exception):
     """Simulates a kill of all processes at once."""
 
 
-def stopping(batches: int) -> type[trainer.StepSeed]:
-    class Stopping(trainer.StepSeed):
+def stopping(batches: int) -> type[StepSeed]:
+    class Stopping(StepSeed):
         left = batches
 
         def on_train_batch_start(self, *args: Any) -> None:
@@ -169,14 +171,15 @@ def train_student(world: World, job: Training, student_layout: Layout) -> dict[s
     if job.spike is not None:
         module.spikes.detector = SpikeAt(job.spike)
     if job.stop is not None:
-        trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
+        trainer.StepSeed = stopping(job.stop)  # type: ignore[attr-defined]
     dtypes = RecordDtypes()
     (job.folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    metrics = trainer.fit_module(
-        module, data, job.folder, label="student", train=job.train, machine=job.machine, layout=student_layout,
-        mesh=mesh, precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.folder,
-        callbacks=[dtypes, *([StartScale()] if job.precision == "16-mixed" else [])],
+    training_job = TrainingJob(
+        label="student", train=job.train, machine=job.machine, precision=job.precision, seed=0,
+        console=Console(quiet=True), wandb_folder=job.folder, layout=student_layout, mesh=mesh, world=world,
     )  # fmt: skip
+    callbacks = [dtypes, *([StartScale()] if job.precision == "16-mixed" else [])]
+    metrics = trainer.fit_module(module, data, job.folder, training_job, callbacks)
     if remote is not None:
         remote.finish()
     save_model(student, tokenizer, job.folder / "model", world)

@@ -16,9 +16,10 @@ from distill.tasks.text_classification import TextClassification
 from distill.teacher.online import OnlineTeacher
 from distill.train.module import DistillationModule
 from distill.train.nested import EXTRA_WORK, NestedModule, measure_work
-from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from support.interrupted_training import BASE as LONGER
 from support.interrupted_training import LABELS, MACHINE, SPLITS, Killed, killed_at
 from support.pruning_axes import tiny_model_with_axes
@@ -43,11 +44,12 @@ def fit(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Ten
     lightning.seed_everything(7, verbose=False)
     module = build_module(metric=TextClassification(LABELS).scorer())
     data = TextDataModule(SPLITS, tokenizer, batch_size=BASE.batch_size, max_length=32, seed=7)
-    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    trainers.fit_module(
-        module, data, folder, label="test", train=BASE, machine=MACHINE, precision="32", seed=7,
-        console=Console(quiet=True), wandb_folder=folder,
+    job = TrainingJob(
+        label="test", train=BASE, machine=MACHINE, precision="32", seed=7, console=Console(quiet=True),
+        wandb_folder=folder,
     )  # fmt: skip
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+    fit_module(module, data, folder, job)
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 

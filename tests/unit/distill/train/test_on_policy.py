@@ -25,9 +25,11 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.on_policy import OnPolicy, extract_prompts
 from distill.train.steps.on_policy_config import OnPolicyConfig
-from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
+from pipelines.runs.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.trainer import fit_module
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from support.tiny_models import build_model
 from unit.distill.models.test_generation import VOCABULARY_SIZE, decoder
@@ -197,9 +199,12 @@ def fit_weights(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN
     module = module_of(decoder(attention_dropout=0.1), config=config)
     data = RowsDataModule(BLOCKS, LanguageBlocks(BLOCKS.input_ids[:2]), batch_size=train.batch_size, seed=7)
     machine = MachineConfig(accelerator="cpu", precision="32", threads=1, log_every=1)
-    facts = {"label": "test", "console": Console(quiet=True), "wandb_folder": folder, "seed": 7, "precision": "32"}
+    job = TrainingJob(
+        label="test", train=train, machine=machine, precision="32", seed=7, console=Console(quiet=True),
+        wandb_folder=folder,
+    )  # fmt: skip
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    trainers.fit_module(module, data, folder, train=train, machine=machine, **facts)
+    fit_module(module, data, folder, job)
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
@@ -211,7 +216,7 @@ class Killed(Exception):  # noqa: N818
 def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumulate, tmp_path, monkeypatch):
     config, train = replace(ON_POLICY, share=0.5), replace(TRAIN, accumulate=accumulate, checkpoint_every=1)
     expected = fit_weights(tmp_path / "undisturbed", config, train)
-    real = trainers.FitProgress.on_train_batch_end
+    real = FitProgress.on_train_batch_end
     for batch in (3, 5):
         remaining = [batch]
 
@@ -222,7 +227,7 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumu
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainers.FitProgress, "on_train_batch_end", counted)
+            patch.setattr(FitProgress, "on_train_batch_end", counted)
             with pytest.raises(Killed):
                 fit_weights(tmp_path / str(batch), config, train)
         found = fit_weights(tmp_path / str(batch), config, train)

@@ -9,6 +9,8 @@ from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from pipelines.runs import console as consoles
 from pipelines.runs import trainer as trainers
+from pipelines.runs.early_stop import EarlyStop
+from pipelines.runs.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.training_checkpoint import load_weights
 from support import interrupted_training
@@ -89,7 +91,7 @@ def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
 def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
     results, batches = [], []
-    real, counted = trainers.fit_module, trainers.FitProgress.on_train_batch_end
+    real, counted = trainers.fit_module, FitProgress.on_train_batch_end
     monkeypatch.setattr(trainers, "fit_module", lambda *args, **more: results.append(real(*args, **more)))
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, LossConfig(kl=1))
 
@@ -97,10 +99,10 @@ def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokeniz
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainers.EarlyStop, "restore", killed)
+        patch.setattr(EarlyStop, "restore", killed)
         with pytest.raises(Killed):
             train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
-    monkeypatch.setattr(trainers.FitProgress, "on_train_batch_end", lambda *args: (batches.append(1), counted(*args)))
+    monkeypatch.setattr(FitProgress, "on_train_batch_end", lambda *args: (batches.append(1), counted(*args)))
     weights = train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
     assert not batches
     assert results[1] == results[0] != {}
