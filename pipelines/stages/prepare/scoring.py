@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.checkpoint.outputs import find_logits
-from distill.data.batches.batches import EncodedRows, EvalBatches
+from distill.data.batches.batches import EncodedRows, EvalBatches, length_order
 from distill.data.batches.encode import Batch
 from distill.data.rows.windows import Windows
 from distill.errors import InputError
@@ -104,6 +105,7 @@ class TeacherComparison:
         pad_id: The students' padding id.
         teacher: The teacher's outputs on the same split, in its order.
         temperature: The temperature of the loss.
+        limit: The largest number of samples to compare, evenly spaced over the split; None: all.
     """
 
     task: Task
@@ -111,10 +113,15 @@ class TeacherComparison:
     pad_id: int
     teacher: SplitOutputs
     temperature: float = 1.0
+    limit: int | None = None
+
+    def __len__(self) -> int:
+        """Returns the number of samples that are compared."""
+        return len(self.samples)
 
     @torch.no_grad()
     def divergence(self, student: PreTrainedModel) -> float:
-        """Returns the mean distance between student and teacher over the split's rows.
+        """Returns the mean distance between student and teacher over the rows of the samples.
 
         The distance is the KL divergence in nats at the temperature, for numbers the squared difference, and for
         vectors 1 - cosine. Windows that the student's tokenizer splits differently are left out, as are samples with a
@@ -123,9 +130,11 @@ class TeacherComparison:
         Raises:
             InputError: No sample is left.
         """
-        batches, total, count = EvalBatches(self.split, 2 * self.task.eval_batch_size, self.pad_id), 0.0, 0
+        total, count = 0.0, 0
         with eval_mode(student):
-            for rows, batch in zip(batches.order, batches, strict=True):
+            for order in length_order(self.split.lengths[self.samples], 2 * self.task.eval_batch_size):
+                rows = self.samples[order].tolist()
+                batch = self.split.collate(rows, self.pad_id)
                 student_logits = split_by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
                 comparable = [i for i, row in enumerate(rows) if len(student_logits[i]) == self.count_rows(row)]
                 if comparable:
@@ -142,6 +151,11 @@ class TeacherComparison:
                 f"{len(self.split)}: students can't be compared; keep all tokens with --prune.vocabulary false"
             )
         return total / count
+
+    @cached_property
+    def samples(self) -> np.ndarray:
+        """Indices of the samples that are compared."""
+        return np.linspace(0, len(self.split) - 1, min(len(self.split), self.limit or len(self.split)), dtype=np.int64)
 
     @cached_property
     def teacher_samples(self) -> dict[int, int]:

@@ -56,10 +56,11 @@ from pipelines.stages.train.pruned_start import SHAPE, PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
 MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
+COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are compared: all candidates on the same ones
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
 )  # fmt: skip
@@ -259,6 +260,7 @@ class ShapeSearch:
             self.data.pad_id,
             self.teacher_outputs,
             self.config.loss.resolved_temperature,
+            COMPARED_SAMPLES,
         )
         winner, divergences = eliminate_trials(trials, comparison, self.config.prune.trial_steps, self.run.console)
         self.run.console.say(

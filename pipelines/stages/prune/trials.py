@@ -74,10 +74,10 @@ def eliminate_trials(
             for number in remaining:
                 trials[number].run(each)
                 advance(each)
-        with console.track(f"shape: comparing {count} candidates", count * len(comparison.split), TEXTS) as advance:
+        with console.track(f"shape: comparing {count} candidates", count * len(comparison), TEXTS) as advance:
             for number in remaining:
                 divergences[number].append(comparison.divergence(trials[number].module.student))
-                advance(len(comparison.split))
+                advance(len(comparison))
     return min(remaining, key=lambda number: divergences[number][-1]), divergences
 
 

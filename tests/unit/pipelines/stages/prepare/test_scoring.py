@@ -91,6 +91,25 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
 
 
+def test_a_limited_comparison_uses_samples_evenly_spaced_over_the_split(tokenizer):
+    task = TokenClassification(tuple(TAGS))
+    names = {"id2label": dict(enumerate(TAGS))}
+    teacher, student = (build_model("bert", "ForTokenClassification", **names) for _ in range(2))
+    torch.nn.init.normal_(student.classifier.weight)
+    words = [WORDS[:length] for length in (3, 7, 2, 5, 4)]
+    rows, first_middle_last = (
+        encode_tagged(tokenizer, Tagged(each, [[0] * len(sentence) for sentence in each]), 16)
+        for each in (words, words[::2])
+    )
+    limited = TeacherComparison(task, rows, 0, compute_outputs(teacher, rows, 0, task), limit=3)
+    assert len(limited) == 3
+    expected = compute_outputs(teacher, first_middle_last, 0, task)
+    assert limited.divergence(student) == pytest.approx(
+        TeacherComparison(task, first_middle_last, 0, expected).divergence(student), rel=1e-5
+    )
+    assert len(TeacherComparison(task, rows, 0, limited.teacher, limit=9)) == 5
+
+
 def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     """A student with a smaller vocabulary needs more pieces and splits long contexts into more, different windows."""
     absent = WORDS[20]  # its letters stay in the vocabulary
