@@ -25,16 +25,19 @@ class Learner:
         return SimpleNamespace(student=self)
 
 
-def divergence_of(learner: Learner) -> float:
-    return learner.start - learner.rate * sum(learner.turns)
+class Comparison:
+    """A comparison on one text, in place of one with a teacher."""
 
+    def __len__(self) -> int:
+        return 1
 
-JUDGE = SimpleNamespace(divergence=divergence_of, split=["text"])
+    def divergence(self, learner: Learner) -> float:
+        return learner.start - learner.rate * sum(learner.turns)
 
 
 def test_the_candidate_that_improves_fastest_wins():
     learners = [Learner(10.0, 0.001 * number) for number in (3, 9, 1, 7, 2, 8, 4, 6, 5, 0)]
-    winner, divergences = eliminate_trials(learners, JUDGE, 90, Console())
+    winner, divergences = eliminate_trials(learners, Comparison(), 90, Console())
     assert winner == 1
     assert learners[1].turns == [10, 30, 90]
     assert divergences[1] == pytest.approx([10 - 0.09, 10 - 0.36, 10 - 1.17])
@@ -43,7 +46,7 @@ def test_the_candidate_that_improves_fastest_wins():
 
 def test_candidates_are_judged_after_training_and_not_by_their_start():
     slow, quick = Learner(1.0, 0.001), Learner(1.1, 0.01)
-    assert eliminate_trials([slow, quick], JUDGE, 40, Console())[0] == 1
+    assert eliminate_trials([slow, quick], Comparison(), 40, Console())[0] == 1
     assert slow.turns == quick.turns == [40]
 
 
