@@ -24,18 +24,18 @@ from distill.errors import InputError
 from distill.train.module import DistillationModule
 from distill.train.spikes import LossSpikeError
 from pipelines.runs import stops
+from pipelines.runs.callbacks.early_stop import EarlyStop
+from pipelines.runs.callbacks.fit_progress import FitProgress
+from pipelines.runs.callbacks.step_seed import StepSeed
 from pipelines.runs.checkpoint_schedule import CheckpointWriter
-from pipelines.runs.early_stop import EarlyStop
 from pipelines.runs.failure_reports import PositionRecorder
 from pipelines.runs.files import recover_folder
-from pipelines.runs.fit_progress import FitProgress
 from pipelines.runs.loss_scaling import LossScaling
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.memory.plan import fit_into_memory
 from pipelines.runs.range_test import find_rate
 from pipelines.runs.rank_meter import build_meter
 from pipelines.runs.recovery import Recovery
-from pipelines.runs.step_seed import StepSeed
 from pipelines.runs.strategies.by_layout import build_strategy, choose_device, find_strategy
 from pipelines.runs.trainer_state import Metrics, read_validation_metrics
 from pipelines.runs.training_job import TrainingJob

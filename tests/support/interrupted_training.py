@@ -17,8 +17,8 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import trainer as trainers
+from pipelines.runs.callbacks.fit_progress import FitProgress
 from pipelines.runs.console import Console
-from pipelines.runs.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig

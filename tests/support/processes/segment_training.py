@@ -28,11 +28,11 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import trainer
+from pipelines.runs.callbacks.step_seed import StepSeed
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World
-from pipelines.runs.step_seed import StepSeed
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.cache.online_teacher import load_online_teacher

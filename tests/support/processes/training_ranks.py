@@ -24,11 +24,11 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.spikes import SpikeDetector
 from pipelines.runs import trainer
+from pipelines.runs.callbacks.step_seed import StepSeed
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import build_pipeline_trainer, load_in_layout, save_model
 from pipelines.runs.processes import World, join_world
-from pipelines.runs.step_seed import StepSeed
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts

@@ -25,8 +25,8 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.on_policy import OnPolicy, extract_prompts
 from distill.train.steps.on_policy_config import OnPolicyConfig
+from pipelines.runs.callbacks.fit_progress import FitProgress
 from pipelines.runs.console import Console
-from pipelines.runs.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.trainer import fit_module
 from pipelines.runs.training_job import TrainingJob

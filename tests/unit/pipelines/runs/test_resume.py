@@ -9,8 +9,8 @@ from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from pipelines.runs import console as consoles
 from pipelines.runs import trainer as trainers
-from pipelines.runs.early_stop import EarlyStop
-from pipelines.runs.fit_progress import FitProgress
+from pipelines.runs.callbacks.early_stop import EarlyStop
+from pipelines.runs.callbacks.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.training_checkpoint import load_weights
 from support import interrupted_training

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipelines.runs.step_seed import StepSeed, mix_seed, seed_device
+from pipelines.runs.callbacks.step_seed import StepSeed, mix_seed, seed_device
 
 
 def draw(rank: int, segment: tuple[int, int], batch: int = 5, seed: int = 3) -> tuple[float, ...]:

@@ -1,0 +1,1 @@
+"""Lightning callbacks of every training: early stopping, progress on the console, and a seed for each batch."""
