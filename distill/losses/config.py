@@ -173,6 +173,11 @@ class LossConfig:
         return any(self.peak_weight(term) > 0 for term in terms)
 
     @property
+    def terms(self) -> str:
+        """The terms that are computed and their largest weights, for messages: `kl=1, hidden=0.5`."""
+        return ", ".join(f"{name}={self.peak_weight(name):g}" for name in TERMS if self.computes(name))
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether any term reads the teacher's signals."""
         return bool(self.teacher_outputs)

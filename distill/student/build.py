@@ -24,7 +24,8 @@ from distill.student.fitted_norms import fit_student_norms
 from distill.student.modernbert_first_layer import fold_first_attention_norm
 from distill.student.norms import check_family_kind
 from distill.student.selection import select_coordinates
-from distill.student.spec import Sizes, parse_spec, resolve_sizes
+from distill.student.sizes import Sizes
+from distill.student.spec import parse_spec, resolve_sizes
 from distill.student.token_vectors import build_token_vectors, token_vectors_config
 
 
@@ -61,7 +62,7 @@ def build_student(
     parsed = parse_spec(spec)
     if parsed.is_bottleneck:
         student = build_bottlenecks(teacher, parsed, seed)
-    elif parsed.is_vectors:
+    elif parsed.is_attention_free:
         student = build_token_vectors(teacher, parsed, tokenizer, seed, pair=pair)
     else:
         student = build_sliced(teacher, spec, seed, fresh=parsed.fresh)
@@ -201,7 +202,7 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     parsed = parse_spec(spec)
     if parsed.is_bottleneck:
         return bottleneck_config(teacher, parsed)
-    if parsed.is_vectors:
+    if parsed.is_attention_free:
         return token_vectors_config(teacher, parsed)
     if parsed.norm:
         check_family_kind(parsed.norm, teacher.model_type)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distill.slicing.attributes import FFN, HEAD_ATTRIBUTES, HIDDEN, LAYER_ATTRIBUTES, find_attribute
-from distill.student.spec import Sizes
+from distill.student.sizes import Sizes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -12,7 +12,7 @@ from distill.slicing.tracing.classify import find_layer
 from distill.slicing.tracing.projections import AttentionProjection, ProjectionRole
 from distill.slicing.tracing.trace import Traced
 from distill.slicing.weights import list_cuts
-from distill.student.spec import Sizes
+from distill.student.sizes import Sizes
 
 _PARTS: tuple[ProjectionRole, ...] = ("query", "key", "value", "output")
 _Cuts = dict[str, list[tuple[int, Tensor]]]

@@ -3,7 +3,7 @@
 import re
 
 from distill.errors import InputError
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 
 
 def name_attention_free_students(student: StudentConfig) -> dict[str, str]:

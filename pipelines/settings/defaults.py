@@ -7,14 +7,15 @@ from compress.quantize.config import AUTO_MIN_SCORE
 from distill.losses.config import LossConfig
 from distill.student.spec import is_attention_free, parse_spec
 from distill.tasks.names import ATTENTION_FREE_TASKS, LANGUAGE_TASKS
+from distill.train.optimizer_kinds import ADAMW_RATE
 from pipelines.settings.commands.distill import DistillConfig, TaskName
 
-# Learning rates of AdamW where none is given: of the general stage, a teacher's fine-tuning, and vectors of tokens.
-GENERAL_RATE, TEACHER_RATE, VECTOR_RATE = 5e-4, 5e-5, 5e-3
+# Learning rates of AdamW where none is given: general stage, fine-tuning of a teacher, students without attention.
+GENERAL_RATE, TEACHER_RATE, ATTENTION_FREE_RATE = 5e-4, 5e-5, 5e-3
 # Students without attention of a frontier, from the smallest to the largest of each kind.
-FRONTIER_VECTORS = ("static,embeddings=64", "static", "cnn,hidden=128", "cnn", "gru,hidden=128", "gru")
+FRONTIER_SPECS = ("static,embeddings=64", "static", "cnn,hidden=128", "cnn", "gru,hidden=128", "gru")
 # Squared differences of cosines are a hundredth of those of vectors.
-VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
+SENTENCE_EMBEDDING_LOSS = LossConfig(kl=0, embedding=1, similarity=10)
 
 
 def fill_defaults(settings: DistillConfig) -> DistillConfig:
@@ -27,14 +28,15 @@ def fill_defaults(settings: DistillConfig) -> DistillConfig:
     if not student.spec:
         student = replace(student, spec="teacher" if budget.requested else "distilbert")
     general = replace(settings.general, train=settings.general.train.resolve(GENERAL_RATE))
+    rate = ATTENTION_FREE_RATE if is_attention_free(student.spec) else ADAMW_RATE
     return replace(
         settings,
         budget=budget,
         quantize=quantize,
         student=student,
         general=general,
-        train=settings.train.resolve(VECTOR_RATE) if is_attention_free(student.spec) else settings.train.resolve(),
-        attention_free_train=settings.attention_free_train.resolve(VECTOR_RATE),
+        train=settings.train.resolve(rate),
+        attention_free_train=settings.attention_free_train.resolve(ATTENTION_FREE_RATE),
         teacher_train=settings.teacher_train.resolve(TEACHER_RATE),
     )
 
@@ -51,7 +53,7 @@ def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:
     budget = replace(settings.budget, uniform=True) if uniform else settings.budget
     student = settings.student
     if budget.frontier and not student.attention_free:
-        student = replace(student, attention_free=";".join(spec for spec in FRONTIER_VECTORS if can_do(spec, task)))
+        student = replace(student, attention_free=";".join(spec for spec in FRONTIER_SPECS if can_do(spec, task)))
     return replace(settings, task=cast(TaskName, task), loss=loss, general=general, budget=budget, student=student)
 
 
@@ -67,5 +69,5 @@ def default_loss(task: str) -> LossConfig:
     10.3, and the few tokens that a cache stores carry almost no information.
     """
     if task == "sentence-embedding":
-        return VECTORS
+        return SENTENCE_EMBEDDING_LOSS
     return LossConfig(temperature=1) if task in LANGUAGE_TASKS else LossConfig()

@@ -17,7 +17,7 @@ from distill.data.select.config import SelectConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.cross_tokenizer_config import CrossTokenizerConfig
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig

@@ -103,13 +103,13 @@ TASK_RULES: tuple[Rule | Check, ...] = (
     ),
     Rule(
         lambda s, f: f.task == "sentence-embedding" and not s.loss.uses_vectors,
-        "loss: expected loss.embedding or loss.similarity, and no kl or ce, for sentence-embedding, found {s.loss}: "
-        "there is nothing to compare",
+        "loss: expected loss.embedding or loss.similarity, and no kl or ce, for sentence-embedding, found "
+        "{s.loss.terms}: there is nothing to compare",
         ("task",),
     ),
     Rule(
         lambda s, f: f.task != "sentence-embedding" and s.loss.uses_vectors,
-        "loss: expected kl or ce for {f.task}, found {s.loss}: there is nothing to compare",
+        "loss: expected kl or ce for {f.task}, found {s.loss.terms}: there is nothing to compare",
         ("task",),
     ),
     Check(check_stored_part, ("task",)),

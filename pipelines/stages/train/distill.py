@@ -18,7 +18,7 @@ from distill.models.layer_sizes import read_layer_sizes
 from distill.parallel.pipeline import MICRO_BATCHES
 from distill.student.build import build_student
 from distill.student.spec import is_attention_free
-from distill.student.token_vectors import VERSION as VECTORS_VERSION
+from distill.student.token_vectors import VERSION as ATTENTION_FREE_VERSION
 from distill.tasks.task import Task
 from distill.teacher.fingerprint import check_same_tokenizer
 from distill.teacher.remote import RemoteTeacher
@@ -117,7 +117,7 @@ class StudentTraining:
         settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
         settings |= {"sampling": vars(config.sampling)} if config.sampling.by != "uniform" else {}
         settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
-        settings |= {"vectors": VECTORS_VERSION} if is_attention_free(config.student.spec) else {}
+        settings |= {"vectors": ATTENTION_FREE_VERSION} if is_attention_free(config.student.spec) else {}
         settings |= replica_settings(config)
         return settings | ({"rate": RULE} if self.pruned is not None else {})
 

@@ -17,7 +17,7 @@ from distill.data.splits.examples import Examples, Splits
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.mesh import build_mesh
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig

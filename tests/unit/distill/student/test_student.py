@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from distill.errors import InputError
 from distill.student.build import build_student
 from distill.student.family import FAMILIES, find_family
-from distill.student.spec import Sizes, is_relative, resolve_sizes
+from distill.student.sizes import Sizes
+from distill.student.spec import is_relative, resolve_sizes
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import build_model
 

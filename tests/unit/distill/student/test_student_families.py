@@ -16,7 +16,8 @@ from distill.slicing.tracing.trace import trace
 from distill.student.build import build_student, student_config
 from distill.student.family import FAMILIES, find_family
 from distill.student.selection import select_coordinates
-from distill.student.spec import SHARE_PRESETS, resolve_sizes
+from distill.student.sizes import SHARE_PRESETS
+from distill.student.spec import resolve_sizes
 from distill.teacher.fingerprint import freeze
 from support.tiny_models import MODELS, build_model, draw_weights
 

@@ -39,6 +39,7 @@ def test_a_term_that_a_ramp_starts_or_ends_is_computed():
     assert LossConfig(ramps={"hidden": (0.0, 1.0)}).teacher_outputs == ("logits", "hidden")
     assert LossConfig(hidden=1, ramps={"hidden": (0.0, 0.0)}).teacher_outputs == ("logits",)
     assert LossConfig(ramps={"ce": (1.0, 0.0)}).computes("hidden", "ce")
+    assert LossConfig(ramps={"ce": (0.5, 0.0)}).terms == "kl=1, ce=0.5"
     assert not LossConfig().computes("hidden", "ce")
 
 

@@ -9,7 +9,7 @@ from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import parse_layout
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from pipelines.planner.auto_layouts import fill_layouts

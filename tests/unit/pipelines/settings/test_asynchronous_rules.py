@@ -9,7 +9,7 @@ from distill.data.batches.sampling_config import SamplingConfig
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig

@@ -13,7 +13,7 @@ from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig

@@ -10,7 +10,7 @@ from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
-from distill.student.spec import StudentConfig
+from distill.student.config import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig

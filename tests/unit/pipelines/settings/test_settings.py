@@ -287,7 +287,10 @@ REFUSALS = [
     (("--task", "text-classification", "--keep.draws", "9"), "keep.draws: expected none for text-classification"),
     (("--task", "regression", "--on_policy.share", "0.5"), "on_policy.share 0.5: expected causal-lm or chat"),
     (("--teacher", "{root}/classifier", "--sequences.share", "1"), "sequences.share 1: expected chat"),
-    (("--task", "text-classification", "--loss.embedding", "1", "--loss.kl", "0"), "loss: expected kl or ce"),
+    (
+        ("--task", "text-classification", "--loss.embedding", "1", "--loss.kl", "0"),
+        "found embedding=1: there is nothing to",
+    ),
     (("--student.layout", "zero9"), "student.layout 'zero9': expected replicated"),
     (("--student.layout", "fsdp=2"), "student.layout 'fsdp=2': expected 2 processes, found 1"),
     (("--devices", "3", "--student.layout", "tp=3"), "attention heads: they can't be divided evenly"),
