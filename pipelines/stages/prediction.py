@@ -27,7 +27,7 @@ from pipelines.settings.plan import RunPlan, list_targets
 from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.prepare.compared_texts import measure_lengths
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
-from pipelines.stages.prune.shape import CANDIDATE_ROUNDS
+from pipelines.stages.prune.shape_timing import CANDIDATE_ROUNDS
 from pipelines.stages.run_stages import run_stages
 from pipelines.stages.students import plan_epochs
 

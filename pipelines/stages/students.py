@@ -17,7 +17,8 @@ from pipelines.stages.prune.faster_shape import faster_shape_stage
 from pipelines.stages.prune.gradual import gradual_masking_stage
 from pipelines.stages.prune.importance import scores_stage
 from pipelines.stages.prune.rounds import round_stage
-from pipelines.stages.prune.shape import ShapeInputs, shape_stage
+from pipelines.stages.prune.shape import shape_stage
+from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import pruning_start_stage
 from pipelines.stages.train.distill import student_stage
 from pipelines.stages.train.nested import NestedTraining, nested_stage, slice_stage

@@ -14,7 +14,7 @@ from pipelines.stages.prepare.data import read_task
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.importance import SCORES
-from pipelines.stages.prune.shape import ShapeInputs
+from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import read_shape
 

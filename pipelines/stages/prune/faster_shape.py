@@ -10,14 +10,9 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
-from pipelines.stages.prune.shape import (
-    AIM,
-    MEASURED,
-    ShapeInputs,
-    ShapeSearch,
-    describe_search,
-    write_shape,
-)
+from pipelines.stages.prune.shape import MEASURED, ShapeSearch, describe_search, write_shape
+from pipelines.stages.prune.shape_inputs import ShapeInputs
+from pipelines.stages.prune.shape_timing import AIM
 from pipelines.stages.train.pruned_start import SHAPE
 
 VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -61,11 +56,11 @@ def shrink_shape(search: ShapeSearch, stored: JsonObject, factor: float) -> Json
     candidate = allocate_layers(search.space, sizes.hidden, stored["shape"]["layers"], milliseconds)
     if candidate is None:
         return None
-    candidate, model = search.fit_bytes(candidate)
-    measured = search.measure(candidate, model)
+    candidate, model = search.timer.fit_bytes(candidate)
+    measured = search.timer.measure(candidate, model)
     measured["by_all"] = measured["speedup"]
-    search.check_bytes(measured)
-    search.report_measurement(candidate, measured)
+    search.timer.check_bytes(measured)
+    search.timer.report_measurement(candidate, measured)
     return stored | {
         "shape": candidate.shape.to_dict(),
         "sizes": asdict(candidate.sizes),

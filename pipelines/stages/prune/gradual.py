@@ -47,7 +47,7 @@ from pipelines.stages.prune.gradual_masking import (
     build_learned_masks,
     expected_cost,
 )
-from pipelines.stages.prune.shape import ShapeInputs
+from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart, read_shape
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals

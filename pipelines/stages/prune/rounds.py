@@ -14,7 +14,8 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prune.shape import ShapeInputs, ShapeSearch
+from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
+from pipelines.stages.prune.shape_timing import build_space, read_allowed_ms
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE
 
@@ -32,12 +33,10 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
     settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
 
     def work(folder: Path) -> JsonObject:
-        search = ShapeSearch(run, config, inputs, target, folder)
-        space, whole = (
-            search.space,
-            get_sizes(find_prunable_axes(load_model_folder(inputs.tokens.folder / MODEL), search.task)),
-        )
-        begin, end = space.predict(whole), search.milliseconds
+        loaded = LoadedInputs(run, config, inputs)
+        space = build_space(loaded, target)
+        whole = get_sizes(find_prunable_axes(load_model_folder(inputs.tokens.folder / MODEL), loaded.task))
+        begin, end = space.predict(whole), read_allowed_ms(loaded, target)[0]
         milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
         chosen = choose_candidate(space, list_candidates(space, milliseconds))
         shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape

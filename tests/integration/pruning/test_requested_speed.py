@@ -16,7 +16,7 @@ from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import MANIFEST, describe_outputs, hash_outputs, seal_manifest
 from pipelines.stages.prune import faster_shape
 from pipelines.stages.prune.budget_timing import TimedModel
-from pipelines.stages.prune.shape import MEASUREMENTS, ShapeSearch
+from pipelines.stages.prune.shape_timing import MEASUREMENTS, ShapeTimer
 from support.commands import refusal_of, run_to_success, start
 from support.run_inputs import make_classifier_inputs
 
@@ -208,14 +208,14 @@ def slow_width(monkeypatch) -> Callable[[int], None]:
     """A function that makes shapes that are at least so wide a hundred times as slow as they are."""
 
     def make_slow(width: int) -> None:
-        measure_length = ShapeSearch.measure_length
+        measure_length = ShapeTimer.measure_length
 
-        def measure_slower(search: ShapeSearch, length: int, candidate: Candidate, model: TimedModel) -> dict:
-            measured = measure_length(search, length, candidate, model)
+        def measure_slower(timer: ShapeTimer, length: int, candidate: Candidate, model: TimedModel) -> dict:
+            measured = measure_length(timer, length, candidate, model)
             factor = 100 if candidate.sizes.hidden >= width else 1
             return measured | {"best_ms": factor * measured["best_ms"], "speedup": measured["speedup"] / factor}
 
-        monkeypatch.setattr(ShapeSearch, "measure_length", measure_slower)
+        monkeypatch.setattr(ShapeTimer, "measure_length", measure_slower)
 
     return make_slow
 
