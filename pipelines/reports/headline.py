@@ -111,13 +111,14 @@ def _describe_member(report: Report, entry: ModelEntry, *, first: bool) -> str:
 
 
 def _describe_single(report: Report, entry: ModelEntry) -> str:
-    """Returns the result of a single student in one sentence."""
+    """Returns the result of a single model in one sentence; a student needs no name where it is the only one."""
+    model = "teacher" if entry["name"] == "teacher" else "student"
     metric, speedup = format_metric(report["metric"]), read_speedup(entry)
     share = _share_of_teacher(entry, find_teacher(report, entry))
     latency = f"{format_ms(entry['latency']['best_ms'])} ms per text on {format_runtime(entry)}"
     if share is None:
-        return f"The {entry['name']} reaches {format_score(entry['score'], report['metric'])} {metric} in {latency}."
-    opening = f"The {entry['name']} keeps {format_percent(share)} of the teacher's {metric}"
+        return f"The {model} reaches {format_score(entry['score'], report['metric'])} {metric} in {latency}."
+    opening = f"The {model} keeps {format_percent(share)} of the teacher's {metric}"
     if speedup is None:
         return f"{opening} and takes {latency}."
     return f"{opening} at {format_ratio(speedup)} its speed on {format_runtime(entry)}."

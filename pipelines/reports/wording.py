@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.reports.formatting import format_ms, format_percent, format_quantity, format_runtime
+from pipelines.reports.formatting import capitalize_first, format_ms, format_percent, format_quantity, format_runtime
 from pipelines.reports.schema import ModelEntry, ParityEntry, Report
 
 
@@ -132,29 +132,35 @@ def name_validation_metric(report: Report) -> str:
     return report["metric"] if words_scored else WORDING[report["task"]].validation_metric or report["metric"]
 
 
+def name_model(name: str) -> str:
+    """Returns the name of a report's entry for the start of a sentence: `The student`, `Student-10x`."""
+    return f"The {name}" if name in ("student", "teacher") else capitalize_first(name)
+
+
 def describe_parity(entry: ModelEntry, parity: ParityEntry, compared: Comparison) -> str:
     """Returns sentences that compare an exported file with its source model."""
-    model, items = f"{entry['name']} on {format_runtime(entry)}", format_quantity(parity["texts"], compared.items)
+    model = f"{name_model(entry['name'])} on {format_runtime(entry)}"
+    items = format_quantity(parity["texts"], compared.items)
     if "layers" in parity:
         outcome = f"processed {items}"
         if compared.decision:
             share = format_percent(parity["same_class"], 2)
             outcome = f"gave the {compared.decision} of the quantized PyTorch model for {share} of {items}"
         return (
-            f"The {model} computes what was trained: on the same input, each matrix product differs from that of its "
+            f"{model} computes what was trained: on the same input, each matrix product differs from that of its "
             f"training layer by at most {parity['layers']:.1e} of the largest value. Reloaded in a fresh process "
             f"({format_ms(parity['load_ms'])} ms, peak memory {parity['peak_bytes'] / 1e6:.0f} MB), it "
             f"{outcome}{_describe_scores(parity)}.{_describe_bits(parity)}"
         )
     if entry["precision"] == "int8":
         return (
-            f"The {model}, reloaded in a fresh process, reproduced the logits of the process that exported it to "
+            f"{model}, reloaded in a fresh process, reproduced the logits of the process that exported it to "
             f"within {parity['max_difference']:.1e} on {items}; its score includes what rounding to int8 costs."
             f"{_describe_bits(parity)}"
         )
     agreement = f", and {format_percent(parity['same_class'])} get the same {compared.decision}"
     return (
-        f"The {model}, reloaded in a fresh process, was compared with the trained model on {items}: the logits differ "
+        f"{model}, reloaded in a fresh process, was compared with the trained model on {items}: the logits differ "
         f"by at most {parity['max_difference']:.1e}{agreement if compared.decision else ''}."
     )
 
