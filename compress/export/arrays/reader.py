@@ -168,16 +168,17 @@ class Reader:
         remaining = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left")
         for position, rows in enumerate(remaining.tolist()):
             tokens = ids[starts[:rows] + position]
-            if kinds != ["weighted"]:
-                vectors = self.look_up("words", tokens)
+            vectors = None if kinds == ["weighted"] else self.look_up("words", tokens)
             if "mean" in kinds:
                 pooled["mean"][:rows] += vectors
             if "max" in kinds:
                 highest = pooled["max"][:rows]
                 np.maximum(highest, vectors, out=highest) if position else np.copyto(highest, vectors)
             if "weighted" in kinds:
-                pooled["weighted"][:rows] += take_rows(*self.weighted_words, tokens)
-                totals[:rows] += self.shares[tokens]
+                shares = self.shares[tokens]
+                weighted = take_rows(*self.weighted_words, tokens) if vectors is None else vectors * shares
+                pooled["weighted"][:rows] += weighted
+                totals[:rows] += shares
         if "mean" in kinds:
             pooled["mean"] /= lengths[:, None]
         if "weighted" in kinds:
