@@ -76,8 +76,7 @@ def fit_module(
     positions = PositionRecorder(world.everyone)
     meter = build_meter(machine.rank_speeds, data, job.layout, logs)
     convert_precision(job.precision, module)
-    shares = job.layout.data_parallel
-    fit_into_memory(module, data, machine, folder / LOGS, job.label, job.console, world, shares, job.precision)
+    fit_into_memory(module, data, folder / LOGS, job)
     range_metrics = apply_range_test(module, data, logs.range_test, job)
     while True:
         trainer = build_trainer(

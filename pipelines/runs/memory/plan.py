@@ -29,7 +29,7 @@ from pipelines.runs.memory.step_cost import (
     measure_optimizer,
 )
 from pipelines.runs.processes import World
-from pipelines.settings.commands.distill import MachineConfig
+from pipelines.runs.training_job import TrainingJob
 
 FILE = "memory.json"
 _MARGIN = 0.1  # of what a training is predicted to need above what the process holds already
@@ -66,47 +66,33 @@ class MemoryPlan:
         module.micro_batches.parts = data.parts = self.parts
 
 
-def fit_into_memory(
-    module: DistillationModule,
-    data: RowsDataModule,
-    machine: MachineConfig,
-    folder: Path,
-    label: str,
-    console: Console,
-    world: World,
-    shares: int = 1,
-    precision: str = "32",
-) -> None:
+def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Path, job: TrainingJob) -> None:
     """Applies the plan of the stage's folder to a training, or chooses, prints and stores one; every process calls it.
 
     Does nothing if neither a budget nor `auto` is set.
 
     Args:
-        module, data: The training.
-        machine: The budget.
+        module, data: What is trained on what.
         folder: Where the plan is stored.
-        label: Names the training in messages.
-        console: Prints the plans.
-        world: The processes.
-        shares: Number of processes that share the rows of a batch.
-        precision: Name of the precision.
+        job: The training, whose machine has the budget.
 
     Raises:
         InputError: Nothing fits.
     """
     train, file = module.train_config, folder / FILE
-    if not (machine.memory or AUTO in (train.checkpointing, train.batch_size)):
+    world, memory, shares = job.world, job.machine.memory, job.layout.data_parallel
+    if not (memory or AUTO in (train.checkpointing, train.batch_size)):
         return
     stored = world.broadcast(json.loads(file.read_text()) if world.is_rank_zero and file.exists() else None)
     if stored is None:
-        budget = resolve_memory_budget(machine.memory or AUTO, find_device(module), world.size)
+        budget = resolve_memory_budget(memory or AUTO, find_device(module), world.size)
         budget = min(world.gather(budget))
-        adapts = bool(machine.memory)
-        plans = MemoryPlanner(module, data, budget, world, shares, precision, adapts=adapts).list_plans()
-        chosen = choose_plan(plans, is_required=bool(machine.memory))
-        print_plans(console, label, plans, chosen, budget)
+        planner = MemoryPlanner(module, data, budget, world, shares, job.precision, adapts=bool(memory))
+        plans = planner.list_plans()
+        chosen = choose_plan(plans, is_required=bool(memory))
+        print_plans(job.console, job.label, plans, chosen, budget)
         if chosen is None:
-            raise no_plan_error(plans, budget, label)
+            raise no_plan_error(plans, budget, job.label)
         stored = asdict(chosen)
         if world.is_rank_zero:
             file.parent.mkdir(parents=True, exist_ok=True)

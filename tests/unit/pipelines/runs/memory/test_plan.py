@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pipelines.runs.memory.budget import resolve_memory_budget
 from pipelines.runs.memory.plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
 from pipelines.runs.memory.step_cost import PassCost, measure_in_training
 from pipelines.runs.processes import World
+from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 
 TRAIN = TrainConfig(batch_size=64, dropout=0.1)
@@ -40,6 +42,11 @@ def build_module(train: TrainConfig = TRAIN) -> DistillationModule:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
     model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=128, **sizes))
     return DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=train)
+
+
+def build_job(memory: str = "") -> TrainingJob:
+    machine, console = MachineConfig(memory=memory), Console(quiet=True)
+    return TrainingJob("test", TRAIN, machine, "32", seed=0, console=console, wandb_folder=Path("wandb"))
 
 
 def plan_with(module: DistillationModule, data: TextDataModule, budget: int, *, adapts: bool = True) -> MemoryPlanner:
@@ -113,9 +120,7 @@ def test_batches_whose_rows_are_compared_stay_whole(data):
 
 def test_a_budget_below_the_floor_names_what_would_fit(data, tmp_path):
     with pytest.raises(InputError, match=r"machine.memory: expected more than [\d,]+ MB for 'test'.*found 1 MB"):
-        fit_into_memory(
-            build_module(), data, MachineConfig(memory="1MB"), tmp_path, "test", Console(quiet=True), World()
-        )
+        fit_into_memory(build_module(), data, tmp_path, build_job(memory="1MB"))
     assert not (tmp_path / FILE).exists()
 
 
@@ -136,7 +141,7 @@ def test_the_stored_plan_of_a_stage_is_applied_again(data, tmp_path):
     module = build_module(replace(TRAIN, checkpointing="auto"))
     stored = '{"checkpointing": "full", "parts": 4, "optimizer": "adamw", "peak": 1, "seconds": 1.0}'
     (tmp_path / FILE).write_text(stored)
-    fit_into_memory(module, data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
+    fit_into_memory(module, data, tmp_path, build_job())
     assert (module.train_config.checkpointing, module.micro_batches.parts, data.parts) == ("full", 4, 4)
     assert (tmp_path / FILE).read_text() == stored
     data.parts = 1
@@ -168,13 +173,13 @@ def test_a_plan_whose_measured_peak_does_not_fit_is_followed_by_one_with_more_pa
 
 def test_the_chosen_plan_is_stored(data, tmp_path):
     module = build_module(replace(TRAIN, checkpointing="auto"))
-    fit_into_memory(module, data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
+    fit_into_memory(module, data, tmp_path, build_job())
     assert module.train_config.checkpointing == "none"
     assert json.loads((tmp_path / FILE).read_text())["parts"] == 1
 
 
 def test_nothing_is_measured_without_a_budget_or_auto(data, tmp_path):
-    fit_into_memory(build_module(), data, MachineConfig(), tmp_path, "test", Console(quiet=True), World())
+    fit_into_memory(build_module(), data, tmp_path, build_job())
     assert not (tmp_path / FILE).exists()
 
 
