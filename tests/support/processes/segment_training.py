@@ -28,7 +28,6 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import trainer
-from pipelines.runs.callbacks.step_seed import StepSeed
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import load_in_layout
@@ -36,7 +35,7 @@ from pipelines.runs.processes import World
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.stages.cache.online_teacher import load_online_teacher
-from support.processes.training_ranks import StoppedError, set_torchrun_environment, stopping
+from support.processes.training_ranks import StopAfter, StoppedError, set_torchrun_environment
 from support.tiny_models import draw_weights
 
 WORDS, MASK_ID = 67, 66
@@ -125,7 +124,6 @@ def train_jobs(
             results[job.name] = train_job(rank, processes, models, folder / job.name, job, layout, teacher or layout)
         except StoppedError:
             results[job.name] = {}
-        trainer.StepSeed = StepSeed  # type: ignore[attr-defined]
     return results
 
 
@@ -154,8 +152,6 @@ def train_job(
         batch_size=job.train.batch_size,
         signals=CacheReader(model_folder / job.cached) if job.cached else None,
     )
-    if job.stop is not None:
-        trainer.StepSeed = stopping(job.stop)  # type: ignore[attr-defined]
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     store = dist.FileStore(f"{folder}.world", processes) if processes > 1 else None
     training_job = TrainingJob(
@@ -163,7 +159,8 @@ def train_job(
         console=Console(quiet=True), wandb_folder=folder, layout=student_layout, mesh=mesh,
         world=World(rank, processes, store),
     )  # fmt: skip
-    metrics = trainer.fit_module(module, data, folder, training_job)
+    callbacks = [] if job.stop is None else [StopAfter(job.stop)]
+    metrics = trainer.fit_module(module, data, folder, training_job, callbacks)
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
     copies = {name: value.clone() for name, value in weights.items()}
     return {"weights": copies, "metrics": metrics, "fused": module.fused_term.has_plain_head}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
@@ -24,7 +25,6 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.spikes import SpikeDetector
 from pipelines.runs import trainer
-from pipelines.runs.callbacks.step_seed import StepSeed
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.placement import build_pipeline_trainer, load_in_layout, save_model
@@ -73,17 +73,16 @@ class StoppedError(Exception):
     """Simulates a kill of all processes at once."""
 
 
-def stopping(batches: int) -> type[StepSeed]:
-    class Stopping(StepSeed):
-        left = batches
+class StopAfter(Callback):
+    """Raises StoppedError after a number of batches."""
 
-        def on_train_batch_start(self, *args: Any) -> None:
-            super().on_train_batch_start(*args)
-            if not self.left:
-                raise StoppedError
-            self.left -= 1
+    def __init__(self, batches: int):
+        self.left = batches
 
-    return Stopping
+    def on_train_batch_start(self, *_: Any) -> None:
+        if not self.left:
+            raise StoppedError
+        self.left -= 1
 
 
 class SpikeAt(SpikeDetector):
@@ -170,15 +169,14 @@ def train_student(world: World, job: Training, student_layout: Layout) -> dict[s
     )
     if job.spike is not None:
         module.spikes.detector = SpikeAt(job.spike)
-    if job.stop is not None:
-        trainer.StepSeed = stopping(job.stop)  # type: ignore[attr-defined]
     dtypes = RecordDtypes()
     (job.folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     training_job = TrainingJob(
         label="student", train=job.train, machine=job.machine, precision=job.precision, seed=0,
         console=Console(quiet=True), wandb_folder=job.folder, layout=student_layout, mesh=mesh, world=world,
     )  # fmt: skip
-    callbacks = [dtypes, *([StartScale()] if job.precision == "16-mixed" else [])]
+    callbacks: list[Callback] = [dtypes, *([StartScale()] if job.precision == "16-mixed" else [])]
+    callbacks += [] if job.stop is None else [StopAfter(job.stop)]
     metrics = trainer.fit_module(module, data, job.folder, training_job, callbacks)
     if remote is not None:
         remote.finish()
