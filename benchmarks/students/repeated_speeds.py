@@ -49,7 +49,7 @@ class RepeatedSpeed(TypedDict):
 
 
 class Deployed:
-    """An exported classifier, opened for one text a call.
+    """An exported model, opened for one text a call.
 
     Args:
         folder: Folder of `model.onnx` and `tokenizer.json`.
@@ -139,20 +139,25 @@ def find_teacher(report: Report) -> ModelEntry:
 
 def draw_texts(run: Path, count: int, seed: int) -> list[Any]:
     """Returns test texts of the run's data stage, drawn by the seed; repeated if there are fewer."""
-    stage = next(each["folder"] for each in read_report(run)["stages"] if each["name"] == "data")
-    texts = list(read_texts(run / "data" / Path(stage).name / "test.parquet"))
+    report = read_report(run)
+    stage = next(each["folder"] for each in report["stages"] if each["name"] == "data")
+    texts = list(read_texts(run / "data" / Path(stage).name / "test.parquet", report["task"]))
     rng = np.random.default_rng(seed)
     turns = [rng.permutation(len(texts)) for _ in range(-(-count // len(texts)))]
     return [texts[number] for number in np.concatenate(turns)[:count]]
 
 
-def read_texts(file: Path) -> Iterator[Any]:
-    """Yields each row's text, pair of texts or words."""
+def read_texts(file: Path, task: str) -> Iterator[Any]:
+    """Yields each row's text, pair of texts or words; a sentence encoder gets the texts of a pair one by one."""
     for row in pq.read_table(file).to_pylist():
         if "tokens" in row:
             yield row["tokens"]
+            continue
+        texts = [row["text"], row["text2"]] if row.get("text2") else [row["text"]]
+        if task == "sentence-embedding":
+            yield from texts
         else:
-            yield (row["text"], row["text2"]) if row.get("text2") else row["text"]
+            yield tuple(texts) if len(texts) == 2 else texts[0]
 
 
 def print_table(speeds: Sequence[RepeatedSpeed]) -> None:
