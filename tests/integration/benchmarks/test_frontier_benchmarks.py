@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.students import cascades, frontier, ingredients, repeated_speeds, sentences
@@ -48,6 +50,19 @@ def test_students_of_a_frontier_are_timed_again_and_put_into_cascades(inputs, tm
     call(cascades, monkeypatch, *arguments, "--data.max_length", 32, "--measure.texts", 12, "--measure.rounds", 2)
     result = json.loads((output / "student-1.3x-0.json").read_text())
     assert {entry["name"] for entry in result["models"]} >= {"cascade", "student-1.1x", "student-1.3x", "teacher"}
+
+
+def test_models_are_timed_again_on_what_they_take_in_one_call(tmp_path):
+    file, words = tmp_path / "pairs.parquet", tmp_path / "words.parquet"
+    pairs = [{"text": "a", "text2": "b"}, {"text": "c", "text2": "d"}]
+    pq.write_table(pa.Table.from_pylist(pairs), file)
+    assert list(repeated_speeds.read_texts(file, "text-classification")) == [
+        ("a", "b"),
+        ("c", "d"),
+    ]
+    assert list(repeated_speeds.read_texts(file, "sentence-embedding")) == ["a", "b", "c", "d"]
+    pq.write_table(pa.Table.from_pylist([{"tokens": ["a", "b"]}]), words)
+    assert list(repeated_speeds.read_texts(words, "token-classification")) == [["a", "b"]]
 
 
 @pytest.mark.slow
