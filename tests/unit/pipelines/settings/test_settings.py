@@ -289,7 +289,7 @@ REFUSALS = [
     (("--teacher", "{root}/classifier", "--sequences.share", "1"), "sequences.share 1: expected chat"),
     (
         ("--task", "text-classification", "--loss.embedding", "1", "--loss.kl", "0"),
-        "found embedding=1: there is nothing to",
+        "loss: expected kl or ce for text-classification, found embedding=1: there is nothing to",
     ),
     (("--student.layout", "zero9"), "student.layout 'zero9': expected replicated"),
     (("--student.layout", "fsdp=2"), "student.layout 'fsdp=2': expected 2 processes, found 1"),
