@@ -15,7 +15,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
-from pipelines.stages.prune.shape_timing import build_space, read_allowed_ms
+from pipelines.stages.prune.shape_timing import build_space, list_allowed_ms
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE
 
@@ -36,7 +36,7 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
         loaded = LoadedInputs(run, config, inputs)
         space = build_space(loaded, target)
         whole = get_sizes(find_prunable_axes(load_model_folder(inputs.tokens.folder / MODEL), loaded.task))
-        begin, end = space.predict(whole), read_allowed_ms(loaded, target)[0]
+        begin, end = space.predict(whole), list_allowed_ms(loaded, target)[0]
         milliseconds = interpolate_cubic(number, 0, rounds, begin, end)
         chosen = choose_candidate(space, list_candidates(space, milliseconds))
         shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape

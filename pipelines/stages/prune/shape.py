@@ -18,7 +18,7 @@ from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prepare.scoring import TeacherComparison
 from pipelines.stages.prune.costs import rounding_key
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
-from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, read_allowed_ms
+from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, list_allowed_ms
 from pipelines.stages.prune.trials import Trial, eliminate_trials
 from pipelines.stages.train.pruned_start import SHAPE
 from pipelines.stages.train.recovery_rate import RULE
@@ -74,7 +74,7 @@ class ShapeSearch:
         self.run, self.config, self.inputs, self.target = run, config, inputs, target
         self.loaded = LoadedInputs(run, config, inputs)
         self.timer = ShapeTimer(self.loaded, target, folder / SCRATCH / "exports")
-        self.milliseconds = read_allowed_ms(self.loaded, target)[0]
+        self.milliseconds = list_allowed_ms(self.loaded, target)[0]
 
     @property
     def space(self) -> SearchSpace:

@@ -12,6 +12,7 @@ from distill.data.batches.packing import find_padding_id
 from distill.data.splits.examples import Splits
 from distill.slicing import Axis
 from distill.tasks.task import Task
+from pipelines.reports.pruning_summary import LengthCosts, read_costs
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.cache.writing import load_teacher
@@ -53,6 +54,11 @@ class LoadedInputs:
         self.model: PreTrainedModel = load_model_folder(stages.start.folder / MODEL)
         self.tokenizer: PreTrainedTokenizerBase = load_student_tokenizer(stages.start.folder / MODEL)
         self.axes: Sequence[Axis] = find_prunable_axes(self.model, self.task)
+
+    @cached_property
+    def costs(self) -> list[LengthCosts]:
+        """The fitted costs at each length of the budget."""
+        return read_costs(self.stages.costs)
 
     @cached_property
     def splits(self) -> Splits:

@@ -14,7 +14,6 @@ from compress.prune.search.candidates import Candidate, SearchSpace, reallocate
 from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.errors import InputError
 from distill.slicing import prune
-from pipelines.reports.pruning_summary import read_costs
 from pipelines.runs.manifest import JsonObject
 from pipelines.settings.plan import SpeedTarget
 from pipelines.settings.schemes import reduces_range_of_dynamic_int8
@@ -188,15 +187,16 @@ class ShapeTimer:
             )
 
 
-def read_allowed_ms(loaded: LoadedInputs, target: SpeedTarget) -> list[float]:
+def list_allowed_ms(loaded: LoadedInputs, target: SpeedTarget) -> list[float]:
     """Returns the milliseconds per call that a target allows, for each length of the budget."""
-    return [target.milliseconds(each.teacher_ms) for each in read_costs(loaded.stages.costs)]
+    return [target.milliseconds(each.teacher_ms) for each in loaded.costs]
 
 
 def build_space(loaded: LoadedInputs, target: SpeedTarget) -> SearchSpace:
     """Returns the space of a target's shapes; costs at further lengths are scaled to what the first length allows."""
-    costs, allowed = read_costs(loaded.stages.costs), read_allowed_ms(loaded, target)
-    scaled = [each.costs.scale(allowed[0] / milliseconds) for each, milliseconds in zip(costs, allowed, strict=True)]
+    allowed = list_allowed_ms(loaded, target)
+    pairs = zip(loaded.costs, allowed, strict=True)
+    scaled = [each.costs.scale(allowed[0] / milliseconds) for each, milliseconds in pairs]
     scores = Scores.load(loaded.stages.scores.folder / SCORES, loaded.model)
     size = Limit(fit_size_model(loaded.stages.costs), target.max_bytes) if target.max_bytes else None
     width = head_width(loaded.model.config)
