@@ -11,7 +11,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune.shape import MEASURED, ShapeSearch, describe_search, write_shape
-from pipelines.stages.prune.shape_inputs import ShapeInputs
+from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import AIM
 from pipelines.stages.train.pruned_start import SHAPE
 
@@ -29,7 +29,7 @@ def faster_shape_stage(
     """
 
     def work(folder: Path) -> JsonObject:
-        search = ShapeSearch(run, config, inputs, target.corrected, folder)
+        search = ShapeSearch(LoadedInputs(run, config, inputs), target.corrected, folder)
         stored = json.loads((previous.folder / SHAPE).read_text())
         factor = target.correction / previous.manifest["config"]["target"]["correction"]
         faster = shrink_shape(search, stored, factor) or find_other_shape(search)

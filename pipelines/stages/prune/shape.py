@@ -36,7 +36,7 @@ def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
     """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
 
     def work(folder: Path) -> JsonObject:
-        return write_shape(folder, ShapeSearch(run, config, inputs, target, folder).choose())
+        return write_shape(folder, ShapeSearch(LoadedInputs(run, config, inputs), target, folder).choose())
 
     settings = describe_search(config, target)
     return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
@@ -70,11 +70,10 @@ def write_shape(folder: Path, result: JsonObject) -> JsonObject:
 class ShapeSearch:
     """The search for the shape of a single target."""
 
-    def __init__(self, run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, folder: Path):
-        self.run, self.config, self.inputs, self.target = run, config, inputs, target
-        self.loaded = LoadedInputs(run, config, inputs)
-        self.timer = ShapeTimer(self.loaded, target, folder / SCRATCH / "exports")
-        self.milliseconds = list_allowed_ms(self.loaded, target)[0]
+    def __init__(self, loaded: LoadedInputs, target: SpeedTarget, folder: Path):
+        self.loaded, self.config, self.target, self.console = loaded, loaded.config, target, loaded.run.console
+        self.timer = ShapeTimer(loaded, target, folder / SCRATCH / "exports")
+        self.milliseconds = list_allowed_ms(loaded, target)[0]
 
     @property
     def space(self) -> SearchSpace:
@@ -105,7 +104,7 @@ class ShapeSearch:
             choice = self.timer.correct_latency(candidates[winner])
             if not choice.is_exhausted:
                 return choice, trials
-            self.run.console.say(
+            self.console.say(
                 f"  shape-{self.target.name}: no shape with the width and the layers of {choice.candidate.label} is "
                 "fast enough; trying others"
             )
@@ -130,12 +129,12 @@ class ShapeSearch:
         if len(candidates) == 1 or not self.config.prune.trial_steps:
             best = min(range(len(candidates)), key=lambda number: candidates[number].loss)
             return best, [[] for _ in candidates]
-        start = self.inputs.begin(self.config, self.target.name, None)
-        signals = open_cached_signals(self.inputs.cache, start)
-        task, data = self.loaded.task, self.loaded.training_texts
+        stages, task, data = self.loaded.stages, self.loaded.task, self.loaded.training_texts
+        start = stages.begin(self.config, self.target.name, None)
+        signals = open_cached_signals(stages.cache, start)
         trials = []
         for each in candidates:
-            torch.manual_seed(self.run.seed)
+            torch.manual_seed(self.loaded.run.seed)
             student = start.cut(self.loaded.model, self.loaded.axes, each.shape)
             train = start.adapt_training(self.config.train, student)
             trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows))
@@ -147,8 +146,8 @@ class ShapeSearch:
             self.config.loss.resolved_temperature,
             COMPARED_SAMPLES,
         )
-        winner, divergences = eliminate_trials(trials, comparison, self.config.prune.trial_steps, self.run.console)
-        self.run.console.say(
+        winner, divergences = eliminate_trials(trials, comparison, self.config.prune.trial_steps, self.console)
+        self.console.say(
             f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
             f"(KL {divergences[winner][-1]:.3f})"
         )
@@ -169,5 +168,5 @@ class ShapeSearch:
         )
         if not budget.frontier:
             raise InputError(reason)
-        self.run.console.say(f"  shape-{self.target.name}: no pruned student: {reason}")
+        self.console.say(f"  shape-{self.target.name}: no pruned student: {reason}")
         return {UNREACHED: reason}
