@@ -21,9 +21,9 @@ def main(argv: Sequence[str]) -> None:
         CascadeConfig,
         argv,
         prog="pipelines.cascade",
-        about="Choose the confidence from which a small student's answers count, so that larger ones answer the other "
-        "texts: the least mean latency at a score, or the best score at a mean latency. Write a folder that serves "
-        "them, and measure it beside each student.",
+        about="Choose the confidence above which a small student's answer is used, and pass other texts on to larger "
+        "students, for the lowest mean latency at a score or the best score at a mean latency. Write a folder that "
+        "serves the cascade, and compare it with each student.",
         examples=EXAMPLES,
         short={"data": "data.path"},
     )

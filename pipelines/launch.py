@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         LaunchConfig,
         options,
         prog=f"pipelines.launch {engine}",
-        about="Write what an engine runs, to start the command after -- on several machines: a script or manifests. "
+        about="Write the script or the manifests with which an engine runs the command after -- on several machines. "
         f"ENGINE is {', '.join(ENGINES)}.",
         examples=EXAMPLES,
         short={},

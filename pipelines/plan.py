@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> None:
         argv,
         prog="pipelines.plan",
         about="Plan a distillation: trace every layout of teacher and student without weights or GPUs, print memory "
-        "and time, and write the settings of the fastest pair that fits. All options of pipelines.distill are known.",
+        "and time, and write the settings of the fastest pair that fits. It takes all options of pipelines.distill.",
         examples=EXAMPLES,
         short=SHORT_PLANNER_OPTIONS,
     )

@@ -16,8 +16,8 @@ class DataConfig:
 
     Args:
         path: A folder (with one train file, and optionally one validation or dev and one test file), one file (csv,
-            tsv, json, jsonl, parquet, conll, or any of these compressed as .gz) or the id of a data set on the Hugging
-            Face hub.
+            tsv, json, jsonl, parquet, conll, or any of these compressed as .gz), for language models also a txt file or
+            a folder of them, or the id of a data set on the Hugging Face hub.
         text: Column with the text; found by its name if not set.
         text_pair: Column with the second text of a pair; found by its name if not set.
         label: Column with the label; found by its name if not set, for numbers also as `score`.

@@ -11,7 +11,8 @@ class TeacherConfig:
     """The model to distill from.
 
     Args:
-        model: A hub id or a local folder with config.json, safetensors and a tokenizer.
+        model: A hub id, a local folder with config.json, safetensors and a tokenizer, or `package:NAME/FOLDER`, the
+            same in an installed package.
         additional: Further teachers, checkpoints of the same kind, whose predictions are averaged with the first one's;
             layer-wise loss terms aren't available with them.
         weights: Weight of each teacher, starting with `model`; equal if omitted.

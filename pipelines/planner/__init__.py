@@ -1,1 +1,1 @@
-"""What a training will take on machines that aren't here: memory, work and traffic of every layout."""
+"""What a training run will take on machines that aren't here: memory, work and traffic of every layout."""

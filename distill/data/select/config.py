@@ -20,10 +20,11 @@ class SelectConfig:
     """Rows that the student is trained on, of all rows that there are after cleaning and augmentation.
 
     Args:
-        method: random; balanced (equally many of each class, for texts without labels of the teacher's answer); by
-            difficulty: entropy, margin or loss of the teacher's predictions, or el2n, forgetting or aum from its
-            training; ccs (rows of all difficulties but the hardest); by the teacher's vectors: k-centre, facility
-            (facility location), mixture (typical and diverse rows) or similarity (to select.target). Empty: all rows.
+        method: random; balanced (the same number of each class; for texts without labels, of each class that the
+            teacher predicts); by difficulty: entropy, margin or loss of the teacher's predictions, or el2n, forgetting
+            or aum from its training; ccs (rows of all difficulties but the hardest); by the teacher's vectors:
+            k-centre, facility (facility location), mixture (typical and diverse rows) or similarity (to select.target).
+            Empty: all rows.
         share: Share of the rows to keep, above 0 and below 1; or set rows.
         rows: Number of rows that are kept.
         source: The rows to choose from: train, unlabelled, or all. Rows of other parts are all kept.

@@ -28,7 +28,7 @@ class CascadeConfig:
         teacher: Checkpoint to compare with: a local folder or a hub id.
         data: The data set: thresholds are chosen on its validation split, on which no student may have been trained,
             and the cascade is scored on its test split.
-        measure: How speed is measured; always with one text per call.
+        measure: How speed is measured: `texts` texts, one per call; `interval`, `seconds` and `batch` have no effect.
         seed: Seed that selects the timed texts, and the splits that the data set lacks.
         task: text-classification or multi-label; auto infers it from the first model's head, or else from the data.
         dynamic: Use ONNX Runtime's dynamic int8 quantization for students that aren't quantized.

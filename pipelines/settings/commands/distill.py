@@ -88,9 +88,9 @@ class MachineConfig:
         prefetch: Number of layers whose weights FSDP gathers in advance; 0 or more.
         precision: Precision of training: 32, bf16-mixed, 16-mixed (GPUs only), fp8 (GPUs that support it),
             bf16-stochastic (bfloat16 weights, gradients and optimizer states, with updates rounded stochastically) or
-            int8-mixed (8-bit matrix products, experimental). auto times a few steps of each of the first four that the
-            machine and the layout support and uses the fastest. The mixed ones keep weights and optimizer states in
-            float32.
+            int8-mixed (8-bit matrix products, experimental). auto times a few steps in 32, bf16-mixed and, on GPUs that
+            support it, fp8 (on GPUs without both, 16-mixed), as far as the layout allows, and uses the fastest. The
+            mixed ones keep weights and optimizer states in float32.
         memory: Memory limit of each process in training, such as 8GB, or `auto` for what is free. Of the options that
             fit, the fastest as measured is used: smaller micro-batches, activation checkpointing or offload; 8- or
             4-bit AdamW states only if nothing else fits. Empty: no limit.
