@@ -34,7 +34,7 @@ def read_config(folder: Path, *files: str) -> dict[str, Any]:
             f"{folder}: expected the files {', '.join(required)}, found no {' and no '.join(missing)}: is it the "
             "folder of another runtime?"
         )
-    config = load_file(folder / "config.json", lambda file: json.loads(Path(file).read_text()))
+    config = load_file(folder / "config.json", lambda file: json.loads(Path(file).read_text("utf-8")))
     if not isinstance(config, dict):
         exit_with_error(f"{folder / 'config.json'}: expected an object, found {type(config).__name__}")
     return config

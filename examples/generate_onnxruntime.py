@@ -21,7 +21,7 @@ class Generator:
 
     def __init__(self, folder: Path, threads: int = 1):
         read_config(folder, "generation_config.json", "tokenizer.json", "model.onnx")
-        settings = load_file(folder / "generation_config.json", lambda file: json.loads(Path(file).read_text()))
+        settings = load_file(folder / "generation_config.json", lambda file: json.loads(Path(file).read_text("utf-8")))
         ends = settings.get("eos_token_id")
         self.ends = ends if isinstance(ends, list) else [ends]
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)

@@ -24,7 +24,7 @@ class Classifier:
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
-        self.names = load_file(folder / "inputs.json", lambda file: json.loads(Path(file).read_text()))
+        self.names = load_file(folder / "inputs.json", lambda file: json.loads(Path(file).read_text("utf-8")))
         from executorch.runtime import Runtime  # slow, and logs to stderr: the folder is checked first
 
         # The program must stay alive: it owns the memory of its methods.

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     check_publishable(Path(config.output) / CASCADE)
     console = Console()
     done = run_cascade(config, console)
-    result = json.loads((done.folder / CASCADE / EVALUATION).read_text())
+    result = json.loads((done.folder / CASCADE / EVALUATION).read_text("utf-8"))
     console.table("Cascade", *build_cascade_table(result["metric"], result["models"]))
     for line in describe_cascade_result(result["metric"], result["models"]):
         console.say(f"  {line}")

@@ -49,7 +49,7 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
     report, curves = read_stage_json(folder / REPORT), read_stage_json(folder / "curves.json")
     drawn = Charts.of(report, curves)
     partial = output / f".{PAGE}.partial"
-    partial.write_text(render_page(report, drawn))
+    partial.write_text(render_page(report, drawn), "utf-8")
     partial.replace(output / PAGE)
     paths = {"report": output / PAGE}
     if charts:
@@ -57,7 +57,7 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
         check_publishable(paths["charts"])
         paths["charts"].mkdir(exist_ok=True)
         for name, svg in drawn.files().items():
-            (paths["charts"] / name).write_text(svg)
+            (paths["charts"] / name).write_text(svg, "utf-8")
     print_results(console, report, paths)
 
 

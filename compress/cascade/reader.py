@@ -64,7 +64,7 @@ class Cascade:
 
     def __init__(self, folder=".", threads=1):
         self.folder = Path(folder)
-        self.config = json.loads((self.folder / "cascade.json").read_text())
+        self.config = json.loads((self.folder / "cascade.json").read_text("utf-8"))
         self.several = self.config["several"]
         self.names = [each["name"] for each in self.config["members"]]
         self.members = [

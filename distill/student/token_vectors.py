@@ -89,6 +89,11 @@ def check_vector_sizes(parsed: StudentSpec, requested: dict[str, int]) -> None:
             f"student {parsed.text!r}: expected pooling=order with positions, found another pooling: only order keeps "
             "positions apart"
         )
+    if "ngrams" in requested and "order" in parsed.pooling:
+        raise InputError(
+            f"student {parsed.text!r}: expected ngrams or pooling=order, found both: pairs of tokens come after "
+            "the padding of a batch, so they have no position; use pooling=mean+max with ngrams"
+        )
     if encoder == "gru" and requested.get("hidden", 2) % 2:
         raise InputError(f"student hidden={requested['hidden']}: expected an even number, half for each direction")
 

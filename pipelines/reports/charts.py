@@ -102,10 +102,8 @@ def read_latency(entry: ModelEntry, key: LatencyKey) -> LatencyEntry:
 
 
 def assign_colors(names: Iterable[str]) -> dict[str, int]:
-    """Returns each model's color index; the teacher's is reserved, and a single student's is always the same."""
-    students = dict.fromkeys(["student", *(name for name in names if name != "teacher")])
-    if sum(name.startswith("student") for name in students) > 2:  # with several students, none is just called student
-        students.pop("student")
+    """Returns each model's color index; the teacher's is reserved."""
+    students = dict.fromkeys(name for name in names if name != "teacher")
     return {"teacher": 0} | {name: 1 + i % (len(SERIES) - 1) for i, name in enumerate(students)}
 
 

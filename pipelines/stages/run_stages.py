@@ -32,6 +32,7 @@ def run_stages(run: "Run", plan: RunPlan) -> tuple[dict[str, "Artefact"], list["
     from pipelines.stages.prepare.augment import augment_stage
     from pipelines.stages.prepare.clean import clean_stage
     from pipelines.stages.prepare.data import data_stage
+    from pipelines.stages.prepare.pairs import adapt_to_pairs
     from pipelines.stages.prepare.teacher import teacher_stage
     from pipelines.stages.students import train_students
     from pipelines.stages.train.general import general_stage
@@ -43,7 +44,8 @@ def run_stages(run: "Run", plan: RunPlan) -> tuple[dict[str, "Artefact"], list["
     if not run.is_sample and (settings.augment.requested or settings.select.requested):
         run.world.compute_once(lambda: check_data_settings(plan, run.seed))
     stages["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
-    check_pair_formats(settings, stages["data"])
+    plan = adapt_to_pairs(run, plan, stages["data"])
+    settings = plan.settings
     precision = select_precision(run, plan, stages["data"])
     plan.check_precision(precision)
     if settings.clean.requested:
@@ -105,23 +107,6 @@ def check_data_settings(plan: RunPlan, seed: int) -> bool:
         elif settings.select.requested:
             check_selection(settings.select, splits)
     return True
-
-
-def check_pair_formats(config: DistillConfig, data: "Artefact") -> None:
-    """Checks before any training that the files to export can hold a student of these texts.
-
-    Raises:
-        InputError: The rows have two texts, and a file holds vectors of single texts only.
-    """
-    from compress.export.common.targets import FORMATS, parse_formats
-    from pipelines.stages.prepare.data import read_data
-
-    name = next((name for name in parse_formats(config.export) if FORMATS[name].reads_texts), None)
-    if name and data.digest is not None and getattr(read_data(data).train, "pairs", None) is not None:
-        raise InputError(
-            f"export {name}: expected rows of one text, found pairs in {config.data.path!r}: the library has no vector "
-            "of a pair; numpy's files hold such a student"
-        )
 
 
 def run_to_report(run: "Run", plan: RunPlan) -> None:

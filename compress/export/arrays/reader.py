@@ -35,7 +35,7 @@ class Reader:
 
     def __init__(self, folder="."):
         self.folder = Path(folder)
-        self.config = json.loads((self.folder / "config.json").read_text())
+        self.config = json.loads((self.folder / "config.json").read_text("utf-8"))
         with np.load(self.folder / "weights.npz") as stored:
             self.weights = {name: stored[name] for name in stored.files}
         for name in [name for name in self.weights if name.endswith(".weight.scales")]:
@@ -60,7 +60,7 @@ class Reader:
     @cached_property
     def words(self):
         """The ids of words; None if the tokenizer doesn't split at blanks, or tokens aren't pooled one by one."""
-        stored = json.loads((self.folder / "tokenizer.json").read_text())
+        stored = json.loads((self.folder / "tokenizer.json").read_text("utf-8"))
         kinds = [(stored.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
         return WordIds(self.tokenizer) if by_word and self.pools_tokens else None
@@ -85,6 +85,8 @@ class Reader:
 
     def encode(self, texts, max_length=512):
         """Returns a sentence encoder's vectors of length 1 [texts, width]."""
+        if not texts:
+            return self.encode([""], max_length)[:0]
         return np.concatenate([vectors for _, vectors in self.run(texts, max_length)])
 
     def run(self, texts, max_length):

@@ -45,10 +45,10 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
         curves = {stage.name: read_curves(stage.folder / LOGS) for stage in stages}
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
-        (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
+        (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}), "utf-8")
         published_report = cast(Report, {**report, "models": list_published_models(run, report["models"])})
         for name, card in render_cards(published_report).items():
-            (folder / name).write_text(card)
+            (folder / name).write_text(card, "utf-8")
         return {}
 
     return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work, version=VERSION)

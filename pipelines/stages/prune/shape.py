@@ -73,7 +73,8 @@ class ShapeSearch:
     def __init__(self, loaded: LoadedInputs, target: SpeedTarget, folder: Path):
         self.loaded, self.config, self.target, self.console = loaded, loaded.config, target, loaded.run.console
         self.timer = ShapeTimer(loaded, target, folder / SCRATCH / "exports")
-        self.milliseconds = list_allowed_ms(loaded, target)[0]
+        self.allowed_ms = dict(zip(self.config.budget.lengths, list_allowed_ms(loaded, target), strict=True))
+        self.milliseconds = self.allowed_ms[self.config.budget.lengths[0]]
 
     @property
     def space(self) -> SearchSpace:
@@ -160,9 +161,11 @@ class ShapeSearch:
             InputError: Always, but for the target of a frontier, for which the message is returned.
         """
         measured, budget = smallest.measurements[-1], self.config.budget
+        length = measured["length"]
+        texts = f" on texts of {length} tokens" if length else ""
         reason = (
-            f"budget {self.target.name}: expected a shape that takes {self.milliseconds:.3f} ms per call on "
-            f"{budget.runtime} {budget.precision}, found none: the smallest, {measured['label']}, reaches "
+            f"budget {self.target.name}: expected a shape that takes {self.allowed_ms[length]:.3f} ms per call{texts} "
+            f"on {budget.runtime} {budget.precision}, found none: the smallest, {measured['label']}, reaches "
             f"{measured['by_all']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
             + ("" if budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
         )

@@ -1,6 +1,7 @@
 """Runs whose student has no attention: trained, exported, reported, and used again."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,33 @@ def test_pairs_are_refused_before_training_for_a_library_of_single_texts(body_fo
     message = refusal_of(distill, arguments, monkeypatch, capsys)
     assert "export model2vec: expected rows of one text, found pairs" in message
     assert not (tmp_path / "run" / "teacher").exists()
+
+
+@pytest.fixture
+def untyped_folder(body_folder, tmp_path) -> Path:
+    """A model whose tokenizer doesn't say which of two texts a token belongs to, as RoBERTa's."""
+    folder = Path(shutil.copytree(body_folder, tmp_path / "untyped"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_pairs_without_token_types_are_refused_before_training(untyped_folder, tmp_path, monkeypatch, capsys):
+    more = ("--student", "static", "--task", "regression")
+    arguments = small_run(untyped_folder, pair_data(tmp_path / "pairs"), tmp_path / "run", *more)
+    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    assert "student static: expected a tokenizer with token_type_ids for pairs of texts, found" in message
+    assert not (tmp_path / "run" / "teacher").exists()
+
+
+def test_a_frontier_leaves_out_what_cannot_read_pairs(untyped_folder, tmp_path):
+    more = ("--frontier", "true", "--speedup", "2", "--task", "regression", "--until", "cache")
+    printed = run_to_success(
+        "distill", small_run(untyped_folder, pair_data(tmp_path / "pairs"), tmp_path / "run", *more)
+    )
+    assert "no students without attention: student" in printed
+    assert "expected a tokenizer with token_type_ids for pairs of texts" in printed
 
 
 @pytest.mark.slow

@@ -19,12 +19,21 @@ from distill.student.build import build_student, student_config
 from distill.student.token_vectors import compute_token_vectors, reduce_width, weigh_by_frequency
 from support.tiny_models import build_model, saved
 
-SPECS = ("static", "static,pooling=mean+max+order,positions=4,ngrams=64", "cnn,layers=2", "gru,hidden=16,layers=2")
+SPECS = (
+    "static",
+    "static,pooling=mean+max,ngrams=64",
+    "static,pooling=mean+order,positions=4",
+    "cnn,layers=2",
+    "gru,hidden=16,layers=2",
+)
 
 
 def make_student(spec: str, tokenizer, head: str = "ForSequenceClassification", seed: int = 0, **settings):
-    teacher = build_model("bert", head)
-    return build_student(teacher, f"{spec},embeddings=8", seed, tokenizer=tokenizer, **settings)
+    """Builds a student; its pairs of tokens, which start at 0, get vectors as after training."""
+    student = build_student(build_model("bert", head), f"{spec},embeddings=8", seed, tokenizer=tokenizer, **settings)
+    if getattr(student.vectors, "ngrams", None) is not None:
+        nn.init.normal_(student.vectors.ngrams.weight)
+    return student
 
 
 @torch.no_grad()
@@ -65,8 +74,6 @@ def test_a_static_student_is_its_head_on_the_weighted_mean_of_the_table(tokenize
 ])  # fmt: skip
 def test_which_students_notice_the_order_of_words(spec, is_sensitive, tokenizer):
     student = make_student(spec, tokenizer)
-    if "ngrams" in spec:
-        nn.init.normal_(student.vectors.ngrams.weight)
     one, other = compute_logits(student, [[5, 6, 7, 8], [8, 7, 6, 5]])
     assert torch.allclose(one, other, atol=1e-6) != is_sensitive
 
@@ -99,6 +106,11 @@ def test_pairs_of_texts_are_compared(tokenizer):
     assert same[:, 2 * width : 3 * width].abs().max() < 1e-6
     torch.testing.assert_close(same[:, 3 * width :], same[:, :width].square())
     assert not torch.equal(compute_logits(student, [row], types=types), compute_logits(student, [row], types=[[0] * 4]))
+
+
+def test_positions_are_refused_with_pairs_of_tokens(tokenizer):
+    with pytest.raises(InputError, match="expected ngrams or pooling=order, found both"):
+        make_student("static,ngrams=64,pooling=mean+order", tokenizer)
 
 
 def test_a_pairs_student_reads_token_types_and_needs_a_tokenizer_that_has_them(tokenizer):

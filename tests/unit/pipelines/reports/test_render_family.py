@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pipelines.reports.charts import draw_figure
+from pipelines.reports.charts import assign_colors, draw_figure
 from pipelines.reports.headline import explain_headline_entry, headline_entry, write_headline
 from pipelines.reports.pareto import Point, draw_front, draw_pareto_charts, mark_dominated
 from pipelines.reports.pruning_summary import find_code, read_pruning
@@ -31,6 +31,11 @@ from support.sample_reports import (
 @pytest.fixture
 def family():
     return family_report()
+
+
+def test_a_pruned_student_beside_others_has_a_color_of_its_own():
+    names = ["teacher", "student", "student-static", "student-cnn"]
+    assert assign_colors(names) == {"teacher": 0, "student": 1, "student-static": 2, "student-cnn": 3}
 
 
 def cells(report, stage, label):
