@@ -1,5 +1,6 @@
 """Students of bottleneck blocks (MobileBERT), and the inverted-bottleneck teacher that they may be trained on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -13,9 +14,12 @@ from distill.checkpoint.norm_kinds import MOBILEBERT
 from distill.errors import InputError
 from distill.slicing.factorize import factorize_table
 from distill.student.family import ENCODERS, find_family
+from distill.student.sizes import Sizes
 from distill.student.spec import StudentSpec, resolve_sizes
 
+VERSION = 2  # of the start of these students; part of the stage's key
 STOCK = "MobileBert"
+INVERTED = "inverted-bottleneck"  # the preset whose blocks contain the teacher's layers
 _HEADS = ("ForSequenceClassification", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "Model")
 
 
@@ -58,7 +62,7 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
     """Returns the stock config of the student for a preset with bottlenecks and the sizes after it.
 
     Raises:
-        InputError: The teacher is not an encoder, or the sizes are not possible.
+        InputError: The teacher is not an encoder, or the sizes or layers are not possible.
     """
     if teacher.model_type not in ENCODERS:
         raise InputError(
@@ -66,8 +70,6 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
             f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
         )
     old, blocks = find_family(teacher).sizes(teacher), _BLOCKS[parsed.preset]
-    plain = [f"layers={','.join(map(str, parsed.requested['layers']))}"] if "layers" in parsed.requested else []
-    layers = resolve_sizes(",".join(["fresh", *plain]), old).layers if plain else old.layers
     requested = {key: numbers[0] for key, numbers in parsed.requested.items() if key != "layers"}
     hidden = requested.get("hidden", int(old.hidden * blocks.hidden))
     heads = requested.get("heads", old.heads)
@@ -79,7 +81,7 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
         "intermediate_size": requested.get("ffn", old.ffn if blocks.ffn is None else int(inner * blocks.ffn)),
         "num_feedforward_networks": requested.get("stacks", blocks.stacks),
         "num_attention_heads": heads,
-        "num_hidden_layers": len(layers),
+        "num_hidden_layers": len(list_block_layers(parsed, old)),
     }
     check_bottleneck_sizes(sizes)
     return MobileBertConfig(
@@ -87,7 +89,7 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
         vocab_size=teacher.vocab_size,
         max_position_embeddings=teacher.max_position_embeddings,
         type_vocab_size=max(1, getattr(teacher, "type_vocab_size", 1) or 1),
-        hidden_act=read_activation(teacher) if parsed.preset == "inverted-bottleneck" else "relu",
+        hidden_act=read_activation(teacher) if parsed.preset == INVERTED else "relu",
         use_bottleneck_attention=blocks.narrow_attention,
         key_query_shared_bottleneck=not blocks.narrow_attention,
         normalization_type=choose_norm(parsed, blocks),
@@ -97,6 +99,24 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
         label2id=teacher.label2id,
         problem_type=teacher.problem_type,
     )
+
+
+def list_block_layers(parsed: StudentSpec, teacher: Sizes) -> tuple[int, ...]:
+    """Returns the teacher's layer of each block; random blocks are only as many as requested.
+
+    Raises:
+        InputError: The teacher doesn't have the requested layers, or they are listed for random blocks.
+    """
+    numbers = parsed.requested.get("layers", (len(teacher.layers),))
+    listed = ",".join(map(str, numbers))
+    if parsed.preset == INVERTED and not parsed.fresh:
+        return resolve_sizes(f"layers={listed}", teacher).layers
+    if len(numbers) > 1:
+        raise InputError(
+            f"student {parsed.text}: expected a number of layers, found {listed}: these blocks are random, and contain "
+            "none of the teacher's layers"
+        )
+    return tuple(range(numbers[0]))
 
 
 def choose_norm(parsed: StudentSpec, blocks: Blocks) -> str:
@@ -137,13 +157,14 @@ def check_bottleneck_sizes(sizes: dict[str, int]) -> None:
 def build_bottlenecks(teacher: PreTrainedModel, parsed: StudentSpec, seed: int = 0) -> PreTrainedModel:
     """Builds a stock MobileBert for the teacher's task, with blocks initialized at random from `seed`.
 
-    The student takes from the teacher the token embeddings, approximated at the student's width, and, if its stream is
-    as wide as the teacher's, the projection to it, the position embeddings, the norm after them (as the scale and shift
-    of NoNorm) and the pooler with its head. The blocks of an inverted bottleneck contain the teacher's own layers, with
-    projections between them that keep the principal directions of the stream.
+    Unless it is `fresh`, the student takes from the teacher the token embeddings, approximated at the student's width,
+    and, if its stream is as wide as the teacher's, the projection to it, the position embeddings, the norm after them
+    (as the scale and shift of NoNorm) and the pooler with its head. The blocks of an inverted bottleneck contain the
+    teacher's own layers, with projections between them that keep the principal directions of the stream.
 
     Raises:
-        InputError: As `bottleneck_config`; or the class has no head for the teacher's task.
+        InputError: As `bottleneck_config`; the class has no head for the teacher's task; or the teacher's layers don't
+            fit into inverted bottlenecks (only those of BERT, RoBERTa, XLM-R and ELECTRA do).
 
     Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3. There all weights are drawn at random, and
     queries, keys and values of the inverted bottlenecks take the narrow stream as input; here they take the wide input,
@@ -158,7 +179,8 @@ def build_bottlenecks(teacher: PreTrainedModel, parsed: StudentSpec, seed: int =
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student: PreTrainedModel = getattr(transformers, STOCK + task)(config)
-        copy_teacher_weights(student, teacher, parsed)
+        if not parsed.fresh:
+            copy_teacher_weights(student, teacher, parsed)
     return student
 
 
@@ -175,12 +197,13 @@ def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, par
     if config.pad_token_id is not None:  # as the zeros that pad trigrams at the end of a text
         embeddings.word_embeddings.weight[config.pad_token_id] = 0
     middle = embeddings.embedding_transformation.weight[:, config.embedding_size : config.embedding_size + rank]
-    if parsed.preset == "inverted-bottleneck":
+    if parsed.preset == INVERTED:
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
         _, stream = factorize_table(table, config.hidden_size)
         middle.copy_(stream @ directions.T)
-        initialize_inverted_blocks(student, teacher, stream)
+        layers = list_block_layers(parsed, find_family(teacher.config).sizes(teacher.config))
+        initialize_inverted_blocks(student, teacher, stream, layers)
     elif config.hidden_size == width:
         embeddings.embedding_transformation.weight.zero_()
         embeddings.embedding_transformation.bias.zero_()
@@ -255,10 +278,19 @@ def copy_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     body.classifier.load_state_dict(head.state_dict())
 
 
-def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -> None:
-    """Copies the teacher's layers into the blocks of an inverted bottleneck.
+def initialize_inverted_blocks(
+    student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor, layers: Sequence[int]
+) -> None:
+    """Copies layers of the teacher into the blocks of an inverted bottleneck.
 
-    `stream` [narrow, wide] has orthonormal rows.
+    Args:
+        student: The student, changed in place; left as it is if its blocks have other sizes than the layers.
+        teacher: The teacher.
+        stream: [narrow, wide] with orthonormal rows, by which the wide vectors enter and leave the narrow stream.
+        layers: The teacher's layer of each block.
+
+    Raises:
+        InputError: Layers of the teacher's kind don't fit into the blocks.
     """
     if teacher.config.model_type not in ("bert", "roberta", "xlm-roberta", "electra"):
         raise InputError(
@@ -271,9 +303,8 @@ def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedMode
         student_body.config.intermediate_size != body.config.intermediate_size
     ):
         return  # the user requested other sizes
-    for block, layer in zip(
-        student_body.encoder.layer, select_every_nth(body.encoder.layer, len(student_body.encoder.layer)), strict=True
-    ):
+    copied = [body.encoder.layer[number] for number in layers]
+    for block, layer in zip(student_body.encoder.layer, copied, strict=True):
         for name in ("query", "key", "value"):
             getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())
         block.attention.output.load_state_dict(layer.attention.output.state_dict())
@@ -282,8 +313,3 @@ def initialize_inverted_blocks(student: PreTrainedModel, teacher: PreTrainedMode
         block.output.LayerNorm.load_state_dict(layer.output.LayerNorm.state_dict())
         block.bottleneck.input.dense.weight.copy_(stream.T)
         block.output.bottleneck.dense.weight.copy_(stream)
-
-
-def select_every_nth(layers: Any, count: int) -> list[Any]:
-    """Returns `count` layers at even distances, in order."""
-    return [layers[i * len(layers) // count] for i in range(count)]

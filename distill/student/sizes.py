@@ -123,7 +123,8 @@ def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
     if not sizes.layers:
         raise InputError("student layers=0: expected at least 1")
     for key in (*WIDTHS, "embeddings"):
-        if getattr(sizes, key) < (key != "embeddings"):
+        least = 0 if key == "embeddings" else 1  # 0: as wide as the layers
+        if getattr(sizes, key) < least:
             raise InputError(f"student {key}={getattr(sizes, key)}: expected at least 1")
     if sizes.free:
         return sizes

@@ -77,6 +77,11 @@ def is_attention_free(spec: str) -> bool:
     return is_relative(spec) and parse_spec(spec).is_attention_free
 
 
+def is_bottleneck(spec: str) -> bool:
+    """Returns whether a spec describes a student of bottleneck blocks."""
+    return is_relative(spec) and parse_spec(spec).is_bottleneck
+
+
 def check_spec(spec: str) -> None:
     """Checks the syntax of a spec; `resolve_sizes` checks its sizes against the teacher's.
 
@@ -212,6 +217,10 @@ def resolve_sizes(spec: str, teacher: Sizes) -> Sizes:
             required.
     """
     parsed = parse_spec(spec)
+    if parsed.requested.get("embeddings") == (0,):
+        raise InputError(
+            f"student {spec}: expected embeddings of at least 1, found 0; leave it out for the layers' width"
+        )
     sizes = with_layers(parsed, SHARE_PRESETS.get(parsed.preset, Shares()).of(teacher), teacher)
     requested = {key: numbers[0] for key, numbers in parsed.requested.items() if key in ("hidden", "ffn", "embeddings")}
     sizes = replace(sizes, **requested)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from pipelines.reports.formatting import (
     format_score,
 )
 from pipelines.reports.schema import ModelEntry, Report
-from pipelines.reports.targets import deployed_share, pruned_students, required_share
+from pipelines.reports.targets import deployed_share, deployed_shares, pruned_students, required_share
 from pipelines.reports.wording import name_validation_metric
 
 
@@ -34,7 +34,8 @@ def explain_headline_entry(report: Report) -> str:
     name, required = headline_entry(report)["name"], _comparable_share(report)
     if not required:
         return f"The figures below are those of {name}, the fastest student."
-    request = f"at least {format_percent(required)} of the teacher's validation {name_validation_metric(report)}"
+    metric = report["metric"] if name in deployed_shares(report["models"]) else name_validation_metric(report)
+    request = f"at least {format_percent(required)} of the teacher's validation {metric}"
     share = next(deployed_share(report, each) or 0 for each in pruned_students(report) if each["name"] == name)
     if share < required:
         return f"No student keeps {request}, as requested; the figures below are those of {name}, which keeps the most."

@@ -139,11 +139,15 @@ def allocate_layers(space: SearchSpace, hidden: int, layers: Sequence[int], mill
 
 
 def make_smallest_candidate(space: SearchSpace) -> Candidate:
-    """Returns the candidate of one layer with the smallest options: no other is faster."""
+    """Returns the candidate of one layer with the smallest options: no other is faster.
+
+    Of equally fast layers it is the most important.
+    """
     hidden = min(space.list_widths())
     options = list_layer_options(space, hidden)
-    layer, option = max(enumerate(options), key=lambda pair: pair[1].layer_loss)
-    cost = space.predict(ModelSizes(hidden, option.heads[:1], option.ffn[:1]))
+    costs = [space.predict(ModelSizes(hidden, each.heads[:1], each.ffn[:1])) for each in options]
+    layer = min(range(len(options)), key=lambda number: (costs[number], -options[number].layer_loss))
+    option, cost = options[layer], costs[layer]
     return _make_candidate(space, hidden, Allocation((layer,), option.heads[:1], option.ffn[:1], float("inf"), cost))
 
 

@@ -43,7 +43,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         "max_length": config.data.max_length,
         "machine": describe_machine(),
         "scheme": rounding_key(config),
-    }
+    } | ({"uniform": True} if config.budget.uniform else {})
 
     def work(folder: Path) -> JsonObject:
         all_sizes, models = build_measured_models(run, config, data, teacher, start, folder / SCRATCH / "exports")

@@ -1,7 +1,7 @@
 """The shape stage: searches the units to keep for a target speed, by short trainings and repeated measurements."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -9,6 +9,8 @@ import torch
 from compress.prune.budget import TOLERANCE
 from compress.prune.search.candidates import Candidate, SearchSpace, list_candidates, make_smallest_candidate
 from distill.errors import InputError
+from distill.train.activation_checkpointing import FULL
+from distill.train.config import AUTO, TrainConfig
 from pipelines.reports.pruning_summary import UNREACHED
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
@@ -30,6 +32,7 @@ COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are comp
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
 )  # fmt: skip
+FURTHER_TRIAL_SETTINGS = "optimizer", "rate_scaling", "accumulate", "reference_batch", "batch_tokens"
 
 
 def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
@@ -44,9 +47,12 @@ def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
 
 def describe_search(config: DistillConfig, target: SpeedTarget) -> JsonObject:
     """Returns the target and the settings of its search, for stage keys."""
+    train, default = config.train, TrainConfig()
+    further = [each for each in FURTHER_TRIAL_SETTINGS if getattr(train, each) != getattr(default, each)]
     return describe_measuring(config, target) | {
         "trials": config.prune.trial_steps,
-        "train": {name: getattr(config.train, name) for name in TRIAL_SETTINGS} | {"rate": RULE},
+        # Keys of older runs lack the further ones.
+        "train": {name: getattr(train, name) for name in (*TRIAL_SETTINGS, *further)} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
     }
 
@@ -138,6 +144,8 @@ class ShapeSearch:
             torch.manual_seed(self.loaded.run.seed)
             student = start.cut(self.loaded.model, self.loaded.axes, each.shape)
             train = start.adapt_training(self.config.train, student)
+            if train.checkpointing == AUTO:  # the mode that always fits; the weights are the same
+                train = replace(train, checkpointing=FULL)
             trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows))
         comparison = TeacherComparison(
             task,

@@ -16,8 +16,9 @@ from distill.losses.teacher_signals import SignalSource
 from distill.models.generation import find_end_tokens
 from distill.models.layer_sizes import read_layer_sizes
 from distill.parallel.pipeline import MICRO_BATCHES
+from distill.student.bottleneck import VERSION as BOTTLENECK_VERSION
 from distill.student.build import build_student
-from distill.student.spec import is_attention_free
+from distill.student.spec import is_attention_free, is_bottleneck
 from distill.student.token_vectors import VERSION as ATTENTION_FREE_VERSION
 from distill.tasks.task import Task
 from distill.teacher.fingerprint import check_same_tokenizer
@@ -118,6 +119,7 @@ class StudentTraining:
         settings |= {"sampling": vars(config.sampling)} if config.sampling.by != "uniform" else {}
         settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
         settings |= {"vectors": ATTENTION_FREE_VERSION} if is_attention_free(config.student.spec) else {}
+        settings |= {"bottleneck": BOTTLENECK_VERSION} if is_bottleneck(config.student.spec) else {}
         settings |= replica_settings(config)
         return settings | ({"rate": RULE} if self.pruned is not None else {})
 

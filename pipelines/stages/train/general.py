@@ -24,7 +24,9 @@ from distill.data.sources.text_files import read_texts, split_names
 from distill.data.stored.rows import StreamBlocks
 from distill.data.stored.tokens import StoredTokens
 from distill.errors import InputError
+from distill.student.bottleneck import VERSION as BOTTLENECK_VERSION
 from distill.student.build import build_student
+from distill.student.spec import is_bottleneck
 from distill.tasks.task import Task, output_layer
 from distill.teacher.fingerprint import check_same_tokenizer, freeze
 from distill.teacher.head import probe_head
@@ -66,6 +68,7 @@ def general_stage(run: Run, plan: RunPlan, precision: str) -> Artefact:
         "blocks": general.blocks,
         "precision": precision,
     }
+    settings |= {"bottleneck": BOTTLENECK_VERSION} if is_bottleneck(config.student.spec) else {}
     path, data = Path(general.data).expanduser(), DataConfig(path=general.data)
     digest = run.world.compute_once(
         lambda: hash_content(path, run.digests.hash_file) if path.exists() else hash_source(data)

@@ -116,6 +116,27 @@ def test_an_inverted_bottleneck_as_wide_as_its_teacher_has_the_teachers_inner_we
     torch.testing.assert_close(block.bottleneck.input.dense.weight, rows.T)
 
 
+def test_listed_layers_of_the_teacher_are_the_inverted_bottlenecks():
+    teacher = build_model("bert")
+    student = build_student(teacher, "inverted-bottleneck,layers=0,2")
+    for block, number in zip(student.mobilebert.encoder.layer, (0, 2), strict=True):
+        assert torch.equal(
+            block.intermediate.dense.weight, teacher.bert.encoder.layer[number].intermediate.dense.weight
+        )
+    with pytest.raises(InputError, match="layers=0,9: expected distinct numbers from 0 to"):
+        build_student(teacher, "inverted-bottleneck,layers=0,9")
+
+
+@pytest.mark.parametrize("preset", ["mobilebert", "inverted-bottleneck"])
+def test_a_fresh_student_has_nothing_of_its_teacher(preset):
+    teacher = build_model("bert")
+    before = build_student(teacher, f"fresh,{preset}", seed=3).state_dict()
+    for weight in teacher.parameters():
+        torch.nn.init.normal_(weight)
+    after = build_student(teacher, f"fresh,{preset}", seed=3).state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+
+
 def test_the_teachers_pooler_and_classifier_are_copied():
     for family, pooler, head in (
         ("bert", "bert.pooler.dense", "classifier"),
@@ -152,6 +173,8 @@ def test_the_fitted_line_is_that_of_least_squares():
         ("mobilebert,inner=10,heads=4", "inner=10, heads=4: expected heads that divide"),
         ("mobilebert,stacks=0", "stacks=0: expected at least 1"),
         ("mobilebert,hidden=0", "hidden=0: expected at least 1"),
+        ("mobilebert,layers=0,1", "expected a number of layers, found 0,1: these blocks are random"),
+        ("layers=1,embeddings=0", "expected embeddings of at least 1, found 0"),
         ("mobilebert,depth=3", "expected layers, hidden, heads, ffn, embeddings, inner, stacks, norm, found 'depth'"),
         ("mobilebert,mobilebert-tiny", "expected one preset among"),
     ],
