@@ -72,7 +72,26 @@ class UnitMasking(Callback):
         """Chooses the remaining units after the last step."""
         if trainer.global_step >= self.steps:
             self.kept, self.finished = self.choose_open(self.steps), True
-            self.gates.set(self.gates.make_mask(self.kept) | self.layer_gates(self.steps, pl_module.device))
+            self.set_final_gates(pl_module.device)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sets the final gates again: a training that was stopped after its last step resumes without any batch."""
+        if self.finished:
+            self.set_final_gates(pl_module.device)
+
+    def set_final_gates(self, device: torch.device) -> None:
+        """Opens the gates of the remaining units and layers, and closes all others."""
+        kept = {name: units.to(device) for name, units in self.kept.items()}
+        self.gates.set(self.gates.make_mask(kept) | self.build_layer_gates(0.0, device))
+
+    # The scores and masks are saved with the module, but by now they might select other units.
+    def state_dict(self) -> JsonObject:
+        """Returns the last selection, and whether it is final."""
+        return {"kept": {name: units.cpu() for name, units in self.kept.items()}, "finished": self.finished}
+
+    def load_state_dict(self, state_dict: JsonObject) -> None:
+        """Restores the last selection."""
+        self.kept, self.finished = state_dict["kept"], state_dict.get("finished", False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets deterministic gates for the validation."""
@@ -92,10 +111,13 @@ class UnitMasking(Callback):
         raise NotImplementedError
 
     def layer_gates(self, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Returns the gates of whole layers at a step; empty if every layer is kept."""
+        """Returns the gates of whole layers at a step."""
+        return self.build_layer_gates(1 - interpolate_cubic(step, 0, self.steps, 0.0, 1.0), device)
+
+    def build_layer_gates(self, openness: float, device: torch.device) -> dict[str, Tensor]:
+        """Returns the gates of whole layers, of which those to remove are this far open; empty if every one is kept."""
         if len(self.goal.layers) == self.gates.get_size(LAYERS):
             return {}
-        openness = 1 - interpolate_cubic(step, 0, self.steps, 0.0, 1.0)
         gate = torch.full((self.gates.get_size(LAYERS),), openness, device=device)
         gate[list(self.goal.layers)] = 1.0
         return {LAYERS: gate}
@@ -155,15 +177,6 @@ class MovementMasking(UnitMasking):
             gone[self.kept["hidden"].to(gone.device)] = False
             scores["hidden"] = scores["hidden"].masked_fill(gone, float("-inf"))
         return scores
-
-    # The scores are saved with the module, but by now they would select other units than the last selection.
-    def state_dict(self) -> JsonObject:
-        """Returns the last selection."""
-        return {"kept": {name: units.cpu() for name, units in self.kept.items()}}
-
-    def load_state_dict(self, state_dict: JsonObject) -> None:
-        """Restores the last selection."""
-        self.kept = state_dict["kept"]
 
 
 class LearnedMasking(UnitMasking):

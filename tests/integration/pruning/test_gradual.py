@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +35,11 @@ from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
+from pipelines.runs.checkpoint_schedule import StopAgreement
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.stage import Run
+from pipelines.runs.stops import StopRequested
 from pipelines.runs.trainer import fit_module
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
@@ -280,6 +283,28 @@ def train_with_stop(
 
 def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned_training, tokenizer, tmp_path):
     assert_same_bits(learned_training, train_with_stop(tokenizer, tmp_path, "learned", OFTEN, 11))
+
+
+@pytest.mark.parametrize("masks", ["movement", "learned"])
+def test_a_training_stopped_after_its_last_step_resumes_with_the_final_gates(
+    masks, tokenizer, tmp_path, monkeypatch, movement_training, learned_training
+):
+    ended = []
+
+    def is_due_in_the_last_epoch(agreement: StopAgreement) -> bool:
+        ended.append(agreement)
+        agreement.number = signal.SIGTERM if len(ended) == TRAIN.epochs else 0
+        return bool(agreement.number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopAgreement, "is_due_now", is_due_in_the_last_epoch)
+        with pytest.raises(StopRequested):
+            mask_once(tokenizer, tmp_path, masks)
+    resumed = mask_once(tokenizer, tmp_path, masks)
+    whole = movement_training if masks == "movement" else learned_training
+    assert_same_bits(whole, resumed)
+    for name, gate in whole[2].seen[-1].items():
+        assert torch.equal(resumed[1].gates.values[name], gate), name
 
 
 @pytest.mark.slow
