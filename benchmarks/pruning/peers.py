@@ -4,7 +4,7 @@ Torch-Pruning 1.6.1 is used as in its `examples/transformers/prune_hf_bert.py`: 
 each group, removal of entire heads (`prune_num_heads`, not `prune_head_dims`), one step, and the same ratio for
 channels and heads; sizes are multiples of 8, as its README recommends. The classifier isn't pruned. Units are ranked
 over all layers, as in the example, or within each layer (`even`). The numbers of heads of the modules are corrected
-afterwards, as in the example; transformers 5.23 needs nothing else. For TextBrewer see `pruning_textbrewer.py`.
+afterwards, as in the example; transformers 5.23 needs nothing else. For TextBrewer see `textbrewer.py`.
 """
 
 import copy

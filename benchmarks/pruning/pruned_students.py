@@ -17,7 +17,7 @@ one measurement. Accuracy is that of the deployed file on the test split, one te
                    students: the slowest that isn't slower than requested; `fresh-slower`: the fastest that is.
     textbrewer     TextBrewer 0.2.1's GeneralDistiller with the teacher in each step, at our temperature and without
                    dropout like all; of its kinds of students, that with copied layers of full width and the narrower
-                   one (random weights) that are closest to the speed and not slower. See `pruning_textbrewer.py`.
+                   one (random weights) that are closest to the speed and not slower. See `textbrewer.py`.
     torch-pruning  Torch-Pruning 1.6.1's magnitude pruner, with the ratio searched by measuring until the speed is met;
                    ranked over all layers as in its BERT example, and within each layer. Then trained like `layers`.
 

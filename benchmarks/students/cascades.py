@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.command import run_command
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.results_folder import check_settings, find_only_checkpoint, read_report
+from benchmarks.common.results_folder import check_settings, find_only, find_only_checkpoint, read_report
 from benchmarks.common.spread import format_gain, format_percent, format_spread
 from pipelines.runs.console import Console
 
@@ -52,9 +52,10 @@ def main() -> None:
 
 
 def list_requested(options: argparse.Namespace) -> list[str]:
-    """Returns the students with a requested speed, in the order of the first seed's report."""
-    report = read_report(Path(options.frontier) / f"seed-{options.seeds[0]}")
-    return [entry["name"] for entry in report["models"] if "target" in entry]
+    """Returns the students with a requested speed that every seed has, in the order of the first seed's report."""
+    reports = [read_report(Path(options.frontier) / f"seed-{seed}") for seed in options.seeds]
+    first, *others = ([entry["name"] for entry in report["models"] if "target" in entry] for report in reports)
+    return [name for name in first if all(name in names for names in others)]
 
 
 def compare_all(options: argparse.Namespace, name: str) -> list[Compared]:
@@ -78,7 +79,7 @@ def measure_means(options: argparse.Namespace, seed: int) -> dict[str, float]:
     folder = name_folder(options, seed) / "member-logits"
     if not list(folder.glob("*/manifest.json")):
         run_cascade(options, seed, "--score", "0.01")  # any cascade: the first one measures the students
-    (manifest,) = folder.glob("*/manifest.json")
+    manifest = find_only(folder.parent, folder.name, "manifest.json", "measurement of the students")
     milliseconds: dict[str, float] = json.loads(manifest.read_text())["metrics"]["milliseconds"]
     return milliseconds
 

@@ -18,6 +18,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 
@@ -68,7 +69,7 @@ def main() -> None:
     options, more = parser.parse_known_args()
     options.more = more
     output = Path(options.output)
-    check_settings(output, options, free=("seeds", "variants", "unlabelled", "also"))
+    check_settings(output, options, free=("seeds", "variants", *NEEDS.values()))
     runs = Ingredients(options, output)
     reports = {name: [runs.run(name, seed) for seed in options.seeds] for name in runs.variants}
     console = Console()
@@ -93,20 +94,27 @@ class Ingredients:
 
     def run(self, variant: str, seed: int) -> Report:
         """Returns the report of a variant, which is run if it isn't finished."""
-        file = self.output / "reports" / f"{variant.replace(' ', '-')}-{seed}.json"
+        file = self.output / "reports" / f"{self.name_variant(variant)}-{seed}.json"
         if not file.exists():
             folder = self.output / f"seed-{seed}"
-            run_command("distill", *self.build_words(variant, seed), "--seed", str(seed), "--output", str(folder))
+            run_command("distill", *self.build_arguments(variant, seed), "--seed", str(seed), "--output", str(folder))
             file.parent.mkdir(exist_ok=True)
             shutil.copy2(folder / "report.json", file)
         report: Report = json.loads(file.read_text())
         return report
 
-    def build_words(self, variant: str, seed: int) -> list[str]:
+    def name_variant(self, variant: str) -> str:
+        """Returns the name of a variant's files: that of a variant with texts or teachers of its own says which."""
+        name = variant.replace(" ", "-")
+        if variant not in NEEDS:
+            return name
+        return f"{name}-{sha256(getattr(self.options, NEEDS[variant]).encode()).hexdigest()[:8]}"
+
+    def build_arguments(self, variant: str, seed: int) -> list[str]:
         """Returns the arguments of a variant but seed and output."""
         options, teacher = self.options, str(self.teacher)
         values = {"longer": options.longer * options.epochs, "unlabelled": options.unlabelled, "also": options.also}
-        arguments = self.describe_plain() + [word.format(**values) for word in VARIANTS[variant].split()]
+        arguments = self.describe_plain() + [each.format(**values) for each in VARIANTS[variant].split()]
         if variant == "two steps":
             student = ["--student", self.find_slowest_entry(seed)["path"]]
             return ["--teacher", teacher, *arguments, *student, "--speedup", format_speeds(self.list_faster(seed))]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.students.repeated_speeds runs/frontier/*/seed-* --output runs/repeated-speeds
 
-For each student with a requested speed, its deployed file and its teacher's are opened with onnxruntime and the
+For each student with a requested speed-up, its deployed file and its teacher's are opened with onnxruntime and the
 tokenizers library alone, so that none of the code that measured the first time takes part. Both run in turn, one text a
 call, in blocks of 16 texts that are drawn from the test split anew; a text's time is its fastest call, and the speed-up
 is the ratio of the medians over the texts.
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.results_folder import Results, read_report
+from benchmarks.common.results_folder import Results, check_settings, read_report
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 
@@ -36,9 +36,10 @@ Inputs = dict[str, np.ndarray]
 
 
 class RepeatedSpeed(TypedDict):
-    """A line of results.jsonl: speed-ups of a student, and the hours between the two measurements."""
+    """A line of results.jsonl: both speed-ups of a student, and the hours between the measurements."""
 
     run: str
+    created: str
     student: str
     requested: float
     reported: float
@@ -94,13 +95,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000, help="seed of the choice of texts")
     parser.add_argument("--output", type=Path, default=Path("runs/repeated-speeds"))
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
+    if options.texts < BLOCK:
+        parser.error(f"--texts: expected at least {BLOCK}, a block, found {options.texts}")
+    check_settings(options.output, options, free=("runs",))
     results: Results[RepeatedSpeed] = Results(options.output)
     speeds = []
     for run in options.runs:
         report = read_report(run)
-        for entry in (each for each in report["models"] if "target" in each):
-            known = results.find(run=str(run), student=entry["name"])
+        for entry in (each for each in report["models"] if "target" in each and each["target"]["target"]["speedup"]):
+            known = results.find(run=str(run), created=report["created"], student=entry["name"])
             speeds.append(known or results.add(measure_again(run, report, entry, options.texts, options.seed)))
     print_table(speeds)
 
@@ -121,6 +124,7 @@ def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed
     first = entry["target"]["speedup"]
     return RepeatedSpeed(
         run=str(run),
+        created=report["created"],
         student=entry["name"],
         requested=entry["target"]["target"]["speedup"],
         reported=first["value"],
@@ -161,7 +165,7 @@ def read_texts(file: Path, task: str) -> Iterator[Any]:
 
 
 def print_table(speeds: Sequence[RepeatedSpeed]) -> None:
-    """Prints a line for each student, and how many kept the promise."""
+    """Prints a line for each student, and how many reach the requested speed."""
     rows = [format_row(each) for each in speeds]
     console = Console()
     header = ("run", "student", "requested", "report", "again", "again / report", "hours")

@@ -138,11 +138,11 @@ def describe_unreached(aim: CascadeAim, highest: float, quickest: float) -> str:
     if aim.score is not None:
         return (
             f"cascade: expected members that reach a score of {aim.score:.4f} on the validation split, found "
-            f"{highest:.4f} as their most: ask for less, or add a better member"
+            f"{highest:.4f} at best: request less, or add a better student"
         )
     return (
-        f"cascade: expected a mean latency of at most {aim.milliseconds:g} ms, found {quickest:.3g} ms as that of the "
-        "quickest member alone: allow more, or add a quicker one"
+        f"cascade: expected a mean latency of at most {aim.milliseconds:g} ms, found {quickest:.3g} ms for the "
+        "fastest student alone: allow more, or add a faster one"
     )
 
 

@@ -1,4 +1,4 @@
-"""The sparsity schedule: the pruned share at each training step."""
+"""The cubic schedule of what is pruned: a share of weights, masked units, or a latency."""
 
 from compress.errors import CompressError
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compress.errors import CompressError
+from compress.prune.schedule import interpolate_cubic
 
 _SCORES = ("magnitude", "movement", "wanda", "sparsegpt")
 SCOPES = ("row", "layer", "global")
@@ -138,12 +139,9 @@ class SparsitySchedule:
 
     def compute_share(self, step: int) -> float:
         """Returns the scheduled share of zeros after `step` steps."""
-        if self.rewire or step >= self.end:
+        if self.rewire:
             return self.final_share
-        if step < self.begin:
-            return self.start
-        left = 1 - (step - self.begin) / (self.end - self.begin)
-        return self.final_share + (self.start - self.final_share) * left**3
+        return interpolate_cubic(step, self.begin, self.end, self.start, self.final_share)
 
     def compute_rewiring_share(self, step: int) -> float:
         """Returns the share of live weights to swap after `step` steps: rewire/2 * (1 + cos(pi * progress))."""

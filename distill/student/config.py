@@ -14,8 +14,9 @@ class StudentConfig:
             mobilebert-tiny: bottleneck blocks; inverted-bottleneck: a teacher for these; static, cnn, gru: token
             embeddings without attention; teacher: the entire teacher); sizes such as `layers=2`, `layers=0,2,5` or
             `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh` before them for random weights; `norm=`
-            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalization. If omitted, distilbert,
-            or teacher if a budget determines the pruning.
+            layernorm, rmsnorm, nonorm or batchnorm among the sizes for another normalization; for bottleneck blocks
+            also `inner=` and `stacks=`, for students without attention `pooling=`, `ngrams=`, `kernel=` and
+            `positions=`. If omitted, distilbert, or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N,
             pp=N,dp=M; for long texts cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated where training either model takes
             at most half of a process's memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.

@@ -34,7 +34,7 @@ def describe_cascade_result(metric: str, models: Sequence[Mapping[str, Any]]) ->
     if len(members) == 1:
         return [f"{members[0]} alone is the best choice: handing texts to another student gains nothing"]
     shares = ", ".join(f"{name} {format_percent(share)}" for name, share in cascade["shares"].items())
-    lines = [f"of the test split's texts answer: {shares}"]
+    lines = [f"share of the test split's texts that each answers: {shares}"]
     near = [each for each in others if abs(each["mean_ms"] / cascade["mean_ms"] - 1) <= SAME_LATENCY]
     if not near:
         return [*lines, f"no single model's mean latency is within {SAME_LATENCY:.0%} of the cascade's"]

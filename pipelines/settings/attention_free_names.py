@@ -10,7 +10,7 @@ def name_attention_free_students(student: StudentConfig) -> dict[str, str]:
     """Returns name -> spec of each student without attention beside pruned ones: of `cnn,hidden=128`, `cnn-hidden128`.
 
     Raises:
-        InputError: One stands twice.
+        InputError: One is listed twice.
     """
     specs = [spec.strip() for spec in student.attention_free.split(";") if spec.strip()]
     names = {re.sub(r"[^\w]+", "-", spec.replace("=", "")): spec for spec in specs}

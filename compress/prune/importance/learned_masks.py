@@ -1,17 +1,13 @@
 """Masks trained beside the weights: hard-concrete gates with a Lagrangian size constraint, and movement scores."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from compress.errors import CompressError
-from compress.prune.importance.gates import LAYERS
-from distill.checkpoint.layers import find_layer_stack
-from distill.slicing import Axis
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of the hard-concrete distribution (Louizos et al. 2018, section 4)
 # A gate is exactly 0 if logit(noise) + log_alpha is below this.
@@ -30,7 +26,7 @@ class LearnedMasks(nn.Module):
 
     Args:
         units: Axis name, or `layers` -> number of units: `Gates.sizes`, or some of its entries.
-        cost: Expected cost as a function of the probabilities of being open, such as `make_parameter_cost`.
+        cost: Expected cost as a function of the probabilities of being open.
         target: Cost to reach.
         warmup: Steps in which the target falls linearly from the initial cost.
         start: Initial probability of being open.
@@ -85,11 +81,6 @@ class LearnedMasks(nn.Module):
         """Returns the target cost at a step, which falls linearly during the warm-up."""
         progress = min(1.0, step / self.warmup) if self.warmup else 1.0
         return float(self.begin) + (self.target - float(self.begin)) * progress
-
-    def choose_units(self, min_units: int = 1) -> dict[str, Tensor]:
-        """Returns the kept units, as `choose_units` selects them by their probability of being open."""
-        with torch.no_grad():
-            return choose_units(self.compute_open_probability(), self.cost, self.target, min_units)
 
     def get_log_alphas(self) -> list[tuple[str, Tensor]]:
         """Returns (name, log alpha of each gate [units]) of every axis."""
@@ -154,85 +145,3 @@ class MovementScores(nn.Module):
     def scores(self) -> dict[str, Tensor]:
         """Returns name -> score of each unit [units]; the lowest are removed first."""
         return {name: self.get_buffer(key) for name, key in self._keys.items()}
-
-    def choose_units(self, cost: Cost, target: float, min_units: int = 1) -> dict[str, Tensor]:
-        """Returns the kept units, as `choose_units` selects them by their scores."""
-        return choose_units(self.scores(), cost, target, min_units)
-
-
-def choose_units(ranking: Mapping[str, Tensor], cost: Cost, target: float, min_units: int = 1) -> dict[str, Tensor]:
-    """Closes the lowest-ranked units across all axes, as few as bring the cost to the target.
-
-    Args:
-        ranking: Axis name, or `layers` -> rank of each unit [units], comparable across axes.
-        cost: Cost of gates 0 and 1; must not rise when a unit is closed.
-        target: Cost to reach.
-        min_units: Minimum number of units of each axis (and of layers) to keep.
-
-    Returns:
-        Name -> indices of the kept units, ascending.
-
-    Raises:
-        CompressError: The target can't be reached.
-    """
-    units = [
-        (float(rank), name, unit)
-        for name, ranks in ranking.items()
-        for unit, rank in sorted(enumerate(ranks.tolist()), key=lambda pair: (pair[1], pair[0]))[
-            : len(ranks) - min_units
-        ]
-    ]
-    units.sort(key=lambda entry: entry[0])
-
-    def close_lowest(closed: int) -> dict[str, Tensor]:
-        values = {name: torch.ones_like(ranks) for name, ranks in ranking.items()}
-        for _, name, unit in units[:closed]:
-            values[name][unit] = 0
-        return values
-
-    limit = target * (1 + 1e-6)  # costs are float32
-    lowest = float(cost(close_lowest(len(units))))
-    if lowest > limit:
-        raise CompressError(
-            f"target: expected at least {lowest:.4g}, the cost with {min_units} of each axis left, found {target}: "
-            "no selection of units reaches it"
-        )
-    low, high = 0, len(units)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if float(cost(close_lowest(middle))) <= limit else (middle + 1, high)
-    return {name: gate.nonzero().flatten() for name, gate in close_lowest(high).items()}
-
-
-def make_parameter_cost(model: PreTrainedModel, axes: Sequence[Axis]) -> Cost:
-    """Returns a cost function: the share of weights left, of those in layers or with a dimension on an axis.
-
-    A weight's expected part is the product of the mean openness of its axes and of its layer. This is exact if they are
-    sampled independently, except for weights that one axis runs through twice. Missing names count as open.
-    """
-    weights = dict(model.named_parameters(remove_duplicate=False))
-    axes_of_weight: dict[Tensor, dict[tuple[str, int], None]] = {}  # a tied weight counts once
-    for axis in axes:
-        for slot in axis.slots:
-            axes_of_weight.setdefault(weights[slot.parameter], {})[axis.name, slot.dim] = None
-    stack = find_layer_stack(model) + "."
-    counts: dict[tuple[tuple[str, ...], int | None], int] = {}
-    for name, weight in model.named_parameters():
-        layer = int(name.removeprefix(stack).split(".")[0]) if name.startswith(stack) else None
-        if weight in axes_of_weight or layer is not None:
-            key = (tuple(axis_name for axis_name, _ in axes_of_weight.get(weight, ())), layer)
-            counts[key] = counts.get(key, 0) + weight.numel()
-    all_weights = sum(counts.values())
-
-    def compute_share(openness: Openness) -> Tensor:
-        means = {name: gate.mean() for name, gate in openness.items()}
-        layers = openness.get(LAYERS)
-        total = torch.zeros((), device=next(iter(openness.values())).device)
-        for (names, layer), count in counts.items():
-            share = total.new_tensor(count / all_weights)
-            for name in names:
-                share = share * means.get(name, 1.0)
-            total = total + (share if layers is None or layer is None else share * layers[layer])
-        return total
-
-    return compute_share

@@ -44,7 +44,7 @@ def check_attention_free_beside(f: Facts) -> None:
     """Checks the students without attention that are to be trained beside pruned ones, and the frontier that has them.
 
     Raises:
-        InputError: A spec isn't one, can't do the task, or stands twice; there is no speed-up; or a setting can't be
+        InputError: A spec isn't one, can't do the task, or is listed twice; there is no speed-up; or a setting can't be
             used with them.
     """
     s = f.settings

@@ -155,5 +155,5 @@ def find_correction(measured: Mapping[str, Any]) -> float | None:
 
 
 def is_slow(share: float) -> bool:
-    """Returns whether a speed, relative to the requested one, breaks the promise."""
+    """Returns whether a speed, relative to the requested one, misses its target."""
     return share < 1 - TOLERANCE
