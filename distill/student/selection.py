@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from distill.slicing.ranking import find_highest
 from distill.slicing.tracing.axes import Axis
 from distill.slicing.tracing.classify import find_layer
 from distill.slicing.tracing.projections import AttentionProjection, ProjectionRole
@@ -33,7 +34,7 @@ def select_coordinates(weights: Mapping[str, Tensor], traced: Traced, stack: str
     counts = {"hidden": (old.hidden, new.hidden), "ffn": (old.ffn, new.ffn)}
     cut = [axis for axis in (*traced.axes, *traced.joined) if axis.kind in counts]
     cut = [axis for axis in cut if axis.units == counts[axis.kind][0] > counts[axis.kind][1]]
-    kept = {axis.name: select_largest(sum_unit_squares(weights, axis), counts[axis.kind][1]) for axis in cut}
+    kept = {axis.name: find_highest(sum_unit_squares(weights, axis), counts[axis.kind][1]) for axis in cut}
     cuts = list_cuts(cut, kept)
     if (old.heads, old.groups, old.head_width) == (new.heads, new.groups, new.head_width):
         return cuts
@@ -56,7 +57,7 @@ def select_heads(
     cuts: _Cuts = {}
     for axis in traced.axes:
         if axis.kind == "heads" and axis.layer == layer and is_whole(axis, old, new):
-            add_cuts(cuts, list_cuts([axis], {axis.name: select_largest(sum_unit_squares(weights, axis), new.groups)}))
+            add_cuts(cuts, list_cuts([axis], {axis.name: find_highest(sum_unit_squares(weights, axis), new.groups)}))
     return cuts
 
 
@@ -142,18 +143,13 @@ def select_head_coordinates(
     k, v = (squares[part].reshape(old.groups, width) for part in ("key", "value"))
     strength = (q + o).sum((1, 2)) + (k + v).sum(1)
     coordinates: dict[ProjectionRole, list[Tensor]] = {part: [] for part in _PARTS}
-    for group in select_largest(strength, new.groups).tolist():
-        heads = select_largest((q + o)[group].sum(1), new.heads // new.groups)
-        qk = select_largest(q[group, heads].sum(0) + k[group], new.head_width)
-        vo = select_largest(o[group, heads].sum(0) + v[group], new.head_width)
+    for group in find_highest(strength, new.groups).tolist():
+        heads = find_highest((q + o)[group].sum(1), new.heads // new.groups)
+        qk = find_highest(q[group, heads].sum(0) + k[group], new.head_width)
+        vo = find_highest(o[group, heads].sum(0) + v[group], new.head_width)
         starts = (group * each + heads)[:, None] * width
         coordinates["query"].append((starts + qk).flatten())
         coordinates["output"].append((starts + vo).flatten())
         coordinates["key"].append(group * width + qk)
         coordinates["value"].append(group * width + vo)
     return {part: torch.cat(index) for part, index in coordinates.items()}
-
-
-def select_largest(values: Squares, count: int) -> Int64[Tensor, "kept"]:
-    """Returns the indices of the `count` largest values in ascending order; ties go to the lower index."""
-    return torch.sort(values, descending=True, stable=True).indices[:count].sort().values

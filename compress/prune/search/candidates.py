@@ -10,6 +10,7 @@ from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Allocation, LayerOptions, Limit, allocate
 from compress.prune.search.cost import CostModel, ModelSizes, predict_slowest, round_width
 from distill.slicing import Axis, Shape
+from distill.slicing.ranking import find_highest
 from distill.slicing.spacing import space_layers_evenly
 
 _WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
@@ -204,11 +205,6 @@ def _make_shape(
     counts = {axis: wanted.get((axis.kind, axis.layer), axis.units) for axis in axes}
     kept_units = {axis.name: pick(axis, count) for axis, count in counts.items() if count != axis.units}
     return Shape(tuple(layers), kept_units)
-
-
-def find_highest(scores: Tensor, count: int) -> Tensor:
-    """Returns the indices of the `count` highest scores, ascending; the lower index first among equals."""
-    return torch.sort(scores, descending=True, stable=True).indices[:count].sort().values
 
 
 def _find_hidden_axis(axes: Sequence[Axis]) -> Axis | None:

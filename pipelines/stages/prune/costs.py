@@ -4,14 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeAlias
 
-from compress.export.common.targets import by_scheme
 from compress.measure.latency import Latency
 from compress.prune.budget import Budget
 from compress.prune.search.candidates import get_sizes, make_first_units_shape
 from compress.prune.search.cost import CostModel, ModelSizes, fit_costs, plan_measurements
-from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import head_width, load_model_folder
 from distill.slicing import prune
 from pipelines.reports.pruning_summary import COSTS
@@ -19,18 +16,15 @@ from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.schemes import quantization_by, reduces_range_of_dynamic_int8
 from pipelines.settings.this_machine import describe_machine
-from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
-from pipelines.stages.prune.budget_timing import TimedModel, build_timed, draw_texts, time_together
+from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, time_together
+from pipelines.stages.prune.deployed_models import build_timed_student, build_timed_teacher, rounding_key
 from pipelines.stages.prune.start import find_prunable_axes
 
 VERSION = 3  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
-
-RoundingKey: TypeAlias = str | list[object]  # JSON types
 
 
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
@@ -85,38 +79,15 @@ def build_measured_models(
     axes = find_prunable_axes(model, task)
     texts = draw_texts(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
     all_sizes = plan_measurements(get_sizes(axes), step=head_width(model.config), uniform=config.budget.uniform)
-    quantization, reduce_range = timing_quantization(config), reduces_range_of_dynamic_int8(config)
     models = {}
     with run.console.track("costs: exporting sizes to measure", len(all_sizes) + 1, "models") as advance:
-        source = teacher.folder / MODEL
-        reference = target_for(config.budget, teacher=True)
-        models["teacher"] = build_timed(
-            load_model_folder(source), load_student_tokenizer(source), reference, scratch / "teacher", texts
-        )
+        models["teacher"] = build_timed_teacher(teacher.folder / MODEL, scratch / "teacher", texts)
         advance(1)
         for number, sizes in enumerate(all_sizes):
             small = prune(model, axes, make_first_units_shape(axes, sizes))
-            target, folder = target_for(config.budget), scratch / str(number)
-            models[str(number)] = build_timed(
-                small, tokenizer, target, folder, texts, quantization, reduce_range=reduce_range
-            )
+            models[str(number)] = build_timed_student(small, tokenizer, config, scratch / str(number), texts)
             advance(1)
     return all_sizes, models
-
-
-def timing_quantization(config: DistillConfig) -> QuantizeConfig | None:
-    """Returns the quantization that students are timed with: the final one for an int8 budget, otherwise None."""
-    if not config.quantize.scheme or config.budget.precision != "int8":
-        return None
-    return quantization_by(config, next(iter(by_scheme([config.budget.runtime], config.quantize.scheme))))
-
-
-def rounding_key(config: DistillConfig) -> RoundingKey:
-    """Returns the quantization settings that latency measurements depend on, for stage keys."""
-    quantization = timing_quantization(config)
-    if quantization is None:
-        return "reduce_range" if reduces_range_of_dynamic_int8(config) else ""
-    return [quantization.scheme, quantization.float_layers, quantization.reduce_range]
 
 
 def build_cost_row(sizes: ModelSizes, latency: Latency) -> JsonObject:

@@ -11,9 +11,9 @@ from torch import Tensor
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.learned_masks import Cost, LearnedMasks, MovementScores, Openness
 from compress.prune.schedule import interpolate_cubic
-from compress.prune.search.candidates import find_highest
 from compress.prune.search.cost import CostModel, ModelSizes, list_cost_factors
 from distill.slicing import Axis, Kept, Shape
+from distill.slicing.ranking import find_highest
 from pipelines.runs.manifest import JsonObject
 
 SELECT_EVERY, MIN_SELECTIONS = 20, 10  # for movement pruning: steps between two selections, and their minimum number

@@ -18,7 +18,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prepare.scoring import TeacherComparison
-from pipelines.stages.prune.costs import rounding_key
+from pipelines.stages.prune.deployed_models import rounding_key
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, list_allowed_ms
 from pipelines.stages.prune.trials import Trial, eliminate_trials

@@ -11,17 +11,15 @@ from compress.prune.budget import TOLERANCE
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Limit
 from compress.prune.search.candidates import Candidate, SearchSpace, reallocate
-from distill.checkpoint.custom_models import head_width, load_model_folder
+from distill.checkpoint.custom_models import head_width
 from distill.errors import InputError
 from distill.slicing import prune
 from pipelines.runs.manifest import JsonObject
 from pipelines.settings.plan import SpeedTarget
-from pipelines.settings.schemes import reduces_range_of_dynamic_int8
-from pipelines.stages.deliver.exported_targets import target_for
 from pipelines.stages.prepare.teacher import MODEL
-from pipelines.stages.prepare.vocabulary import load_student_tokenizer
-from pipelines.stages.prune.budget_timing import TimedModel, TimingTexts, build_timed, draw_texts, time_together
-from pipelines.stages.prune.costs import fit_size_model, timing_quantization
+from pipelines.stages.prune.budget_timing import TimedModel, TimingTexts, draw_texts, time_together
+from pipelines.stages.prune.costs import fit_size_model
+from pipelines.stages.prune.deployed_models import build_timed_student, build_timed_teacher
 from pipelines.stages.prune.importance import SCORES
 from pipelines.stages.prune.shape_inputs import LoadedInputs
 
@@ -73,23 +71,14 @@ class ShapeTimer:
     @cached_property
     def teacher(self) -> TimedModel:
         """The teacher's files."""
-        source = self.loaded.stages.teacher.folder / MODEL
-        reference = target_for(self.budget, teacher=True)
-        return build_timed(
-            load_model_folder(source), load_student_tokenizer(source), reference, self.scratch / "teacher", self.texts
-        )
+        return build_timed_teacher(self.loaded.stages.teacher.folder / MODEL, self.scratch / "teacher", self.texts)
 
     def build_candidate(self, candidate: Candidate) -> TimedModel:
         """Returns the candidate's files as they will be deployed."""
         folder = self.scratch / "candidate"
         shutil.rmtree(folder, ignore_errors=True)
         model = prune(self.loaded.model, self.loaded.axes, candidate.shape, uniform=self.budget.uniform)
-        config = self.loaded.config
-        quantization, reduce_range = timing_quantization(config), reduces_range_of_dynamic_int8(config)
-        target = target_for(self.budget)
-        return build_timed(
-            model, self.loaded.tokenizer, target, folder, self.texts, quantization, reduce_range=reduce_range
-        )
+        return build_timed_student(model, self.loaded.tokenizer, self.loaded.config, folder, self.texts)
 
     def fit_bytes(self, candidate: Candidate) -> TimedCandidate:
         """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""
