@@ -96,6 +96,14 @@ def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family)
 
 
 @pytest.mark.slow
+def test_trials_run_where_the_mode_of_checkpointing_is_chosen_by_memory(model, data, tmp_path):
+    more = ("--speedup", "1.3", *SEARCH, "--train.checkpointing", "auto", "--until", "distill")
+    printed = run_to_success("prune", prune_arguments(model, data, tmp_path / "run", *more))
+    assert re.search(r"candidates tried, .* learns best", printed)
+    assert list((tmp_path / "run").glob("distill*/*/model"))
+
+
+@pytest.mark.slow
 def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family):
     output, message = family
     for name, requested in (("1.3x", 1.3), ("1.8x", 1.8)):
