@@ -54,9 +54,9 @@ class Member:
         """Returns logits float32 [rows, classes] of named int64 inputs [rows, length]."""
         return self.session.run(["logits"], {name: inputs[name] for name in self.names})[0]
 
-    def measure_margin(self, logits, several):
+    def measure_margin(self, logits, multi_label):
         """Returns how sure the member is of the logits of one text."""
-        return measure_margins(compute_probabilities(logits, self.temperature, several), several)[0]
+        return measure_margins(compute_probabilities(logits, self.temperature, multi_label), multi_label)[0]
 
 
 class Cascade:
@@ -65,7 +65,7 @@ class Cascade:
     def __init__(self, folder=".", threads=1):
         self.folder = Path(folder)
         self.config = json.loads((self.folder / "cascade.json").read_text("utf-8"))
-        self.several = self.config["several"]
+        self.multi_label = self.config["multi_label"]
         self.names = [each["name"] for each in self.config["members"]]
         self.members = [
             Member(self.folder / each["name"], each["temperature"], each["threshold"], threads)
@@ -78,8 +78,10 @@ class Cascade:
         labels, answers = self.config["labels"], []
         for text in texts:
             logits, number = self.answer(self.encode(text))
-            label = [labels[i] for i in np.flatnonzero(logits[0] > 0)] if self.several else labels[logits[0].argmax()]
-            margin = self.members[number].measure_margin(logits, self.several)
+            label = (
+                [labels[i] for i in np.flatnonzero(logits[0] > 0)] if self.multi_label else labels[logits[0].argmax()]
+            )
+            margin = self.members[number].measure_margin(logits, self.multi_label)
             answers.append(Answer(label, float(margin), self.names[number]))
         return answers
 
@@ -91,7 +93,7 @@ class Cascade:
         last = len(self.members) - 1
         for number, (member, batch) in enumerate(zip(self.members, inputs, strict=False)):  # noqa: B007 - used after it
             logits = member(batch)
-            if number == last or member.measure_margin(logits, self.several) >= member.threshold:
+            if number == last or member.measure_margin(logits, self.multi_label) >= member.threshold:
                 break
         return logits, number
 
@@ -120,22 +122,22 @@ class Cascade:
         return [loaded[content] for content in contents]
 
 
-def compute_probabilities(logits, temperature=1.0, several=False):
-    """Returns float64 probabilities of logits [rows, classes]: of the classes, or of each of `several` labels."""
+def compute_probabilities(logits, temperature=1.0, multi_label=False):
+    """Returns float64 probabilities of logits [rows, classes]: of the classes, or of each of several labels."""
     scaled = np.asarray(logits, np.float64) / temperature
-    if several:
+    if multi_label:
         return 0.5 * (1 + np.tanh(0.5 * scaled))
     powers = np.exp(scaled - scaled.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
-def measure_margins(probabilities, several=False):
+def measure_margins(probabilities, multi_label=False):
     """Returns how sure each row [rows, classes] is, from 0 to 1.
 
-    It is the difference of the two largest probabilities; with `several` labels, of the least sure label's
+    It is the difference of the two largest probabilities; with several labels, of the least sure label's
     probabilities to apply and not to apply.
     """
-    if several:
+    if multi_label:
         return np.abs(2 * probabilities - 1).min(-1)
     best = np.partition(probabilities, -2)[:, -2:]
     return best[:, 1] - best[:, 0]
@@ -145,5 +147,5 @@ if __name__ == "__main__":
     cascade = Cascade(Path(__file__).parent)
     for line in (line.rstrip("\n") for line in sys.stdin):
         (prediction,) = cascade.classify([line])
-        shown = ", ".join(prediction.label) if cascade.several else prediction.label
+        shown = ", ".join(prediction.label) if cascade.multi_label else prediction.label
         print(f"{shown}\t{prediction.member}\t{line}")

@@ -21,12 +21,12 @@ def fit_temperature(logits: np.ndarray, truth: np.ndarray) -> float:
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, section 4.2; per label in the multi-label case.
     """
     logits = np.asarray(logits, np.float64)
-    several = truth.ndim == 2
-    targets = truth.astype(np.float64) if several else np.eye(logits.shape[1])[truth]
+    multi_label = truth.ndim == 2
+    targets = truth.astype(np.float64) if multi_label else np.eye(logits.shape[1])[truth]
 
     def slope(temperature: float) -> float:
         """Returns the derivative of the summed cross-entropy by the inverse temperature."""
-        return float(((compute_probabilities(logits, temperature, several) - targets) * logits).sum())
+        return float(((compute_probabilities(logits, temperature, multi_label) - targets) * logits).sum())
 
     low, high = np.log(_COLDEST), np.log(_HOTTEST)
     for _ in range(_HALVINGS):

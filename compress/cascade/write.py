@@ -25,7 +25,7 @@ def write_cascade(
     temperatures: Mapping[str, float],
     *,
     labels: Sequence[str],
-    several: bool,
+    multi_label: bool,
     max_length: int,
 ) -> None:
     """Writes a folder for each member, `cascade.json`, and `reader.py`, which answers texts with them.
@@ -36,7 +36,7 @@ def write_cascade(
         exports: Member -> its exported folder with `model.onnx`, which is copied.
         temperatures: Member -> temperature of its logits.
         labels: Names of the classes in the order of the logits.
-        several: Whether a text has any number of labels, instead of one.
+        multi_label: Whether a text has any number of labels, instead of one.
         max_length: Tokens at which texts are cut.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write_cascade(
         shutil.copytree(exports[name], folder / name)
         member = {"name": name, "temperature": temperatures[name], "threshold": threshold, "share": share}
         members.append(member)
-    content = {"labels": list(labels), "several": several, "max_length": max_length, "members": members}
+    content = {"labels": list(labels), "multi_label": multi_label, "max_length": max_length, "members": members}
     (folder / CASCADE_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
     shutil.copyfile(reader.__file__, folder / "reader.py")
 

@@ -29,7 +29,7 @@ from pipelines.stages.deliver.standalone import check_evaluated_models, export_c
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
-VERSION = 2  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
 CASCADE, EVALUATION = "cascade", "evaluation.json"
 
 
@@ -106,7 +106,7 @@ def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonO
 
 def build_margin_runner(member: Member, models: CascadeModels) -> Any:
     """Returns a function of a text's inputs that computes a member's logits and margin."""
-    return lambda inputs: member.measure_margin(member(inputs), models.several)
+    return lambda inputs: member.measure_margin(member(inputs), models.multi_label)
 
 
 def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
@@ -131,10 +131,10 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
             models.folders,
             temperatures,
             labels=models.task.labels,
-            several=models.several,
+            multi_label=models.multi_label,
             max_length=config.data.max_length,
         )
-        combined, numbers = combine_logits(logits["test"], chosen, temperatures, several=models.several)
+        combined, numbers = combine_logits(logits["test"], chosen, temperatures, multi_label=models.multi_label)
         verify_cascade(models, cascade_folder, combined, [chosen.order[number] for number in numbers])
         shares = {name: float((numbers == i).mean()) for i, name in enumerate(chosen.order)}
         entries = evaluate_cascade(models, cascade_folder, {CASCADE: combined} | logits["test"])
@@ -162,7 +162,7 @@ def choose_members(
         InputError: No cascade reaches the requested score or latency.
     """
     probabilities = {
-        name: compute_probabilities(logits[name], temperatures[name], models.several) for name in models.students
+        name: compute_probabilities(logits[name], temperatures[name], models.multi_label) for name in models.students
     }
     if models.config.latency_ms:
         aim = CascadeAim(milliseconds=models.config.latency_ms)
@@ -175,7 +175,7 @@ def choose_members(
 
 
 def combine_logits(
-    logits: Arrays, chosen: ChosenCascade, temperatures: Mapping[str, float], *, several: bool
+    logits: Arrays, chosen: ChosenCascade, temperatures: Mapping[str, float], *, multi_label: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns each row's logits from the member that answers it, [rows, classes], and the members' numbers [rows]."""
     last = len(chosen.order) - 1
@@ -184,7 +184,7 @@ def combine_logits(
     for number in reversed(range(last)):
         member_logits = logits[chosen.order[number]]
         margins = measure_margins(
-            compute_probabilities(member_logits, temperatures[chosen.order[number]], several), several
+            compute_probabilities(member_logits, temperatures[chosen.order[number]], multi_label), multi_label
         )
         answered = margins >= chosen.thresholds[number]
         combined[answered], numbers[answered] = member_logits[answered], number

@@ -57,7 +57,7 @@ class CascadeModels:
         return read_task(self.data)
 
     @property
-    def several(self) -> bool:
+    def multi_label(self) -> bool:
         """Whether a text has any number of labels."""
         return isinstance(self.task, MultiLabel)
 
@@ -122,7 +122,7 @@ class CascadeModels:
 
     def find_label(self, logits: np.ndarray) -> str | list[str]:
         """Returns the label, or the labels, of one text's logits [classes]."""
-        if self.several:
+        if self.multi_label:
             return [self.task.labels[i] for i in np.flatnonzero(logits > 0)]
         return str(self.task.labels[int(logits.argmax())])
 

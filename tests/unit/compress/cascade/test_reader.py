@@ -49,11 +49,13 @@ def write_member(folder: Path, logits: dict[str, tuple[float, float]], words: di
     return folder
 
 
-def build(folder: Path, *, several: bool = False, words: dict[str, int] = WORDS) -> Path:
+def build(folder: Path, *, multi_label: bool = False, words: dict[str, int] = WORDS) -> Path:
     exports = {"small": write_member(folder / "s", SMALL), "large": write_member(folder / "l", LARGE, words)}
     chosen = ChosenCascade(("small", "large"), (0.5, 0.0), 1.0, 1.0, (0.7, 0.3))
     temperatures = {"small": 1.0, "large": 1.0}
-    write_cascade(folder / "cascade", chosen, exports, temperatures, labels=LABELS, several=several, max_length=8)
+    write_cascade(
+        folder / "cascade", chosen, exports, temperatures, labels=LABELS, multi_label=multi_label, max_length=8
+    )
     return folder / "cascade"
 
 
@@ -89,14 +91,14 @@ def test_members_with_equal_tokenizers_share_them_and_others_have_their_own(tmp_
     assert [each.label for each in cascade.classify(["perhaps", "yes"])] == ["refuses", "agrees"]
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_fresh_process_gives_the_same_answers_for_texts_and_pairs(several, tmp_path):
-    folder = build(tmp_path, several=several)
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_a_fresh_process_gives_the_same_answers_for_texts_and_pairs(multi_label, tmp_path):
+    folder = build(tmp_path, multi_label=multi_label)
     texts = ["yes", "perhaps", ("no", "perhaps"), ("yes", "no"), "yes no"]
     expected = [(each.label, each.member) for each in Cascade(folder).classify(texts)]
     assert classify_in_subprocess(folder, texts) == expected
     assert len({member for _, member in expected}) == 2
-    if several:
+    if multi_label:
         assert expected[-1] == (["agrees", "refuses"], "small")
 
 

@@ -14,14 +14,14 @@ MILLISECONDS = {"small": 0.1, "middle": 0.7, "large": 2.0}
 MARGIN_MS = 0.05
 
 
-def draw_probabilities(rows: int, seed: int, *, several: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def draw_probabilities(rows: int, seed: int, *, multi_label: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns probabilities of three students, each better than the one before, and the right answers."""
     rng = np.random.default_rng(seed)
-    truth = rng.integers(0, 2, (rows, 3)) if several else rng.integers(0, 4, rows)
-    centre = 2.0 * truth - 1 if several else 2.0 * np.eye(4)[truth]
+    truth = rng.integers(0, 2, (rows, 3)) if multi_label else rng.integers(0, 4, rows)
+    centre = 2.0 * truth - 1 if multi_label else 2.0 * np.eye(4)[truth]
     probabilities = {}
     for name, noise in (("large", 0.5), ("small", 2.0), ("middle", 1.2)):
-        probabilities[name] = compute_probabilities(centre + rng.normal(0, noise, centre.shape), 1.0, several)
+        probabilities[name] = compute_probabilities(centre + rng.normal(0, noise, centre.shape), 1.0, multi_label)
     return probabilities, truth
 
 
@@ -64,10 +64,10 @@ def apply_cascade(
     return score(combined, truth), total / len(truth)
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_cascade_beats_the_chosen_one(seed, several):
-    probabilities, truth = draw_probabilities(14, seed, several=several)
+def test_no_cascade_beats_the_chosen_one(seed, multi_label):
+    probabilities, truth = draw_probabilities(14, seed, multi_label=multi_label)
     cascades = list_all_cascades(probabilities, truth)
     for share in (0.8, 0.95, 1.0):
         least = share * max(each[0] for each in cascades)
@@ -82,7 +82,7 @@ def test_no_cascade_beats_the_chosen_one(seed, several):
 
 
 def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
-    probabilities, truth = draw_probabilities(3000, 0, several=False)
+    probabilities, truth = draw_probabilities(3000, 0, multi_label=False)
     chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=1.0), margin_ms=MARGIN_MS)
     assert chosen.milliseconds <= 1.0
     assert sum(chosen.shares) == pytest.approx(1)
@@ -96,7 +96,7 @@ def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
 
 
 def test_a_single_student_is_chosen_where_another_member_gains_nothing():
-    probabilities, truth = draw_probabilities(50, 1, several=False)
+    probabilities, truth = draw_probabilities(50, 1, multi_label=False)
     perfect = {**probabilities, "small": np.eye(4)[truth]}
     chosen = choose_cascade(perfect, truth, MILLISECONDS, CascadeAim(score=1.0))
     assert (chosen.order, chosen.thresholds, chosen.shares) == (("small",), (0.0,), (1.0,))
@@ -113,17 +113,19 @@ def test_an_aim_that_nothing_reaches_is_refused_with_the_best_that_is_reached():
         CascadeAim(score=0.9, milliseconds=1.0)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_the_fitted_temperature_has_the_smallest_cross_entropy(several):
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_fitted_temperature_has_the_smallest_cross_entropy(multi_label):
     rng = np.random.default_rng(0)
-    truth = rng.integers(0, 2, (400, 3)) if several else rng.integers(0, 4, 400)
-    centre = truth - 0.5 if several else np.eye(4)[truth]
+    truth = rng.integers(0, 2, (400, 3)) if multi_label else rng.integers(0, 4, 400)
+    centre = truth - 0.5 if multi_label else np.eye(4)[truth]
     logits = 5 * (centre + rng.normal(0, 0.8, centre.shape))
 
     def cross_entropy(temperature: float) -> float:
-        probabilities = compute_probabilities(logits, temperature, several)
+        probabilities = compute_probabilities(logits, temperature, multi_label)
         right = (
-            np.where(truth == 1, probabilities, 1 - probabilities) if several else probabilities[np.arange(400), truth]
+            np.where(truth == 1, probabilities, 1 - probabilities)
+            if multi_label
+            else probabilities[np.arange(400), truth]
         )
         return -np.log(right).mean()
 
@@ -138,4 +140,4 @@ def test_the_temperature_of_an_unerring_student_is_bounded():
 
 def test_a_margin_is_the_lead_of_the_best_class_or_that_of_the_least_sure_label():
     assert measure_margins(np.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]])) == pytest.approx([0.2, 0.0])
-    assert measure_margins(np.array([[0.9, 0.4], [0.5, 1.0]]), several=True) == pytest.approx([0.2, 0.0])
+    assert measure_margins(np.array([[0.9, 0.4], [0.5, 1.0]]), multi_label=True) == pytest.approx([0.2, 0.0])
