@@ -13,6 +13,7 @@ from distill.data.config import DataConfig
 from distill.data.rows.tagged import OUTSIDE, Tagged, load_all_words, load_tagged
 from distill.data.rows.tagged_rows import TaggedRows, encode_tagged
 from distill.data.splits.examples import Splits
+from distill.losses.logits import IGNORED
 from distill.tasks.baseline import Baseline, repeat_for_tokens
 from distill.tasks.scorer import InsideF1, Scorer
 from distill.tasks.task import Task
@@ -57,11 +58,7 @@ class TokenClassification(Task):
         return all(tag == OUTSIDE or re.match(r"[BIES]-", tag) for tag in self.labels)
 
     def scorer(self, rows: TaggedRows | None = None) -> Scorer:
-        """Returns the scorer of spans, or of words if the tags mark no spans.
-
-        In validation it scores words, whose sentences are then unknown: the F1 of all tags except `O`, or the
-        accuracy if the tags do not include `O`.
-        """
+        """Returns the scorer of spans, or of words if the tags mark no spans."""
         return TagScorer(rows, self.labels, spans=self.has_spans)
 
     def baseline(self, train: Tagged) -> Baseline | None:
@@ -75,13 +72,35 @@ class TokenClassification(Task):
 class TagScorer(InsideF1):
     """Span F1 as computed by seqeval (following the CoNLL script), and the share of words with the correct tag.
 
-    A word beyond the maximum sequence length counts as tagged `O`, or as wrong if there is no such tag.
+    Tags that mark no spans are scored by words: in validation the F1 of all tags except `O`, or the accuracy if there
+    is no `O`. A word beyond the maximum sequence length counts as tagged `O`, or as wrong if there is no such tag.
     """
 
     def __init__(self, rows: TaggedRows | None, names: tuple[str, ...], *, spans: bool):
         super().__init__(names.index(OUTSIDE) if OUTSIDE in names else None)
         self.rows, self.names, self.spans = rows if rows is not None else _NO_ROWS, names, spans
         self.predictions: list[list[str]] = [[] for _ in range(len(self.rows))]
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Adds the words of a batch, sentence after sentence; logits [words, tags], labels [words].
+
+        Nothing says where a sentence ends. No true span continues in the next one, whose first tag isn't I-; a
+        predicted span that does is counted as wrong.
+        """
+        if not self.spans:
+            super().update(logits, labels)
+            return
+        known = labels != IGNORED
+        true, predicted = (self.find_spans(tags[known]) for tags in (labels, logits.argmax(-1)))
+        self.correct += len(true & predicted)
+        self.predicted += len(predicted)
+        self.true += len(true)
+
+    def find_spans(self, tags: Tensor) -> set[tuple[str, int, int]]:
+        """Returns (type, first word, last word) of the spans among tags [words]."""
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        return set(get_entities([self.names[tag] for tag in tags.tolist()]))
 
     def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
         """Adds sentences; logits [batch, length, tags]."""

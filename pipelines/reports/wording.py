@@ -101,7 +101,7 @@ WORDING = {
             "recall": "share of the true spans that are found",
             "accuracy": "share of the words with the correct tag",
         },
-        "tags", "tag F1",
+        "tags",
     ),
     "question-answering": Wording(
         "question-answering model", "question-answering", "questions", "questions",
@@ -127,9 +127,8 @@ WORDING = {
 
 
 def name_validation_metric(report: Report) -> str:
-    """Returns the name of the validation score while training, which for tags and answers is a simpler score."""
-    words_scored = report["task"] == "token-classification" and report["metric"] == "accuracy"
-    return report["metric"] if words_scored else WORDING[report["task"]].validation_metric or report["metric"]
+    """Returns the name of the validation score while training, which for answers is a simpler score."""
+    return WORDING[report["task"]].validation_metric or report["metric"]
 
 
 def name_model(name: str) -> str:

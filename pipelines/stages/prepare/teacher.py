@@ -18,6 +18,7 @@ from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import Task, output_layer
+from distill.tasks.token_classification import TokenClassification
 from distill.teacher.head import probe_head
 from distill.train.batch_growth import NOISE, NOISE_VERSION
 from distill.train.config import VERSION as TRAINING
@@ -143,7 +144,10 @@ _WITHOUT_EFFECT = ("checkpoint_every", "checkpointing", "offload")  # on the tra
 
 def training_settings(config: DistillConfig, name: str) -> JsonObject:
     """Returns the settings that determine the trained weights; the layout doesn't affect them."""
-    return select_key_settings(getattr(config, name)) | {"compress": config.machine.gradient_compression}
+    train: TrainConfig = getattr(config, name)
+    settings = select_key_settings(train) | {"compress": config.machine.gradient_compression}
+    uses_scores = train.patience or train.schedule == "plateau"
+    return settings | ({"validation": "spans"} if uses_scores and config.task == TokenClassification.name else {})
 
 
 def select_key_settings(train: TrainConfig) -> JsonObject:

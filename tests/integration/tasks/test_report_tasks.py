@@ -163,7 +163,7 @@ def test_the_validation_curve_has_the_name_of_the_tasks_validation_metric():
     report = report_of("token-classification")
     report["metric"] = "accuracy"
     assert "Validation accuracy" in text_of(report, sample_curves())
-    assert "Validation tag F1" in text_of(report_of("token-classification"), sample_curves())
+    assert "Validation span F1" in text_of(report_of("token-classification"), sample_curves())
     assert "Validation start and end accuracy" in text_of(report_of("question-answering"), sample_curves())
 
 

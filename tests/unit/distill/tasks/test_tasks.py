@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from scipy.stats import spearmanr
+from seqeval.metrics import f1_score as seqeval_f1
 from sklearn.metrics import f1_score
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import BertTokenizerFast
@@ -479,8 +480,23 @@ def test_spans_are_scored_as_the_conll_script_does(tokenizer):
     assert scorer.scores() == {"accuracy": 0.5}
 
 
-def test_the_metric_of_tags_is_the_micro_f1_without_the_outside_tag(tokenizer):
-    task = TokenClassification(("O", "B-a", "I-a"))
+def test_the_validation_of_spans_equals_their_score(tokenizer):
+    names = ("O", "B-a", "I-a", "B-b", "I-b")
+    task, rng = TokenClassification(names), np.random.default_rng(5)
+    tags = [[0, *rng.integers(0, 5, 7)] for _ in range(30)]
+    predicted = [[tag if rng.random() < 0.7 else int(rng.integers(0, 5)) for tag in row] for row in tags]
+    predicted = [[0, *row[1:]] for row in predicted]
+    metric = task.scorer()
+    for start in range(0, 30, 8):
+        some, labels = (torch.tensor(np.concatenate(each[start : start + 8])) for each in (predicted, tags))
+        metric.update(torch.nn.functional.one_hot(some, 5).float(), labels)
+    text = [[[names[tag] for tag in row] for row in each] for each in (tags, predicted)]
+    assert 0.2 < float(metric.compute()) < 0.9
+    assert float(metric.compute()) == pytest.approx(seqeval_f1(*text))
+
+
+def test_the_metric_of_tags_without_spans_is_the_micro_f1_without_the_outside_tag(tokenizer):
+    task = TokenClassification(("O", "noun", "verb"))
     rng = np.random.default_rng(3)
     true, logits = torch.tensor(rng.integers(0, 3, 40)), torch.tensor(rng.normal(size=(40, 3)), dtype=torch.float32)
     true[::9] = IGNORED
