@@ -1,4 +1,4 @@
-"""The plan of a run that a benchmark takes apart, from the words of its command."""
+"""The plan of a run that a benchmark takes apart, from the arguments of its command."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from pipelines.settings.resolve import resolve
 
 
 def read_plan(arguments: Sequence[str]) -> RunPlan:
-    """Returns the plan of `python -m pipelines.distill` with these words, on one process.
+    """Returns the plan of `python -m pipelines.distill` with these arguments, on one process.
 
     Raises:
-        InputError: The words aren't valid settings, or contradict each other.
+        InputError: The arguments aren't valid settings, or contradict each other.
     """
     return resolve(cli.parse(DistillConfig, list(arguments), prog="", about="", examples="", short=SHORT_OPTIONS), 1)

@@ -257,7 +257,7 @@ def measure_size(model: PreTrainedModel, size: int) -> ModelSize:
     """Returns the parameters with and without the token embeddings, and the bytes on disk."""
     embeddings = sum(parameter.numel() for parameter in model.get_input_embeddings().parameters())
     total = model.num_parameters()
-    return {"params": total, "without_words": total - embeddings, "bytes": size}
+    return {"params": total, "without_embeddings": total - embeddings, "bytes": size}
 
 
 def replace_inputs(built: TimedModel, inputs: Mapping[int, Sequence[Inputs]], threads: int = 0) -> TimedModel:

@@ -18,7 +18,7 @@ class ModelSize(TypedDict):
     """Parameters, those without the token embeddings (which cost no time), and the bytes of the deployed files."""
 
     params: int
-    without_words: int
+    without_embeddings: int
     bytes: int
 
 

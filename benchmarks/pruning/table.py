@@ -64,5 +64,5 @@ def format_sizes(models: Sequence[ModelSize]) -> tuple[str, str]:
     """Returns the median MB on disk, and the median parameters with and without token embeddings."""
     size = statistics.median(model["bytes"] for model in models)
     params = statistics.median(model["params"] for model in models)
-    rest = statistics.median(model["without_words"] for model in models)
+    rest = statistics.median(model["without_embeddings"] for model in models)
     return f"{size / 1e6:.1f}", f"{params / 1e6:.2f} / {rest / 1e6:.2f}"

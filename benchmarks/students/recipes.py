@@ -64,7 +64,7 @@ class RecipeStudent:
         return self.name.replace("=", "-").replace(",", "_")
 
     @property
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """The arguments of `pipelines.distill` that define the student."""
         config = ["--config", f"configs/recipes/{self.recipe}.yaml"]
         return [*config, "--student", self.spec] if self.spec else config
@@ -102,7 +102,7 @@ def output_folder(options: argparse.Namespace, data: str, student: RecipeStudent
 def train_student(options: argparse.Namespace, student: RecipeStudent, data: str, output: Path) -> None:
     """Runs `pipelines.distill` for a student on a data set."""
     arguments = [
-        *student.words,
+        *student.arguments,
         "--data",
         data,
         "--general.data",

@@ -49,7 +49,7 @@ class RepeatedSpeed(TypedDict):
     hours: float
 
 
-class Deployed:
+class OnnxModel:
     """An exported model, opened for one text a call.
 
     Args:
@@ -112,7 +112,7 @@ def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed
     """Returns the two measurements of a student of a run."""
     max_length = int(report["config"]["data"]["max_length"])
     teacher = find_teacher(report)
-    models = [Deployed(Path(each["path"]), max_length) for each in (teacher, entry)]
+    models = [OnnxModel(Path(each["path"]), max_length) for each in (teacher, entry)]
     texts = draw_texts(run, count, seed)
     fastest: list[list[float]] = [[], []]
     for start in range(0, len(texts) - BLOCK + 1, BLOCK):

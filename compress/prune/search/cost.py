@@ -42,7 +42,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Milliseconds per call as a sum of parts: `base` of a width, and for each layer its attention and its ffn.
+    """Milliseconds per call, or bytes, as a sum of parts: `base` of a width, and for each layer its attention and its ffn.
 
     Args:
         coefficients: Of 1, hidden, and summed over layers 1, hidden, heads, heads x hidden, ffn, ffn x hidden.
@@ -53,7 +53,7 @@ class CostModel:
     error: float
 
     def predict(self, sizes: ModelSizes) -> float:
-        """Returns the predicted milliseconds per call."""
+        """Returns the predicted milliseconds per call, or bytes."""
         return float(compute_features(sizes) @ np.asarray(self.coefficients))
 
     def scale(self, factor: float) -> "CostModel":

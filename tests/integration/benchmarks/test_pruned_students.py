@@ -195,7 +195,7 @@ def test_every_method_is_trained_deployed_and_measured(bench: tuple[list[str], P
     assert [method for method in METHODS if method in methods or not method.endswith("-slower")] == methods
     for student in results["students"]:
         assert student["speedup"] == results["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
-        assert student["without_words"] <= results["teacher"]["without_words"]
+        assert student["without_embeddings"] <= results["teacher"]["without_embeddings"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
     assert results["teacher"]["test"] > 0.9
     assert len({student["test"] for student in results["tried"]}) > 1, "none has learnt anything"
