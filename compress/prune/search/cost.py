@@ -42,7 +42,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Milliseconds per call, or bytes, as a sum of parts: `base` of a width, and for each layer its attention and its ffn.
+    """Milliseconds per call, or bytes: a `base` of a width, and for each layer parts of its attention and its ffn.
 
     Args:
         coefficients: Of 1, hidden, and summed over layers 1, hidden, heads, heads x hidden, ffn, ffn x hidden.
