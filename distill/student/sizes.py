@@ -105,7 +105,11 @@ def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
 
 
 def select_layers_evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
-    """Returns `count` evenly spaced layers of the teacher, including the first and, for more than one, the last."""
+    """Returns `count` evenly spaced layers of the teacher, including the first and, for more than one, the last.
+
+    Raises:
+        InputError: The teacher has fewer layers, or none is requested.
+    """
     total = len(teacher.layers)
     if not 1 <= count <= total:
         raise InputError(f"student layers={count}: the teacher has {total} layers; expected 1 to {total}")
@@ -144,7 +148,11 @@ def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
 
 
 def check_within(sizes: Sizes, teacher: Sizes) -> None:
-    """Checks that no size exceeds the teacher's."""
+    """Checks that no size exceeds the teacher's.
+
+    Raises:
+        InputError: One does, or is below 1; or a layer isn't one of the teacher's, or is listed twice.
+    """
     total = len(teacher.layers)
     if not sizes.layers or any(not 0 <= i < total for i in sizes.layers) or len(set(sizes.layers)) < len(sizes.layers):
         raise InputError(

@@ -235,7 +235,11 @@ def resolve_sizes(spec: str, teacher: Sizes) -> Sizes:
 
 
 def with_layers(parsed: StudentSpec, sizes: Sizes, teacher: Sizes) -> Sizes:
-    """Returns the sizes with the requested layers, or else unchanged."""
+    """Returns the sizes with the requested layers, or else unchanged.
+
+    Raises:
+        InputError: The teacher has fewer layers than requested.
+    """
     numbers = parsed.requested.get("layers")
     if not numbers:
         return sizes

@@ -111,8 +111,9 @@ def build_token_vectors(
     Each token is read by the teacher between the tokenizer's special tokens, and the mean of the last layer is its
     vector. The principal components of these vectors become the table, and frequent tokens get small weights (in the
     order of the vocabulary, by Zipf's law): as a weight of their own for `pooling=weighted`, otherwise as the length of
-    the vector. The layers and the head are random from `seed`, and so is the whole table of a `fresh` student. A static
-    student's weights of special tokens are 0 and stay 0.
+    the vector. The layers and the head are random from `seed`, and so is the whole table of a `fresh` student. The
+    weights that a static student has with `pooling=weighted` are 0 for special tokens and stay 0; other kinds of
+    pooling count them.
 
     Args:
         teacher: A classifier, a tagger or a sentence encoder.
