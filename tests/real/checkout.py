@@ -78,6 +78,7 @@ SMALLER = {
     "recipes/mobilebert": GENERAL,
     "recipes/tinybert": GENERAL,
     "configs/pruned": PRUNED,
+    "configs/frontier": PRUNED | {"speedup": "4", "student.attention_free": "static", "attention_free_train.epochs": 1},
     "--speedup": PRUNED,
     "--texts-per-second": PRUNED,
     "--frontier": PRUNED | {"speedup": "4,400", "student.attention_free": "static", "attention_free_train.epochs": 1},
