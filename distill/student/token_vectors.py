@@ -70,6 +70,20 @@ def register_vector_heads() -> None:
         getattr(transformers, f"AutoModel{head}").register(TokenVectorsConfig, model, exist_ok=True)
 
 
+def check_pair_tokenizer(parsed: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that the tokenizer tells the two texts of a pair apart.
+
+    Raises:
+        InputError: It has no token types.
+    """
+    if "token_type_ids" not in tokenizer.model_input_names:
+        raise InputError(
+            f"student {parsed.preset}: expected a tokenizer with token_type_ids for pairs of texts, found "
+            f"{type(tokenizer).__name__} without: the two texts couldn't be told apart; take a student with attention, "
+            "such as layers=2"
+        )
+
+
 def check_vector_sizes(parsed: StudentSpec, requested: dict[str, int]) -> None:
     """Checks the sizes of a student without attention.
 
@@ -130,12 +144,8 @@ def build_token_vectors(
     Baseline for Sentence Embeddings, section 3). There the table is used as it is; here it is trained.
     """
     head = choose_vector_head(teacher, parsed.preset)
-    if pair and tokenizer is not None and "token_type_ids" not in tokenizer.model_input_names:
-        raise InputError(
-            f"student {parsed.preset}: expected a tokenizer with token_type_ids for pairs of texts, found "
-            f"{type(tokenizer).__name__} without: the two texts couldn't be told apart; take a student with attention, "
-            "such as layers=2"
-        )
+    if pair and tokenizer is not None:
+        check_pair_tokenizer(parsed, tokenizer)
     config = token_vectors_config(teacher.config, parsed, pair=pair)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

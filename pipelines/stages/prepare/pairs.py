@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from compress.export.common.targets import FORMATS, parse_formats
 from distill.errors import InputError
-from distill.student.spec import is_attention_free
+from distill.student.spec import is_attention_free, parse_spec
+from distill.student.token_vectors import check_pair_tokenizer
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.plan import RunPlan
@@ -21,19 +22,19 @@ def adapt_to_pairs(run: Run, plan: RunPlan, data: Artefact) -> RunPlan:
     if data.digest is None or getattr(read_data(data).train, "pairs", None) is None:
         return plan
     check_pair_formats(plan)
-    settings, tokenizer = plan.settings, plan.teacher.load_tokenizer()
-    beside = list(name_attention_free_students(settings.student).values())
-    unable = beside + [settings.student.spec] * is_attention_free(settings.student.spec)
-    if not unable or "token_type_ids" in tokenizer.model_input_names:
+    settings = plan.settings
+    specs = [settings.student.spec, *name_attention_free_students(settings.student).values()]
+    spec = next(filter(is_attention_free, specs), None)
+    if spec is None:
         return plan
-    reason = (
-        f"student {unable[0]}: expected a tokenizer with token_type_ids for pairs of texts, found "
-        f"{type(tokenizer).__name__} without: a student without attention couldn't tell the two texts apart"
-    )
-    if not settings.budget.frontier:
-        raise InputError(f"{reason}; take a student with attention, such as layers=2")
-    run.console.say(f"  no students without attention: {reason}")
-    return replace(plan, settings=replace(settings, student=replace(settings.student, attention_free="")))
+    try:
+        check_pair_tokenizer(parse_spec(spec), plan.teacher.load_tokenizer())
+    except InputError as error:
+        if not settings.budget.frontier:
+            raise
+        run.console.say(f"  no students without attention: {error}")
+        return replace(plan, settings=replace(settings, student=replace(settings.student, attention_free="")))
+    return plan
 
 
 def check_pair_formats(plan: RunPlan) -> None:

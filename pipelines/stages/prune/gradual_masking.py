@@ -115,7 +115,7 @@ class UnitMasking(Callback):
         return self.build_layer_gates(1 - interpolate_cubic(step, 0, self.steps, 0.0, 1.0), device)
 
     def build_layer_gates(self, openness: float, device: torch.device) -> dict[str, Tensor]:
-        """Returns the gates of whole layers, of which those to remove are this far open; empty if every one is kept."""
+        """Returns a gate for each layer: 1 if it is kept, otherwise `openness`; empty if every layer is kept."""
         if len(self.goal.layers) == self.gates.get_size(LAYERS):
             return {}
         gate = torch.full((self.gates.get_size(LAYERS),), openness, device=device)
