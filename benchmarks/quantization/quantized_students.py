@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from benchmarks.common.command import run_command
 from benchmarks.common.results_folder import copy_stages, find_checkpoint, find_entry, read_report, require_entry
-from benchmarks.students.two_teachers import format_accuracies
+from benchmarks.common.spread import format_accuracy
 from compress.export.common.targets import FORMATS, find_target
 from compress.quantize.schemes import SCHEMES
 from pipelines.reports.schema import Report
@@ -103,10 +103,10 @@ def print_scores(console: Console, options: argparse.Namespace, float_scores: li
     rows = []
     for scheme in options.schemes:
         cells = [
-            format_accuracies([read_trained_score(reports[seed, scheme, method]) for seed in options.seeds])
+            format_accuracy([read_trained_score(reports[seed, scheme, method]) for seed in options.seeds])
             for method in options.methods
         ]
-        rows.append((scheme, format_accuracies(float_scores), *cells))
+        rows.append((scheme, format_accuracy(float_scores), *cells))
     title = f"Test accuracy, {len(options.seeds)} seeds: {options.data}"
     console.table(title, ("scheme", "float", *options.methods), rows)
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForSequenceClassification
 
 from benchmarks.common.command import run_command
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint
+from benchmarks.common.spread import format_accuracy
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import load_splits
@@ -51,11 +52,11 @@ def main() -> None:
     for choice in CHOICES:
         students = [train_student(options, choice, teachers, seed) for seed in options.seeds]
         scores[choice] = [measure_accuracy(options, student) for student in students]
-        console.say(f"{choice}: {format_accuracies(scores[choice])}")
+        console.say(f"{choice}: {format_accuracy(scores[choice])}")
     mixed = find_only_checkpoint(Path(options.output) / f"both-{options.seeds[0]}", "ensemble")
     scores["both teachers, mixed"] = [measure_accuracy(options, mixed)]
     rows = [
-        (name, format_accuracies(values), ", ".join(f"{value:.2%}" for value in values))
+        (name, format_accuracy(values), ", ".join(f"{value:.2%}" for value in values))
         for name, values in scores.items()
     ]
     console.table(f"{Path(options.data).name}, test accuracy", ("teacher", "mean", "each seed"), rows)
@@ -95,12 +96,6 @@ def measure_accuracy(options: argparse.Namespace, folder: Path) -> float:
     test = task.encode(tokenizer, splits.test, MAX_LENGTH)
     model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
     return compute_outputs(model, test, int(tokenizer.pad_token_id or 0), task).score
-
-
-def format_accuracies(values: Sequence[float]) -> str:
-    """Returns the mean in percent ± the standard deviation in points."""
-    text = f"{statistics.mean(values):.2%}"
-    return f"{text} ± {statistics.stdev(values) * 100:.2f}" if len(values) > 1 else text
 
 
 if __name__ == "__main__":

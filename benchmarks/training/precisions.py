@@ -19,7 +19,8 @@ from statistics import mean, median
 
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, copy_stages, find_only, find_only_checkpoint
-from benchmarks.students.two_teachers import format_accuracies, measure_accuracy, run_distill
+from benchmarks.common.spread import format_accuracy
+from benchmarks.students.two_teachers import measure_accuracy, run_distill
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import JsonObject, Manifest
 
@@ -50,7 +51,7 @@ def main() -> None:
         console.say(f"seed {seed}: " + ", ".join(f"{name} {scores[name][-1]:.2%}" for name in scores))
     first = options.precisions[0]
     rows = [
-        (name, format_accuracies(scores[name]), f"{mean(seconds[name]):.0f}", format_speedup(seconds, first, name))
+        (name, format_accuracy(scores[name]), f"{mean(seconds[name]):.0f}", format_speedup(seconds, first, name))
         for name in options.precisions
     ]
     header = ("precision", "test accuracy", "seconds of training", f"speedup over {first}, median")

@@ -44,7 +44,7 @@ class Marks(NamedTuple):
 
 
 MARKERS = "osD^vPX*"
-_COSTS = {"cost": "remaining", "cost_wanted": "scheduled"}  # logged while units are masked
+_COSTS = {"cost": "remaining", "scheduled_cost": "scheduled"}  # logged while units are masked
 # Placeholders for the page's colors, which depend on the light or dark scheme and which matplotlib can't write.
 INK, MUTED, LINE = "#010101", "#020202", "#030303"
 SERIES = ("#0a0a00", "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05")

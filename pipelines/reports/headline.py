@@ -1,7 +1,7 @@
 """The result of a run in one sentence, and the entries of the report that it is about."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.reports.formatting import (
     capitalize_first,
@@ -31,13 +31,14 @@ def write_headline(report: Report) -> str:
 
 def explain_headline_entry(report: Report) -> str:
     """Returns a sentence that explains which student the figures at the top belong to."""
-    name, required = headline_entry(report)["name"], _comparable_share(report)
+    required = _comparable_share(report)
+    shares = _family_shares(report)
+    name = _choose_entry(report, shares, required)["name"]
     if not required:
         return f"The figures below are those of {name}, the fastest student."
     metric = report["metric"] if name in deployed_shares(report["models"]) else name_validation_metric(report)
     request = f"at least {format_percent(required)} of the teacher's validation {metric}"
-    share = next(deployed_share(report, each) or 0 for each in pruned_students(report) if each["name"] == name)
-    if share < required:
+    if shares[name] < required:
         return f"No student keeps {request}, as requested; the figures below are those of {name}, which keeps the most."
     return f"The figures below are those of {name}, the fastest student that keeps {request}."
 
@@ -47,14 +48,7 @@ def headline_entry(report: Report) -> ModelEntry:
 
     Of several students it must keep the required score; if none does, it is the most accurate student's.
     """
-    entries = student_entries(report)
-    required = _comparable_share(report)
-    if family_names(report) and required:
-        shares = {each["name"]: deployed_share(report, each) or 0 for each in pruned_students(report)}
-        sufficient = [entry for entry in entries if shares.get(entry["name"], 0) >= required]
-        best = max(entries, key=lambda entry: shares.get(entry["name"], 0))["name"]
-        entries = sufficient or [entry for entry in entries if entry["name"] == best]
-    return choose_deployed(report, entries)
+    return _choose_entry(report, _family_shares(report), _comparable_share(report))
 
 
 def choose_deployed(report: Report, entries: Sequence[ModelEntry]) -> ModelEntry:
@@ -97,6 +91,20 @@ def _comparable_share(report: Report) -> float:
     """Returns the required share of the teacher's score; 0 if none is required or no student's share is known."""
     is_known = any(deployed_share(report, each) for each in pruned_students(report))
     return required_share(report) if is_known else 0
+
+
+def _family_shares(report: Report) -> dict[str, float]:
+    """Returns student -> the share of the teacher's score that it keeps, 0 where that is unknown."""
+    return {each["name"]: deployed_share(report, each) or 0 for each in pruned_students(report)}
+
+
+def _choose_entry(report: Report, shares: Mapping[str, float], required: float) -> ModelEntry:
+    entries = student_entries(report)
+    if family_names(report) and required:
+        sufficient = [entry for entry in entries if shares.get(entry["name"], 0) >= required]
+        best = max(entries, key=lambda entry: shares.get(entry["name"], 0))["name"]
+        entries = sufficient or [entry for entry in entries if entry["name"] == best]
+    return choose_deployed(report, entries)
 
 
 def _describe_member(report: Report, entry: ModelEntry, *, first: bool) -> str:

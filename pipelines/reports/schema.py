@@ -212,7 +212,7 @@ class TimingConditions(TypedDict):
 
 
 class ShapeTiming(TypedDict):
-    """A measurement of a shape next to the teacher; `by_all` takes all measurements so far into account.
+    """A measurement of a shape next to the teacher; `pooled_speedup` takes all measurements so far into account.
 
     `length` is that of the texts on which it is slowest for its target; 0: their own lengths.
     """
@@ -223,7 +223,7 @@ class ShapeTiming(TypedDict):
     best_ms: float
     bytes: int
     speedup: float
-    by_all: float
+    pooled_speedup: float
 
 
 class ShapeTrial(TypedDict):

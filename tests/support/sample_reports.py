@@ -161,7 +161,9 @@ def pruned_student_details(name, requested, figures, score):
         "sizes": SIZES[requested],
         "predicted_ms": 4.5 / (speedup * 0.98),
         "predicted_speedup": speedup * 0.98,
-        "measurements": [fast | {"speedup": speedup * share, "by_all": speedup * share} for share in (0.8, 1.01)],
+        "measurements": [
+            fast | {"speedup": speedup * share, "pooled_speedup": speedup * share} for share in (0.8, 1.01)
+        ],
         "trials": trials,
         "teacher_score": 0.9359,
         "score": score,
@@ -194,7 +196,7 @@ def family_curves():
         first, second = (2 if step < 600 else 3), (4 if step < 300 else 5)
         rows.append({"step": step, "train/loss": 1.0 / (1 + step), "train/kl": 0.6 / (1 + step), "train/hidden": 0.3})
         rows[-1] |= {"train/matched_1": first, "train/matched_2": second, "train/matched_10": 6}
-        rows[-1] |= {"train/cost": 1 - step / 2000, "train/cost_wanted": max(0.2, 1 - step / 1800)}
+        rows[-1] |= {"train/cost": 1 - step / 2000, "train/scheduled_cost": max(0.2, 1 - step / 1800)}
     return curves | {"distill-15x": rows}
 
 

@@ -78,7 +78,9 @@ class MaskedModule(DistillationModule):
             return loss
         if is_logging_step(self._trainer):
             share = self.masks.cost(self.masks.compute_open_probability()).detach()
-            self.log_dict({"train/cost": share, "train/cost_wanted": self.masks.get_target(self.trainer.global_step)})
+            self.log_dict(
+                {"train/cost": share, "train/scheduled_cost": self.masks.get_target(self.trainer.global_step)}
+            )
         return loss + self.masks.compute_penalty(self.trainer.global_step)
 
     def configure_gradient_clipping(

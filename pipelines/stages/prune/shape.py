@@ -26,8 +26,8 @@ from pipelines.stages.train.pruned_start import SHAPE
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.training_inputs import open_cached_signals
 
-VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-MEASURED = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement
+VERSION = 6  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+MEASURED = ("speedup", "pooled_speedup", "best_ms", "teacher_ms", "bytes")  # of the last measurement
 COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are compared: all candidates on the same ones
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
@@ -174,7 +174,7 @@ class ShapeSearch:
         reason = (
             f"budget {self.target.name}: expected a shape that takes {self.allowed_ms[length]:.3f} ms per call{texts} "
             f"on {budget.runtime} {budget.precision}, found none: the smallest, {measured['label']}, reaches "
-            f"{measured['by_all']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
+            f"{measured['pooled_speedup']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
             + ("" if budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
         )
         if not budget.frontier:

@@ -130,7 +130,7 @@ class ShapeTimer:
             estimates.append(predicted * self.relative_speed(measured))
             corrected = statistics.geometric_mean(estimates)
             ratio = corrected / predicted
-            measured["by_all"] = measured["speedup"] * ratio / self.relative_speed(measured)
+            measured["pooled_speedup"] = measured["speedup"] * ratio / self.relative_speed(measured)
             measurements.append(measured)
             self.report_measurement(candidate, measured)
             if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
@@ -145,7 +145,7 @@ class ShapeTimer:
         is_exhausted = missed and reallocate(self.space, candidate, corrected / AIM) is None
         if missed and not is_exhausted:
             self.console.say(
-                f"  shape-{self.target.name}: the target was missed: {measurements[-1]['by_all']:.2f}x, {ratio:.0%} of "
+                f"  shape-{self.target.name}: the target was missed: {measured['pooled_speedup']:.2f}x, {ratio:.0%} of "
                 "the requested speed; measurements on a busy machine are unreliable"
             )
         return MeasuredChoice(candidate, measurements, corrected / AIM, is_exhausted)
@@ -154,7 +154,7 @@ class ShapeTimer:
         """Prints a measurement, and the speed by all measurements so far."""
         self.console.say(
             f"  shape-{self.target.name}: {candidate.label}: {measured['best_ms']:.3f} ms, {measured['speedup']:.2f}x; "
-            f"{measured['by_all']:.2f}x by all measurements"
+            f"{measured['pooled_speedup']:.2f}x by all measurements"
         )
 
     def relative_speed(self, measured: JsonObject) -> float:

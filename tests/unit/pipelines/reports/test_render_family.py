@@ -314,7 +314,7 @@ def test_matched_layers_and_unit_costs_have_their_own_charts(family):
     assert "Cost of the unmasked units" in text
     assert "matched_1" not in text
     assert text.index("student's 2") < text.index("student's 10")
-    assert "cost_wanted" not in text
+    assert "scheduled_cost" not in text
 
 
 def test_each_student_of_a_family_has_its_own_card(family):

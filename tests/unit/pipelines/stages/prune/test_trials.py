@@ -1,12 +1,23 @@
-"""Tests successive elimination of candidates: which continue, for how many steps, and which one wins."""
+"""Tests of short trainings of candidates, and of their elimination: which continue, and which one wins."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Examples, Splits
+from distill.losses.config import LossConfig
+from distill.student.build import build_student
+from distill.tasks.logit_rows import OutputRows
+from distill.teacher.online import OnlineTeacher
+from distill.train.config import TrainConfig
 from pipelines.runs.console import Console
-from pipelines.stages.prune.trials import eliminate_trials, plan_rounds
+from pipelines.stages.prune.trials import Trial, eliminate_trials, plan_rounds
+from support.tiny_models import LABELS, build_model, make_rows
+
+RATE = 0.01
 
 
 @dataclass
@@ -67,3 +78,51 @@ def test_rounds_get_longer_as_candidates_drop_out_at_bounded_total_cost(trials, 
 
 def test_every_round_has_at_least_one_step():
     assert plan_rounds(30, 2) == [(30, 1), (10, 1), (4, 1), (2, 2)]
+
+
+@pytest.fixture
+def texts(tokenizer) -> TextDataModule:
+    rows = make_rows(40, 1)
+    train = Examples([text for text, _ in rows], None, [LABELS.index(label) for _, label in rows])
+    empty = Examples([], None)
+    return TextDataModule(Splits(LABELS, train, empty, empty, empty, {}), tokenizer, batch_size=8, max_length=32)
+
+
+def start_trial(texts: TextDataModule) -> Trial:
+    """Returns a trial of a narrow student of the tiny BERT; its loss has a term on hidden states too."""
+    torch.manual_seed(0)
+    teacher = build_model("bert")
+    loss = LossConfig(kl=1, hidden=1)
+    signals = OnlineTeacher(teacher, loss.without_layer_terms.teacher_outputs)
+    train = TrainConfig(learning_rate=RATE, head_rate=1, dropout=0, batch_size=8)
+    return Trial(build_student(teacher, "layers=2,hidden=16"), texts, signals, loss, train, OutputRows())
+
+
+def test_a_trial_learns_from_the_teachers_logits_alone(texts):
+    trial = start_trial(texts)
+    batch = next(texts.repeat_train_batches())
+    with torch.no_grad():
+        before = trial.module.compute_terms(batch)
+    trial.run(30)
+    with torch.no_grad():
+        after = trial.module.compute_terms(batch)
+    assert list(before) == ["kl"]
+    assert after["kl"] < 0.8 * before["kl"]
+
+
+def test_a_trial_that_continues_is_the_same_as_one_in_a_single_run(texts):
+    parts, whole = start_trial(texts), start_trial(texts)
+    parts.run(2)
+    parts.run(3)
+    whole.run(5)
+    for name, weight in whole.module.student.state_dict().items():
+        assert torch.equal(weight, parts.module.student.state_dict()[name]), name
+
+
+def test_the_rate_of_a_trial_warms_up_over_twenty_steps_and_stays(texts):
+    trial = start_trial(texts)
+    rates = []
+    for steps in (1, 9, 10, 5):
+        trial.run(steps)
+        rates.append(max(group["lr"] for group in trial.optimizer.param_groups))
+    assert rates == pytest.approx([RATE / 20, RATE / 2, RATE, RATE])
