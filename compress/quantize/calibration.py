@@ -43,7 +43,7 @@ def calibrate(
         Number of texts.
 
     Raises:
-        CompressError: There is no text, or an input isn't finite.
+        CompressError: There is no text, an input isn't finite, or no batch reaches one of the layers.
     """
     layers = {name: layer for name, layer in find_quantized_linears(model).items() if layer.scheme.inputs == "tensor"}
     observer = _RangeObserver(seed)
@@ -58,6 +58,11 @@ def calibrate(
             layer.grid = previous[name]
     if not texts:
         raise CompressError("calibration: expected at least one text, found none: no input range can be determined")
+    missing = [name for name in layers if name not in observer.first_consumers]
+    if missing:
+        raise CompressError(
+            f"layer {missing[0]!r}: expected calibration batches that reach it, found none: its input range is unknown"
+        )
     grids = {
         name: InputGrid(*_check_finite_range(name, statistics.compute_range(method)), learned=learned)
         for name, statistics in observer.statistics.items()

@@ -42,7 +42,7 @@ def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
     """Returns every fold that preserves the model's logits, tested by applying random scales to each candidate.
 
     Args:
-        model: In eval mode and float32; restored afterwards.
+        model: In eval mode and float32; restored afterwards, up to rounding.
         batch: A small batch of model inputs.
     """
     expected, folds = read_logits(model(**batch)), []

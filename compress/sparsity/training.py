@@ -14,6 +14,8 @@ from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers
 from compress.sparsity.patterns import Masks, check_divisible, choose_masks, expand_units, sum_blocks
 from compress.sparsity.schedule import SparsitySchedule
 
+_AVERAGE = "average"  # state of an optimizer that also averages the weights
+
 
 class SparseState(TypedDict):
     """State of a sparse training: the fields of its `SparsitySchedule`, and tensors by the name of a weight."""
@@ -96,6 +98,9 @@ class SparseTraining:
         self._saw_backward, self.step = False, self.step + 1
         for name, weight in self.weights.items():
             weight.masked_fill_(~self.masks[name], 0)
+            average = optimizer.state.get(weight, {}).get(_AVERAGE)
+            if average is not None:  # taken of the weights before they were masked
+                average.masked_fill_(~self.masks[name], 0)
         if self._is_rewiring_step(self.step):
             self._replace_masks(self._rewire_masks(), optimizer)
         elif not self.fixed and not self.config.rewire and self.config.is_due(self.step):
@@ -179,7 +184,7 @@ class SparseTraining:
             weight.masked_fill_(~new, 0)
             for value in optimizer.state.get(weight, {}).values():
                 if isinstance(value, Tensor) and value.shape == weight.shape:
-                    value.masked_fill_(~(old & new), 0)
+                    _zero_entries(value, ~(old & new))
         self.masks = masks
 
 
@@ -270,6 +275,14 @@ def _check_masks(masks: Masks, weights: Mapping[str, Tensor]) -> None:
             raise CompressError(
                 f"mask of {name!r}: expected shape {expected}, found {found}: the masks belong to other weights"
             )
+
+
+def _zero_entries(value: Tensor, mask: Tensor) -> None:
+    """Sets the entries of an optimizer's state where `mask` is true to 0, in place."""
+    if hasattr(value, "codes"):  # torchao's in few bits, which has no masked_fill_
+        value.copy_(value.dequantize().masked_fill(mask, 0))
+    else:
+        value.masked_fill_(mask, 0)
 
 
 def _clone_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -256,17 +256,22 @@ def compute_gradient_norms(terms: Mapping[str, Tensor], parameters: Iterable[Ten
     trained = [p for p in parameters if p.requires_grad]
     norms = {}
     for name, value in terms.items():
-        grads = torch.autograd.grad(value, trained, retain_graph=True, allow_unused=True)
-        norms[name] = torch.stack([g.float().norm() for g in grads if g is not None]).norm().item()
+        # A term may depend on frozen weights only.
+        grads = torch.autograd.grad(value, trained, retain_graph=True, allow_unused=True) if value.requires_grad else ()
+        parts = [g.float().norm() for g in grads if g is not None]
+        norms[name] = torch.stack(parts).norm().item() if parts else 0.0
     return norms
 
 
 def compute_balance_factors(norms: Mapping[str, float], previous: Mapping[str, float]) -> dict[str, float]:
     """Returns weight factors that equalize these gradient norms, averaged geometrically with the previous factors.
 
+    A term without a gradient in this step keeps its previous factor, and the others aren't compared with it.
+
     Source: these factors are set directly, where GradNorm (Chen et al. 2018, arXiv 1711.02257, section 3.2), with its
     alpha of 0, learns them by a separate loss.
     """
-    mean = sum(norms.values()) / len(norms)
-    targets = {name: mean / norm if norm > 0 else previous.get(name, 1.0) for name, norm in norms.items()}
-    return {name: (targets[name] * previous.get(name, targets[name])) ** 0.5 for name in norms}
+    measured = {name: norm for name, norm in norms.items() if norm > 0}
+    targets = {name: sum(measured.values()) / len(measured) / norm for name, norm in measured.items()}
+    factors = {name: (target * previous.get(name, target)) ** 0.5 for name, target in targets.items()}
+    return dict.fromkeys(norms, 1.0) | dict(previous) | factors

@@ -335,7 +335,8 @@ def pair_layers(layer_map: str, student_layers: int, teacher_layers: int) -> lis
     above it for the following layers. These include every layer of the teacher.
 
     Raises:
-        InputError: A pair names a layer that doesn't exist, or the teacher has too few layers for an increasing order.
+        InputError: A pair names a layer that doesn't exist, or the teacher has fewer layers than the student, with
+            `skip` or `dynamic`.
     """
     if layer_map == "last":
         return [(student_layers, teacher_layers)]
@@ -349,7 +350,12 @@ def pair_layers(layer_map: str, student_layers: int, teacher_layers: int) -> lis
                 f"loss.layer_map skip: expected at least 2 student layers, found {student_layers}: it skips the last "
                 "layer, and no layer would be left"
             )
-        return [(i, i * max(1, teacher_layers // student_layers)) for i in range(1, student_layers)]
+        if student_layers > teacher_layers:
+            raise InputError(
+                f"loss.layer_map skip: expected at most {teacher_layers} student layers, the teacher's number, found "
+                f"{student_layers}: it skips layers of the teacher; use uniform"
+            )
+        return [(i, i * (teacher_layers // student_layers)) for i in range(1, student_layers)]
     if layer_map == LEARNED:
         return [(0, 0), *((i, t) for i in range(1, student_layers + 1) for t in range(1, teacher_layers + 1))]
     if layer_map == DYNAMIC:

@@ -89,9 +89,10 @@ def _scale_channels(gradient: Tensor, low: Tensor, scaled: Tensor) -> Tensor:
 
 def _limit_growth(update: Tensor, state: dict[str, Tensor]) -> Tensor:
     norm = torch.linalg.vector_norm(update)
-    if "norm" in state:
-        limit = state["norm"] * _MOST_GROWTH
+    last = state.setdefault("norm", torch.zeros(()))  # of the last update that wasn't 0, which would limit all to 0
+    if last > 0:
+        limit = last * _MOST_GROWTH
         update = torch.where(norm > limit, update * (limit / norm.clamp(min=1e-30)), update)
         norm = torch.minimum(norm, limit)
-    state["norm"] = norm.to("cpu")
+    state["norm"] = torch.where(norm > 0, norm, last).to("cpu")
     return update

@@ -163,7 +163,10 @@ def take_empty_step(optimizer: Optimizer) -> None:
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
-    """Sets the rate of every dropout layer of the model; its config keeps the original rate."""
+    """Sets the rate of all dropout of the model, in layers and in functions; its config keeps the original rate."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = rate
+        # Functions get theirs from an attribute, such as `dropout` in OPT and `attention_dropout` in Llama.
+        for name in [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(module, name, rate)

@@ -1,5 +1,6 @@
 """A factor on the learning rate that falls when the validation stops improving, or after a spike of the loss."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -33,7 +34,8 @@ class RateControl:
 
         Source: ReduceLROnPlateau of torch.optim, with an absolute threshold of 0.
         """
-        if self.best is None or value > self.best:
+        is_first = self.best is None and not math.isnan(value)
+        if is_first or (self.best is not None and value > self.best):
             self.best, self.waited = value, 0
         else:
             self.waited += 1

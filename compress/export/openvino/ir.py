@@ -136,10 +136,14 @@ class Padding(NamedTuple):
     @staticmethod
     def read(folder: Path) -> "Padding":
         """Returns the padding by a folder's config.json."""
+        from distill.checkpoint.positions import SHIFTED
+        from distill.checkpoint.stock_type import stock_type
+
         config = json.loads((folder / "config.json").read_text())
         pad_id = config.get("pad_token_id") or 0
         positions = config.get("max_position_embeddings") or sys.maxsize
-        return Padding(pad_id, positions - pad_id - 1)  # some families count positions from the padding token's id
+        is_shifted = stock_type(config["model_type"]) in SHIFTED
+        return Padding(pad_id, positions - pad_id - 1 if is_shifted else positions)
 
 
 def find_length(tokens: int, longest: int) -> int | None:

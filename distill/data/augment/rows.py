@@ -193,19 +193,21 @@ def move_tags(words: Words, labels: Sequence[str]) -> list[int]:
 
 
 def move_answers(context: Words, answers: Sequence[Answer], original: Words) -> list[Answer]:
-    """Returns the answers at the places of their words, which are fixed.
+    """Returns the answers, without blanks around them, at the places of their words, which are fixed.
 
     Args:
         context: The words of the synthetic context.
         answers: The answers in the original context.
         original: Its words.
     """
-    old, new = _find_starts(original), _find_starts(context)
+    blanks = len(original[0].gap) if original else 0  # before the first word, which joined words begin with
+    old, new = [blanks + start for start in _find_starts(original)], _find_starts(context)
     starts = {word.origin: start for word, start in zip(context, new, strict=True)}
     moved = []
     for answer in answers:
-        first = bisect_right(old, answer.start) - 1
-        moved.append(Answer(answer.text, starts[first] + answer.start - old[first]))
+        start = answer.start + len(answer.text) - len(answer.text.lstrip())
+        first = bisect_right(old, start) - 1
+        moved.append(Answer(answer.text.strip(), starts[first] + start - old[first]))
     return moved
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.splits.examples import Examples
+from distill.errors import InputError
 from distill.losses.logits import IGNORED
 
 ENCODED_AT_ONCE = 4096  # tokenized together: the tokenizer's own rows take ten times the memory of the ids
@@ -155,9 +156,18 @@ def encode_samples(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_l
 
 
 def split_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Returns the ids of the special tokens that the tokenizer puts before and after a text."""
+    """Returns the ids of the special tokens that the tokenizer puts before and after a text.
+
+    Raises:
+        InputError: A text has other tokens between them than without them.
+    """
     whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
-    start = next(i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
+    start = next((i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare), None)
+    if start is None:
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r}: expected the tokens {bare} of 'a' between special tokens, found "
+            f"{whole}: special tokens can't be told from those of a text"
+        )
     return whole[:start], whole[start + len(bare) :]
 
 

@@ -51,6 +51,7 @@ def divide_rows(lengths: np.ndarray, speeds: Sequence[float]) -> list[np.ndarray
         else:
             shortest = time
     ends = _find_ends(ascending, speeds, longest)
+    ends[-1] = len(ascending)  # rounding may leave the last row to nobody, even at the longest time
     return [np.sort(order[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -103,7 +104,9 @@ def shard_batch(
 def fields_of_tokens(batch: Mapping[str, Tensor]) -> list[str]:
     """Returns the names of the fields [rows, length] of a batch; labels are one if each token has its own."""
     shape = batch["attention_mask"].shape
-    return [name for name in _OF_TOKENS if name in batch and batch[name].shape == shape]
+    fields = [name for name in _OF_TOKENS if name in batch and batch[name].shape == shape]
+    # Floats are several labels of each text, whose number may be the padded length by chance.
+    return [name for name in fields if not batch[name].is_floating_point()]
 
 
 def count_columns(mask: Tensor) -> np.ndarray:

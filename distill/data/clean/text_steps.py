@@ -86,7 +86,7 @@ def build_text_step(step: CleaningStep) -> TextStep:
         "case": lambda: (r"[A-Z]|[^\x00-\x7f]", str.lower),
         "elongations": lambda: (r"\pL\pL\pL", lambda text: shorten_elongations(text, int(value))),
         "whitespace": lambda: (
-            r"^\s|\s$|\s\s\s|[\t\n\v\f\r]|[^\x00-\x7f]",
+            r"^\s|\s$|\s\s\s|[\t\n\v\f\r\x1c-\x1f]|[^\x00-\x7f]",
             collapse_lines if value == "lines" else collapse_whitespace,
         ),
     }

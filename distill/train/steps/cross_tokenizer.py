@@ -64,9 +64,9 @@ class CrossTokenizerKL:
         return cross_tokenizer_loss(student_logits, signals["logits"].to(device), batch, self.config, shared)
 
     def compute_terms(self, student: PreTrainedModel, loss: LossConfig, batch: Batch) -> dict[str, Tensor]:
-        """Returns the unweighted values of `kl` and `ce` on a batch, each if its weight isn't 0."""
+        """Returns the unweighted values of `kl` and `ce` on a batch, each if it has a weight at some time."""
         logits = student(**select_inputs(batch)).logits
-        terms = {"kl": self(logits, batch)} if loss.kl else {}
-        if loss.ce:
+        terms = {"kl": self(logits, batch)} if loss.computes("kl") else {}
+        if loss.computes("ce"):
             terms["ce"] = label_loss(flatten_rows(batch, logits, 2), flatten_rows(batch, batch["labels"], 1))
         return terms

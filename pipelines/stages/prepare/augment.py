@@ -45,7 +45,7 @@ from pipelines.stages.prepare.data import read_data, read_task, read_task_settin
 from pipelines.stages.prepare.scoring import compute_logits, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 AUGMENT_RECORD = "augment.jsonl"
 # In the notes of the splits: the number of synthetic rows, and of those that an epoch uses.
 ROWS, EPOCH_ROWS = "augment_rows", "augment_epoch_rows"

@@ -38,7 +38,7 @@ from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.training_dynamics import record_dynamics
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MODEL = "model"
 
 

@@ -52,7 +52,7 @@ from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.pruned_start import SHAPE, PrunedStart, read_shape
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MIN_RATE, MAX_RATE = 0.01, 0.1  # bounds of the learned masks' learning rate
 LOG_ODDS_RANGE = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
 MULTIPLIER_RATE_RATIO = 10.0  # of the multipliers' learning rate to the masks'; slower ones overshoot the target

@@ -50,7 +50,7 @@ from pipelines.stages.train.sampling import build_sampler
 from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share
 from pipelines.stages.train.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def student_stage(

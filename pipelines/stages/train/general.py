@@ -47,7 +47,7 @@ from pipelines.stages.prepare.data import hash_source, print_reading_remarks
 from pipelines.stages.prepare.teacher import MODEL, select_key_settings
 from pipelines.stages.prepare.tokens import tokens_stage
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
 ORDER_STREAM = 7  # random stream for the order of the texts
 _Blocks = TypeVar("_Blocks", list[np.ndarray], StreamBlocks)

@@ -1,5 +1,8 @@
 """Single texts on OpenVINO run at fixed lengths, and give what they give in a batch."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -42,8 +45,21 @@ def test_a_single_text_gives_the_logits_of_its_row_in_a_batch(family, head, toke
 
 
 def test_a_text_as_long_as_the_positions_keeps_its_length(tmp_path):
-    (tmp_path / "config.json").write_text('{"pad_token_id": 1, "max_position_embeddings": 50}')
-    padding = Padding.read(tmp_path)
+    padding = read_padding(tmp_path, "roberta", 1, 50)
     assert padding == Padding(1, 48)
     assert [find_length(tokens, padding.longest) for tokens in (1, 41, 48, 49)] == [8, 48, 48, None]
     assert find_length(LENGTHS[-1] + 1, 4096) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "pad_id", "longest"),
+    [("bert", 0, 512), ("pruned_roberta", 1, 510), ("modernbert", 50283, 512), ("qwen2", 151643, 512)],
+)
+def test_only_families_that_count_positions_from_the_padding_id_have_fewer(family, pad_id, longest, tmp_path):
+    assert read_padding(tmp_path, family, pad_id, 512) == Padding(pad_id, longest)
+
+
+def read_padding(folder: Path, family: str, pad_id: int, positions: int) -> Padding:
+    config = {"model_type": family, "pad_token_id": pad_id, "max_position_embeddings": positions}
+    (folder / "config.json").write_text(json.dumps(config))
+    return Padding.read(folder)

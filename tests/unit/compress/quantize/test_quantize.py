@@ -84,6 +84,21 @@ def test_queries_keys_and_values_share_one_input_grid(token_batch):
     assert attention.output.dense.grid is not attention.self.query.grid
 
 
+def test_calibration_that_reaches_a_layer_with_no_batch_is_rejected():
+    class OneOfTwo(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    model = OneOfTwo()
+    prepare_quantized(model, resolve_scheme("int8-static"))
+    with pytest.raises(CompressError, match="layer 'spare': expected calibration batches that reach it, found none"):
+        calibrate(model, [{"x": torch.randn(4, 8, generator=SEEDED)}])
+
+
 def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_batch):
     model = build_model("bert")
     prepare_quantized(model, resolve_scheme("int8-static"))

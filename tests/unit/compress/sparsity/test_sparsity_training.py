@@ -15,6 +15,7 @@ from compress.sparsity.layers import compute_zero_shares
 from compress.sparsity.oneshot import sparsify
 from compress.sparsity.schedule import SparsitySchedule
 from compress.sparsity.training import SparseTraining, convert_sparse, prepare_sparse, rewire_units
+from distill.train.averaging import WeightAverage
 
 HALF = SparsitySchedule(amount=0.5)
 RIGL = SparsitySchedule(amount=0.8, rewire=0.3, begin=0, end=16, every=4)
@@ -138,6 +139,36 @@ def test_removed_weights_stay_zero_under_an_optimizer_that_ignores_gradients():
     training = prepare_sparse(model, HALF, select=everything)
     train_steps(model, training, GradientFreeOptimizer(model.parameters()), range(2))
     assert all((values == 0).all() for values in removed_of(training).values())
+
+
+def test_averaged_weights_have_the_zeros_too():
+    """The optimizer ignores gradients, so that the averages are taken of weights that aren't zero."""
+    model = net()
+    training = prepare_sparse(model, HALF, select=everything)
+    optimizer = GradientFreeOptimizer(model.parameters())
+    average = WeightAverage(optimizer, 0.5)
+    train_steps(model, training, optimizer, range(4))
+    average.eval()
+    assert all(not values.any() for values in removed_of(training).values())
+    assert model[0].weight.any()
+
+
+@pytest.mark.slow
+def test_moments_in_few_bits_of_removed_weights_are_zero():
+    from torchao.optim import AdamW8bit
+
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
+    training = prepare_sparse(model, SparsitySchedule(amount=0.5, begin=0, end=2), select=everything)
+    optimizer = AdamW8bit(model.parameters(), lr=0.01)
+    for step in range(4):
+        model.zero_grad()
+        model(torch.randn(16, 64, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        training.after_backward()
+        optimizer.step()
+        training.after_step(optimizer)
+    moment = optimizer.state[model[0].weight]["exp_avg"].dequantize()
+    assert not moment[~training.masks["0.weight"]].any()
+    assert moment.any()
 
 
 def test_gradients_of_removed_weights_are_zeroed_after_backward():

@@ -70,6 +70,22 @@ def test_equal_rows_are_divided_equally_or_by_speed():
     assert [len(part) for part in divide_rows(np.full(9, 7), [1, 2])] == [3, 6]
 
 
+def test_no_row_is_lost_to_rounding():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        lengths, speeds = rng.integers(1, 50, rng.integers(1, 4)), rng.uniform(0.1, 10, 3)
+        assert sum(map(len, divide_rows(lengths, list(speeds)))) == len(lengths)
+
+
+def test_several_labels_of_a_text_are_not_cut_where_they_are_as_many_as_its_tokens():
+    lengths = [6, 2, 3, 2]
+    ids = [np.full(n, 1, np.int64) for n in lengths]
+    batch = Encoded(ids, None, np.ones((4, 6), np.float32), 0).collate(range(4), 0)
+    shards = [shard_batch(batch, rank, 2) for rank in range(2)]
+    assert sorted(shard["input_ids"].shape[1] for shard in shards) == [3, 6]
+    assert {shard["labels"].shape[1] for shard in shards} == {6}
+
+
 def test_a_share_is_padded_to_its_own_longest_row():
     batch = numbered_rows([9, 2, 2, 3]).collate(range(4), 0)
     first, second = (shard_batch(batch, rank, 2) for rank in range(2))

@@ -274,6 +274,11 @@ def test_layers_are_paired_as_requested(layer_map, student, teacher, pairs):
     assert pair_layers(layer_map, student, teacher) == pairs
 
 
+def test_layers_of_a_shallower_teacher_cannot_be_skipped():
+    with pytest.raises(InputError, match="skip: expected at most 4 student layers, the teacher's number, found 6"):
+        pair_layers("skip", 6, 4)
+
+
 @pytest.mark.parametrize("pair", ["3:6", "2:7"])
 def test_a_pair_with_a_layer_out_of_range_is_refused(pair):
     with pytest.raises(InputError, match=rf"student layers 0 to 2 and teacher layers 0 to 6 .*, found {pair}"):

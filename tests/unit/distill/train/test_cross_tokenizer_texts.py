@@ -137,6 +137,18 @@ def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
     assert guessed() > 0.9
 
 
+def test_a_term_whose_weight_rises_from_0_is_computed():
+    student_words, teacher_words = wordpiece(), byte_level()
+    batch = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
+    divergence = CrossTokenizerKL.from_tokenizers(
+        OnlineTeacher(tiny_decoder(len(teacher_words), 1)), CrossTokenizerConfig(), student_words, teacher_words
+    )
+    student = tiny_decoder(len(student_words), 2)
+    for loss in (LossConfig(kl=1, ce=0, ramps={"ce": (0, 1)}), LossConfig(kl=0, ce=1, ramps={"kl": (0, 1)})):
+        assert set(divergence.compute_terms(student, loss, batch)) == {"kl", "ce"}
+    assert set(divergence.compute_terms(student, LossConfig(kl=1, ce=0), batch)) == {"kl"}
+
+
 def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)

@@ -10,7 +10,12 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from distill.errors import InputError
-from distill.losses.compose import compute_balance_factors, compute_gradient_shares, weighted_sum
+from distill.losses.compose import (
+    compute_balance_factors,
+    compute_gradient_norms,
+    compute_gradient_shares,
+    weighted_sum,
+)
 from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
@@ -92,7 +97,20 @@ def test_balanced_gradients_have_the_shares_of_the_weights():
 
 
 def test_a_term_without_a_gradient_gets_the_factor_1():
-    assert compute_balance_factors({"kl": 0.0, "ce": 2.0}, {}) == {"kl": 1.0, "ce": 0.5}
+    assert compute_balance_factors({"kl": 0.0, "ce": 2.0}, {}) == {"kl": 1.0, "ce": 1.0}
+
+
+def test_steps_without_a_terms_gradient_leave_the_balance_as_it_is():
+    both = compute_balance_factors({"kl": 1.0, "ce": 4.0}, {})
+    for norms in ({"kl": 1.0, "ce": 0.0}, {"kl": 1.0}) * 20:
+        assert compute_balance_factors(norms, both)["ce"] == both["ce"]
+    assert compute_balance_factors({"kl": 1.0, "ce": 4.0}, both) == pytest.approx(both)
+
+
+def test_the_gradient_of_a_term_on_frozen_weights_has_norm_0():
+    weight, frozen = nn.Parameter(torch.ones(2)), torch.ones(2)
+    norms = compute_gradient_norms({"kl": weight.sum(), "hidden": frozen.sum()}, [weight])
+    assert norms == {"kl": pytest.approx(2**0.5), "hidden": 0.0}
 
 
 def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path):  # noqa: F811

@@ -8,7 +8,15 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+)
 
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -16,7 +24,7 @@ from distill.train.apollo import Apollo
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.muon import Muon, orthogonalize
-from distill.train.optimizer import build_optimizer, group_parameters
+from distill.train.optimizer import build_optimizer, group_parameters, set_dropout
 from distill.train.optimizer_kinds import OPTIMIZERS
 from distill.train.schedule import build_schedule
 from pipelines.runs.training_checkpoint import load_training, save_training
@@ -198,6 +206,39 @@ def test_apollo_with_matrices_as_small_as_its_rank_is_adamw():
         ours.step()
         theirs.step()
     torch.testing.assert_close(first, second)
+
+
+def test_apollo_goes_on_after_a_step_without_a_gradient():
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.ones(40, 50))
+    optimizer = Apollo([{"params": [weight], "matrices": True}], lr=0.01)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    before = weight.detach().clone()
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    assert (weight - before).abs().mean() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["opt", "modernbert", "llama"])
+def test_dropout_of_functions_is_set_too(family):
+    model = build_functional_dropout(family).train()
+    ids = torch.arange(2, 10)[None]
+    with torch.no_grad():
+        assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+        set_dropout(model, 0)
+        assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def build_functional_dropout(family: str) -> PreTrainedModel:
+    """Returns a tiny model of a family whose dropout is partly without layers."""
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "pad_token_id": 0}
+    if family == "opt":
+        return OPTForCausalLM(OPTConfig(**sizes, ffn_dim=64, word_embed_proj_dim=32, dropout=0.3))
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64, attention_dropout=0.3))
+    config = ModernBertConfig(**sizes, intermediate_size=64, attention_dropout=0.3)
+    return ModernBertForSequenceClassification(config)
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):

@@ -75,6 +75,10 @@ def test_the_rate_falls_when_the_validation_stops_improving():
     assert observed([0.5, 0.6, 0.6, 0.6, 0.6, 0.7, 0.6], plateau_patience=1) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5]
 
 
+def test_a_first_validation_that_is_not_a_number_is_not_the_best():
+    assert observed([float("nan"), 0.5, 0.6, 0.7], plateau_patience=1) == [1, 1, 1, 1]
+
+
 def test_validations_of_the_cooldown_are_ignored():
     assert observed([0.6] * 6, plateau_patience=0, plateau_cooldown=1) == [1, 0.5, 0.5, 0.25, 0.25, 0.125]
 

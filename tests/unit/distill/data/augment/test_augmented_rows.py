@@ -88,6 +88,16 @@ def test_answers_move_with_their_words():
     assert len({answers[0].start for answers in synthetic.labels}) > 5
 
 
+def test_answers_move_from_a_context_that_begins_with_blanks_and_may_begin_with_one():
+    context = "  The capital of France is Paris , they say ."
+    answers = [Answer(" Paris", context.index(" Paris")), Answer("France", context.index("France"))]
+    part = Questions(["what is it"], [context], [answers])
+    _, synthetic = augment(part, {"delete": 0.5, "sentences": 1.0}, (), times=40)
+    for text, moved in zip(synthetic.pairs, synthetic.labels, strict=True):
+        assert [text[each.start : each.start + len(each.text)] for each in moved] == ["Paris", "France"]
+        assert [each.text for each in moved] == ["Paris", "France"]
+
+
 def test_the_overlap_is_one_minus_the_total_variation():
     first = torch.tensor([[0.0, 0.0], [9.0, -9.0]]).double()
     second = torch.tensor([[0.0, 0.0], [-9.0, 9.0]]).double()

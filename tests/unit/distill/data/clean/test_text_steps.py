@@ -56,6 +56,7 @@ CASES = {
     "whitespace": [
         ("a\tb\u00a0c   d\n e\u200b ", "a b c d e"),
         ("One.  Two.", None),
+        ("One.\x1cTwo.", "One. Two."),
     ],
     "whitespace=lines": [("a \tb\n\n\n\n c  ", "a b\n\nc")],
 }

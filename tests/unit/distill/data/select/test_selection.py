@@ -151,6 +151,16 @@ def test_the_teacher_counts_more_the_fewer_rows_there_are():
     assert follow_share(LossConfig(kl=1, ce=0), 0.2) == LossConfig(kl=1, ce=0)
 
 
+@pytest.mark.parametrize("ramps", [{"ce": (0, 1)}, {"kl": (2, 1)}, {"ce": (1, 0.5), "kl": (0, 1)}])
+def test_the_share_of_the_rows_is_followed_by_ramps_too(ramps):
+    loss = LossConfig(kl=1, ce=0.5, ramps=ramps)
+    followed = follow_share(loss, 0.2)
+    for progress in (0.0, 0.3, 1.0):
+        before, after = loss.interpolate_ramps(progress), followed.interpolate_ramps(progress)
+        assert after.ce == pytest.approx(0.2 * before.ce)
+        assert after.kl == pytest.approx(before.kl + 0.8 * before.ce)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
