@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from tokenizers import Tokenizer
+
 Loaded = TypeVar("Loaded")
 CLASSIFIER = "ForSequenceClassification"
 
@@ -38,6 +40,14 @@ def read_config(folder: Path, *files: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         exit_with_error(f"{folder / 'config.json'}: expected an object, found {type(config).__name__}")
     return config
+
+
+def load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    """Returns the folder's tokenizer, which truncates texts where the run that exported it did (`data.max_length`)."""
+    tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+    if tokenizer.truncation is None:
+        tokenizer.enable_truncation(config.get("max_position_embeddings") or 512)
+    return tokenizer
 
 
 def read_labels(folder: Path, config: dict[str, Any]) -> list[str]:

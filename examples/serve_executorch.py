@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
-from tokenizers import Tokenizer
+from exported_folder import check_arguments, load_file, load_tokenizer, read_cleaning, read_config, read_labels
 
 
 class Classifier:
@@ -21,9 +20,8 @@ class Classifier:
     def __init__(self, folder: Path):
         config = read_config(folder, "tokenizer.json", "model.pte", "inputs.json")
         self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
-        self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+        self.tokenizer = load_tokenizer(folder, config)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
-        self.tokenizer.enable_truncation(128)
         self.names = load_file(folder / "inputs.json", lambda file: json.loads(Path(file).read_text("utf-8")))
         from executorch.runtime import Runtime  # slow, and logs to stderr: the folder is checked first
 

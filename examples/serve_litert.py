@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
-from tokenizers import Tokenizer
+from exported_folder import check_arguments, load_file, load_tokenizer, read_cleaning, read_config, read_labels
 
 
 class Classifier:
@@ -21,11 +20,11 @@ class Classifier:
     def __init__(self, folder: Path):
         config = read_config(folder, "tokenizer.json", "model.tflite")
         self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
-        self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+        self.tokenizer = load_tokenizer(folder, config)
         self.interpreter = load_file(folder / "model.tflite", lambda file: Interpreter(file, num_threads=1))
         # Shapes are fixed: there is a signature per length, such as tokens_16, and all share their weights.
         self.signatures = {int(name.split("_")[1]): name for name in self.interpreter.get_signature_list()}
-        self.tokenizer.enable_truncation(min(128, max(self.signatures)))
+        self.tokenizer.enable_truncation(min(self.tokenizer.truncation["max_length"], max(self.signatures)))
 
     def __call__(self, text: str) -> tuple[str, float]:
         """Returns the text's (label, probability)."""

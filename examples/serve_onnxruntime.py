@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
-from tokenizers import Tokenizer
+from exported_folder import check_arguments, load_file, load_tokenizer, read_cleaning, read_config, read_labels
 
 
 class Classifier:
@@ -20,9 +19,8 @@ class Classifier:
     def __init__(self, folder: Path, threads: int = 1):
         config = read_config(folder, "tokenizer.json", "model.onnx")
         self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
-        self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+        self.tokenizer = load_tokenizer(folder, config)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
-        self.tokenizer.enable_truncation(128)
         options = onnxruntime.SessionOptions()
         # By default the inputs of products with weight-only quantization would be rounded, too.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import openvino
-from exported_folder import check_arguments, load_file, read_cleaning, read_config, read_labels
-from tokenizers import Tokenizer
+from exported_folder import check_arguments, load_file, load_tokenizer, read_cleaning, read_config, read_labels
 
 
 class Classifier:
@@ -20,9 +19,8 @@ class Classifier:
     def __init__(self, folder: Path, threads: int = 1):
         config = read_config(folder, "tokenizer.json", "model.xml", "model.bin")
         self.labels, self.clean = read_labels(folder, config), read_cleaning(folder)
-        self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+        self.tokenizer = load_tokenizer(folder, config)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0, pad_to_multiple_of=8)
-        self.tokenizer.enable_truncation(128)
         # Otherwise OpenVINO uses bfloat16 for all float operations on processors that support it.
         self.settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
         self.core = openvino.Core()

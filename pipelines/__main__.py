@@ -44,7 +44,7 @@ def main() -> None:
 def format_usage() -> str:
     """Returns the text that `stillroom --help` prints."""
     lines = [f"  {name:<9} {about}" for name, about in COMMANDS.items()]
-    head = "usage: stillroom COMMAND [OPTIONS]\n\nDistil and compress transformers. COMMAND is one of:\n"
+    head = "usage: stillroom COMMAND [OPTIONS]\n\nDistill and compress transformers. COMMAND is one of:\n"
     return "\n".join([head, *lines, "\n`stillroom COMMAND --help` shows its options with examples."])
 
 

@@ -137,7 +137,7 @@ def inspect(argv: Sequence[str]) -> None:
     console, folder = Console(), Path(config.cache)
     store = open_store(folder)
     print_cache(console, store)
-    if not store.metadata.get("made_from") and not config.fidelity:
+    if not store.metadata.get("made_from") and not config.fidelity and not config.data:
         return
     reader = CacheReader(folder)
     settings = restore_settings(folder, store.metadata, teacher=config.teacher, data=config.data)

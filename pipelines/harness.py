@@ -14,6 +14,7 @@ from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.errors import InputError
 from pipelines.runs import cli
 from pipelines.runs.console import Console
+from pipelines.runs.output import check_path
 from pipelines.settings.places import open_local
 
 RESULT = "harness.json"
@@ -73,19 +74,20 @@ def main(argv: Sequence[str]) -> None:
         short={},
     )
     console = Console()
+    output = Path(config.output)
+    check_path(output)
     models = [*([("teacher", config.teacher)] if config.teacher else []), ("model", config.model)]
     for role, name in models:
         open_local(name, role)
     results = {role: evaluate_model(config, open_checkpoint(name, role)) for role, name in models}
-    output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / RESULT).write_text(json.dumps(results, indent=1))
     rows = [
         (task, metric, *(f"{results[role][task][metric]:.4f}" for role in results))
         for task, metrics in results["model"].items()
         for metric in metrics
     ]
     console.table("Harness", ("task", "metric", *results), rows)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / RESULT).write_text(json.dumps(results, indent=1))
     console.say(f"numbers: {output / RESULT}")
 
 

@@ -17,6 +17,7 @@ from pipelines.launchers.slurm import write_slurm
 from pipelines.launchers.torchrun import write_torchrun
 from pipelines.runs import cli
 from pipelines.runs.console import Console
+from pipelines.runs.output import write_unedited
 from pipelines.settings.commands.launch import LaunchConfig, check_engine
 
 ENGINES: dict[str, Callable[[ClusterJob], EngineFiles]] = {
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
     check_engine(engine, config)
     job = read_command(command, config)
     manifest, console, folder = ENGINES[engine](job), Console(), Path(config.output)
-    write_files(manifest, folder)
+    write_unedited(folder, manifest.files)
     rows = [(name, str(folder / name)) for name in manifest.files]
     console.table(f"{engine}: {config.nodes} nodes of {config.per_node} processes", ("file", "where"), rows)
     for note in manifest.notes:
@@ -77,23 +78,6 @@ def split_engine(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InputError(f"engine: expected one of {', '.join(ENGINES)}, found {options[0]!r}{hint}")
     return options[0], options[1:], command
-
-
-def write_files(manifest: EngineFiles, folder: Path) -> None:
-    """Writes the files of a manifest.
-
-    Raises:
-        InputError: A file of that name has other content, perhaps edited by hand.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in manifest.files.items():
-        if (folder / name).exists() and (folder / name).read_text() != text:
-            raise InputError(
-                f"{folder / name}: a file with different content exists, which may have been edited: remove it, or "
-                "choose another --output"
-            )
-    for name, text in manifest.files.items():
-        (folder / name).write_text(text)
 
 
 def list_submission(manifest: EngineFiles, folder: Path) -> list[str]:

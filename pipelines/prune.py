@@ -42,11 +42,14 @@ def main(argv: Sequence[str]) -> None:
 def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) -> list[str]:
     """Returns the arguments with full flag names; a model without a teacher becomes its own teacher.
 
-    The student then starts as the whole teacher. With `--config`, the arguments aren't reassigned.
+    The student then starts as the whole teacher. Flags and YAML files are treated alike.
     """
     arguments = [full_flag(argument, short) for argument in argv]
-    if flag_names(arguments) & {"--teacher.model", "--config"}:
+    flags, stored = flag_names(arguments), cli.read_files(DistillConfig, argv, prog="pipelines.prune", short=short)
+    if "--teacher.model" in flags or "teacher.model" in stored:
         return arguments
+    if "--student.spec" not in flags and "student.spec" in stored:
+        return [*arguments, "--teacher.model", str(stored["student.spec"]), "--student.spec", "teacher"]
     renamed = {"--student.spec": "--teacher.model"}
     return [
         "".join((renamed.get(name, name), equals, value))

@@ -47,8 +47,10 @@ def with_defaults(argv: Sequence[str]) -> list[str]:
         raise InputError(
             "--student.trained: pipelines.quantize sets it itself, because its model is trained; leave the flag out"
         )
-    scheme = [] if flags & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
-    model = [] if flags & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
+    stored = cli.read_files(DistillConfig, argv, prog="pipelines.quantize", short=QUANTIZE_SHORT)
+    given = flags | {f"--{name}" for name in stored}
+    scheme = [] if "--quantize.scheme" in given else ["--quantize.scheme", "int8"]
+    model = [] if "--student.spec" in given else ["--student.spec", "teacher"]
     return [*arguments, *scheme, *model, "--student.trained", "true"]
 
 

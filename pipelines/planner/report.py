@@ -15,6 +15,7 @@ from pipelines.planner.layout_tracer import LayoutCandidate
 from pipelines.planner.pairs import LayoutPair
 from pipelines.planner.plan import ClusterPlan
 from pipelines.runs.console import Console
+from pipelines.runs.output import write_unedited
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.commands.plan import UNKNOWN_DATA, UNKNOWN_OUTPUT
 
@@ -161,9 +162,12 @@ def compare_steps(first: LayoutPair, second: LayoutPair) -> str:
 
 
 def write_plan(plan: ClusterPlan, folder: Path) -> dict[str, Path]:
-    """Writes the settings of the chosen pair, and all pairs; returns what each file is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS_FILE).write_text(yaml.safe_dump(list_chosen_settings(plan), sort_keys=False))
+    """Writes the settings of the chosen pair, and all pairs; returns what each file is.
+
+    Raises:
+        InputError: The folder has other settings, perhaps edited by hand.
+    """
+    write_unedited(folder, {SETTINGS_FILE: yaml.safe_dump(list_chosen_settings(plan), sort_keys=False)})
     (folder / PAIRS_FILE).write_text(json.dumps([record_pair(pair) for pair in plan.pairs], indent=1))
     return {"settings for pipelines.distill --config": folder / SETTINGS_FILE, "all pairs": folder / PAIRS_FILE}
 

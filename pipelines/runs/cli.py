@@ -52,11 +52,8 @@ def parse(
             a value isn't allowed for its setting.
         SystemExit: A value has the wrong type (exit code 2), or the arguments contain `--help` (exit code 0).
     """
-    fields = list_settings(config_class)
-    arguments, files = split_arguments(argv, fields, short, prog)
-    from_files: dict[str, object] = {}
-    for file in files:
-        from_files |= read_yaml(expand_home(f"--{CONFIG_OPTION}", file), fields, short)
+    arguments, _ = split_arguments(argv, list_settings(config_class), short, prog)
+    from_files = read_files(config_class, argv, prog=prog, short=short)
     build = build_parser.__wrapped__ if from_files else build_parser  # the help of one with files shows their values
     parser = build(cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items()))
     # Without defaults: the classes have them, and the parser would check each of hundreds.
@@ -65,6 +62,20 @@ def parse(
         parser.set_defaults({name: checked[name] for name in from_files})
     config: _Config = build_config(config_class, parser.parse_args(arguments, checked, defaults=False))
     return config
+
+
+def read_files(config_class: type, argv: Sequence[str], *, prog: str, short: Mapping[str, str]) -> dict[str, object]:
+    """Returns dotted name -> value of every setting in the YAML files that the arguments name.
+
+    Raises:
+        InputError: As in `parse`.
+    """
+    fields = list_settings(config_class)
+    _, files = split_arguments(argv, fields, short, prog)
+    values: dict[str, object] = {}
+    for file in files:
+        values |= read_yaml(expand_home(f"--{CONFIG_OPTION}", file), fields, short)
+    return values
 
 
 @cache

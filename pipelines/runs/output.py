@@ -4,7 +4,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,6 +65,25 @@ def check_path(output: Path) -> None:
             raise InputError(
                 f"output {str(output)!r}: expected a folder, found a file{location}; nothing was overwritten"
             )
+
+
+def write_unedited(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes text files that users may edit, by name.
+
+    Raises:
+        InputError: The folder can't be created, or a file of that name has other content, perhaps edited by hand.
+    """
+    check_path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name
+        if path.is_dir() or (path.exists() and path.read_text() != text):
+            raise InputError(
+                f"{path}: expected no other content there, found a {'folder' if path.is_dir() else 'file'}, which may "
+                "have been edited; nothing was overwritten: remove it, or choose another --output"
+            )
+    for name, text in files.items():
+        (folder / name).write_text(text)
 
 
 def open_output(output: Path) -> tuple[TextIO, bool]:

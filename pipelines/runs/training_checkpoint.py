@@ -79,8 +79,13 @@ def load_training(folder: Path, module: nn.Module, optimizers: Sequence[Optimize
     """Loads each process's shards into module and optimizers, in place; returns the rest of the checkpoint.
 
     Raises:
-        InputError: The checkpoint is of another model.
+        InputError: The checkpoint is of another model or optimizer, or DeepSpeed wrote it.
     """
+    if not (folder / TRAINING).exists():
+        raise InputError(
+            f"checkpoint {str(folder)!r}: expected {TRAINING}, found none: the training began with another strategy; "
+            "pass the same machine.deepspeed as before, or remove the stage's folder"
+        )
     rest: LightningState = torch.load(folder / TRAINING, weights_only=True)
     reader = FileSystemReader(str(folder))
     stored = reader.read_metadata().state_dict_metadata
@@ -170,15 +175,24 @@ def flatten_state(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _drop_states(optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, STORAGE_TYPES]) -> None:
-    """Removes the states of parameters that have none in the checkpoint, for they haven't been trained yet."""
+    """Removes the states of parameters that have none in the checkpoint, because they haven't been trained yet.
+
+    Raises:
+        InputError: A parameter has states of another optimizer.
+    """
+    trained = {key.rpartition(".")[0] for key in stored if key.startswith(f"{STATE}.")}
     for parameter in list(optimizer.state):
-        keys = [
-            f"{STATE}.{names[parameter]}.{key}"
-            for name, value in optimizer.state[parameter].items()
-            for key, _ in flatten_state(name, value)
-        ]
-        if any(key not in stored for key in keys):
-            del optimizer.state[parameter]
+        prefix = f"{STATE}.{names[parameter]}"
+        keys = [key for name, value in optimizer.state[parameter].items() for key, _ in flatten_state(name, value)]
+        if all(f"{prefix}.{key}" in stored for key in keys):
+            continue
+        if prefix in trained:
+            raise InputError(
+                f"checkpoint: expected the {', '.join(keys)} of {names[parameter]}, found the states of another "
+                "optimizer: training can't go on with this one; pass the same machine.memory and optimizer as before, "
+                "or remove the stage's folder"
+            )
+        del optimizer.state[parameter]
 
 
 def _adapt_schedules(schedules: Iterable[LightningState], optimizers: Iterable[Optimizer]) -> None:

@@ -33,7 +33,7 @@ def check_machine(accelerator: str, precision: str) -> None:
         raise InputError(
             f"machine.precision {precision}: expected a GPU, found "
             + (f"machine.accelerator {accelerator}" if accelerator in ("cpu", "mps") else "none on this machine")
-            + ": it can't be on a CPU; use 32, bf16-mixed or auto"
+            + ": the CPU doesn't support it; use 32, bf16-mixed or auto"
         )
 
 

@@ -94,4 +94,6 @@ def print_predictions(run: Run, plan: RunPlan) -> None:
     rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in predictions]
     run.console.table("Predicted from a sample of the data", ("stage", "peak memory", "time"), rows)
     if refusal:
-        run.console.say(f"the stages after these can't be predicted, for the sample's student was refused: {refusal}")
+        run.console.say(
+            f"the stages after these can't be predicted, because the sample's student was refused: {refusal}"
+        )

@@ -195,6 +195,6 @@ def reported_settings(config: DistillConfig) -> dict[str, Any]:
     from pipelines.settings.schemes import describe_reduced_range
 
     settings = {
-        name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run", "probe")
+        name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run", "predict")
     }
     return settings | {"quantize": settings["quantize"] | {"reduce_range": describe_reduced_range(config)}}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from distill.data.augment.words import is_mark, split_words
+from distill.data.text_files import read_text_file
 from distill.errors import InputError
 
 Lexicon = Mapping[str, list[str]]
@@ -16,12 +17,11 @@ def read_lexicon(file: Path) -> dict[str, list[str]]:
     """Reads a lexicon: a line for each word, with the word and its synonyms separated by tabs.
 
     Raises:
-        InputError: The file is missing, a line has no tab, or there is no word.
+        InputError: The file is missing or not in UTF-8, a line has no tab, or there is no word.
     """
-    if not file.is_file():
-        raise InputError(f"augment.lexicon: expected a file, found none at {file}: there would be no synonyms")
+    content = read_text_file(file, "augment.lexicon", "there would be no synonyms")
     lexicon: dict[str, list[str]] = {}
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(content.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         word, *synonyms = (each.strip() for each in line.split("\t"))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from distill.data.augment.words import Words, split_words
+from distill.data.text_files import read_text_file
 from distill.errors import InputError
 
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -36,10 +37,9 @@ def read_slot_templates(file: Path) -> TemplateFile:
         InputError: The file is missing or has another form; a template has a slot without fillers.
     """
     where = f"augment.templates {file}"
-    if not file.is_file():
-        raise InputError(f"{where}: expected a file, found none: there would be no templates")
+    text = read_text_file(file, "augment.templates", "there would be no templates")
     try:
-        content = yaml.safe_load(file.read_text("utf-8"))
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{where}: expected YAML, found {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict) or not content.keys() <= {"slots", "templates"} or not content:
@@ -49,8 +49,8 @@ def read_slot_templates(file: Path) -> TemplateFile:
     by_label = content.get("templates", {})
     by_label = by_label if isinstance(by_label, dict) else {"": by_label}
     templates = {str(label): _read_texts(texts, f"{where}: templates of {label}") for label, texts in by_label.items()}
-    for text in (text for texts in templates.values() for text in texts):
-        for slot in _SLOT.findall(text):
+    for template in (template for texts in templates.values() for template in texts):
+        for slot in _SLOT.findall(template):
             if slot not in slots:
                 raise InputError(
                     f"{where}: template {text!r}: expected fillers of the slot {slot!r}, found "

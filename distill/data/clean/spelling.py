@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import Any
 
+from distill.data.text_files import read_text_file
 from distill.errors import InputError
 
 VERSION = 1  # part of stage keys; bump it when the same texts are corrected differently
@@ -72,6 +74,15 @@ def read_english_words() -> set[str]:
     source = files("symspellpy") / "frequency_dictionary_en_82_765.txt"
     entries = (line.split(" ") for line in source.read_text("utf-8-sig").splitlines() if line)
     return {word for word, count in entries if len(word) > FEW_LETTERS or int(count) >= COMMON}
+
+
+def read_known_words(file: Path) -> set[str]:
+    """Returns the words of a user's file.
+
+    Raises:
+        InputError: The file is missing, or not in UTF-8.
+    """
+    return set(read_text_file(file, "clean.words", "its words would be corrected like others").split())
 
 
 def load_symspell() -> Any:

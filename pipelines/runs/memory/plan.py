@@ -69,7 +69,8 @@ class MemoryPlan:
 def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Path, job: TrainingJob) -> None:
     """Applies the plan of the stage's folder to a training, or chooses, prints and stores one; every process calls it.
 
-    Does nothing if neither a budget nor `auto` is set.
+    A training that has begun with a plan goes on with it, also without a budget: its checkpoints are of the plan's
+    optimizer. Otherwise nothing is done if neither a budget nor `auto` is set.
 
     Args:
         module, data: What is trained on what.
@@ -81,10 +82,10 @@ def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Pa
     """
     train, file = module.train_config, folder / FILE
     world, memory, shares = job.world, job.machine.memory, job.layout.data_parallel
-    if not (memory or AUTO in (train.checkpointing, train.batch_size)):
-        return
     stored = world.broadcast(json.loads(file.read_text()) if world.is_rank_zero and file.exists() else None)
     if stored is None:
+        if not (memory or AUTO in (train.checkpointing, train.batch_size)):
+            return
         budget = resolve_memory_budget(memory or AUTO, find_device(module), world.size)
         budget = min(world.gather(budget))
         planner = MemoryPlanner(module, data, budget, world, shares, job.precision, adapts=bool(memory))

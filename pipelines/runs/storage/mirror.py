@@ -22,6 +22,7 @@ from distill.errors import InputError
 from pipelines.runs.console import Console, print_error
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import MANIFEST
+from pipelines.runs.publication import link_or_copy
 from pipelines.runs.storage.remote import RemoteFolder, check_inside, find_cache, shorten
 
 MIRRORS = "outputs"  # folder in the cache
@@ -126,7 +127,10 @@ class Mirror:
                 try:
                     self.push()
                     pushed = marks
-                except InputError as error:  # the run goes on; the last push at its end raises the error again
+                except (
+                    InputError,
+                    OSError,
+                ) as error:  # the run goes on; its last push raises it again
                     print_error(str(error))
 
     def _parse_index(self, content: bytes) -> tuple[str, dict[str, Entry]]:
@@ -284,7 +288,7 @@ def _link_or_copy(folder: Path, path: str, snapshot: Path) -> Path:
     target = snapshot / path
     target.parent.mkdir(parents=True, exist_ok=True)
     if any(part.endswith(CHECKPOINT) for part in parts):  # written once
-        target.hardlink_to(file)
+        link_or_copy(file, target)
     else:
         shutil.copy2(file, target)
     return target

@@ -11,7 +11,8 @@ from pipelines.settings.places import check_data, open_local
 from pipelines.settings.values import expand_home
 
 TEACHER_ROLE = "teacher"
-TAKEN_NAMES = {TEACHER_ROLE, "cascade", "data", "answers"}  # names of the results and inputs beside the members
+# Names of the results and inputs beside the members, and of an argument of numpy.savez, which stores their logits.
+TAKEN_NAMES = {TEACHER_ROLE, "cascade", "data", "answers", "file"}
 
 
 @dataclass(frozen=True)

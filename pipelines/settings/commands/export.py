@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from compress.export.common.targets import check_installed, parse_formats
 from compress.quantize.config import Processor
+from distill.data.config import SHORTEST
 from distill.errors import InputError
 
 
@@ -43,4 +44,8 @@ class ExportConfig:
         for name in ("model", "data", "output"):
             if not getattr(self, name):
                 raise InputError(f"--{name}: missing; see --help for examples")
+        if self.parity < 1:
+            raise InputError(f"--parity: expected at least 1 text, found {self.parity}: no file could be verified")
+        if self.max_length and self.max_length < SHORTEST:
+            raise InputError(f"--max_length: expected 0 or at least {SHORTEST} tokens, found {self.max_length}")
         check_installed(parse_formats(self.export))

@@ -35,10 +35,11 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         others = [name for name in ("model", "output", "teacher") if getattr(self, name)]
-        others += ["data"] * bool(self.data.path)
+        others += ["data"] * bool(self.data.path) + ["measure"] * (self.measure != MeasureConfig())
+        others += ["seed"] * bool(self.seed) + ["task"] * (self.task != "auto")
         if self.run is not None and others:
             raise InputError(
-                f"--run: expected no --{others[0]} with it, found one: a finished run is drawn again from its own "
+                f"--run: expected no --{others[0]} with it, found some: a finished run is drawn again from its own "
                 "numbers, and nothing is measured"
             )
         if self.charts and self.run is None:

@@ -22,7 +22,8 @@ def is_on_several(f: Facts) -> bool:
 
 def list_train_configs(s: DistillConfig) -> dict[str, TrainConfig]:
     """Returns the settings of each kind of training, by their name."""
-    return {"train": s.train, "general.train": s.general.train, "teacher_train": s.teacher_train}
+    trainings = {"train": s.train, "general.train": s.general.train, "teacher_train": s.teacher_train}
+    return trainings | ({"attention_free_train": s.attention_free_train} if s.student.attention_free else {})
 
 
 def find_training_layout(setting: str, facts: Facts) -> Layout:

@@ -6,6 +6,7 @@ from distill.data.augment.config import DRAWN
 from distill.data.augment.lexicon import read_lexicon
 from distill.data.augment.templates import read_slot_templates
 from distill.data.clean.config import check_clean_packages
+from distill.data.clean.spelling import read_known_words
 from distill.losses.config import LAYER_TERMS
 from distill.tasks.names import LANGUAGE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
@@ -38,8 +39,19 @@ def check_augment_files(f: Facts) -> None:
         read_slot_templates(Path(augment.templates).expanduser())
 
 
+def check_clean_words(f: Facts) -> None:
+    """Checks the user's list of words for spelling.
+
+    Raises:
+        InputError: The file is missing, or isn't text in UTF-8.
+    """
+    if f.settings.clean.words:
+        read_known_words(Path(f.settings.clean.words).expanduser())
+
+
 CLEANING_RULES: tuple[Rule | Check, ...] = (
     Check(lambda facts: check_clean_packages(facts.settings.clean.find_steps())),
+    Check(check_clean_words),
     Rule(
         lambda s, f: s.clean.requested and f.task in ("question-answering", "chat"),
         "data.clean {s.clean.steps}: expected another task than {f.task}: answers are found by their position in the "

@@ -59,7 +59,10 @@ def check_training_layout(setting: str, facts: Facts) -> None:
             DeepSpeed requires AdamW; the schedule or the backward window needs one process; or activations can't be
             offloaded.
     """
-    train, machine = list_train_configs(facts.settings)[setting], facts.settings.machine
+    trainings, machine = list_train_configs(facts.settings), facts.settings.machine
+    if setting not in trainings:
+        return
+    train = trainings[setting]
     name = train.optimizer
     layout = find_training_layout(setting, facts)
     kind = OPTIMIZERS[name]
@@ -339,6 +342,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
             ("train", "student_layout"),
             ("general.train", "student_layout"),
             ("teacher_train", "finetuning_layout"),
+            ("attention_free_train", "student_layout"),
         )
     ),
     Check(check_schedule_epochs),

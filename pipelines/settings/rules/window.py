@@ -54,6 +54,11 @@ def window_settings(s: DistillConfig) -> list[str]:
 
 WINDOW_RULES: tuple[Rule | Check, ...] = (
     Rule(
+        lambda s, f: s.student.attention_free and s.attention_free_train.backward_window,
+        "attention_free_train.backward_window: expected 0, found {s.attention_free_train.backward_window}: only a "
+        "decoder's chunks have losses of their own",
+    ),
+    Rule(
         lambda s, f: s.general.train.backward_window,
         "general.train.backward_window: expected 0, found {s.general.train.backward_window}: tokens of an encoder read "
         "later ones",

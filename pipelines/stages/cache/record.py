@@ -12,7 +12,8 @@ from distill.errors import InputError
 from pipelines.runs.manifest import JsonObject
 from pipelines.settings.commands.cache import KeepConfig, WriteConfig
 
-NOT_RECORDED = ("cache", "force", "dry_run", "rank", "ranks", "devices", "layout", "timeout", "device", "threads")
+NOT_RECORDED = ("cache", "force", "dry_run", "rank", "ranks", "devices", "layout", "timeout", "device", "threads",
+                "engine")  # fmt: skip
 
 
 def record_settings(config: WriteConfig) -> JsonObject:
@@ -43,6 +44,7 @@ def restore_settings(cache: Path, metadata: Mapping[str, Any], *, teacher: str =
             f"cache {str(cache)!r}: expected the teacher and the data that it was written with, found none: it was "
             "written by other code; write it again with that code"
         )
+    stored.pop("engine", None)  # recorded by earlier versions
     rows = dict(stored.pop("data"))
     rows["path"] = data or _resolve_stored_path(cache, rows["path"])
     rows["unlabelled"] = _resolve_stored_path(cache, rows["unlabelled"])

@@ -18,6 +18,7 @@ from distill.models.generation import find_end_tokens, generate
 from distill.tasks.language import ChatTask
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
@@ -82,6 +83,7 @@ class AnswerGenerator:
         self.run, self.settings, self.file = run, config.sequences, file
         self.tokenizer: PreTrainedTokenizerBase = load_student_tokenizer(source)
         self.model = load_teacher(source)
+        self.model.to(choose_device(config.machine.accelerator))  # type: ignore[arg-type]
         self.task, self.length = task, config.data.max_length
         self.ends = find_end_tokens(self.model, self.tokenizer)
         self.model.generation_config.eos_token_id = self.ends or None

@@ -30,7 +30,7 @@ from pipelines.stages.deliver.training_events import read_training_events
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
-VERSION = 6  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 7  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
@@ -59,7 +59,7 @@ def build_report(
 ) -> Report:
     """Returns the report as one dict; see `pipelines.reports.schema`."""
     named = {stage.name: stage for stage in stages}
-    data = next(named[each] for each in ("select", "augment", "clean", "data") if each in named)
+    data = next(named[each] for each in ("answers", "select", "augment", "clean", "data") if each in named)
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
     codes, pruning = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {

@@ -62,7 +62,7 @@ def speed_stage(
     files = {name: target_for(config.budget, teacher=name == TEACHER) for name in exports}
     for name, export in exports.items():
         if str(files[name]) not in [proof["target"] for proof in export.metrics["parity"]]:
-            run.console.say(f"  speed-{target.name}: not measured, for {export.name} has no {files[name]}")
+            run.console.say(f"  speed-{target.name}: not measured, because {export.name} has no {files[name]}")
             return None
     settings = {
         "target": asdict(target.uncorrected),

@@ -92,8 +92,10 @@ def augment_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) ->
             inputs[name] = run.content_hash(Path(getattr(config, name)).expanduser())
     if plan.proposer is not None:
         inputs["model"] = run.digest(plan.proposer)
+    if plan.proposer is not None or config.agreement:
+        settings["max_length"] = plan.settings.data.max_length
     if config.agreement:
-        settings |= {"agreement": config.agreement, "max_length": plan.settings.data.max_length}
+        settings["agreement"] = config.agreement
         inputs["teacher"] = teacher
 
     def work(folder: Path) -> JsonObject:
@@ -237,7 +239,7 @@ def describe_augmentation(splits: Splits, synthetic: Sequence[SyntheticRow], cou
     remarks = describe_rows(synthetic, texts)
     if count > len(synthetic):
         remarks.append(
-            f"augment: {count - len(synthetic):,} of {count:,} rows were dropped, for the teacher's answer differs"
+            f"augment: {count - len(synthetic):,} of {count:,} rows were dropped, because the teacher's answer differs"
         )
     labels = splits.train.labels
     if labels and isinstance(labels[0], int):

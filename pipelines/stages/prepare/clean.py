@@ -16,7 +16,7 @@ from distill.data.clean.label_errors import draw_folds, estimate_label_errors, r
 from distill.data.clean.person_names import NameFinder
 from distill.data.clean.rows import CleanedRow, Cleaning
 from distill.data.clean.spelling import VERSION as SPELLING
-from distill.data.clean.spelling import WORD, read_english_words
+from distill.data.clean.spelling import WORD, read_english_words, read_known_words
 from distill.data.clean.text_steps import Change
 from distill.data.splits.examples import Splits, take_rows
 from distill.data.stored.encoding import count_processors
@@ -105,7 +105,7 @@ def collect_listed_words(config: CleanConfig, teacher: Checkpoint, splits: Split
     words |= {token for token, number in teacher.load_tokenizer().get_vocab().items() if _is_word(token, number)}
     words |= {word for label in splits.labels for word in WORD.findall(label.replace("_", " "))}
     if config.words:
-        words |= set(Path(config.words).expanduser().read_text("utf-8").split())
+        words |= read_known_words(Path(config.words).expanduser())
     return frozenset(words)
 
 

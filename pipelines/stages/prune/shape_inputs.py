@@ -14,6 +14,7 @@ from distill.slicing import Axis
 from distill.tasks.task import Task
 from pipelines.reports.pruning_summary import LengthCosts, read_costs
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.cache.writing import load_teacher
 from pipelines.stages.prepare.data import read_data, read_task
@@ -80,6 +81,7 @@ class LoadedInputs:
         """The teacher's outputs on the validation split."""
         source = self.stages.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), load_student_tokenizer(source)
+        model.to(choose_device(self.config.machine.accelerator))  # type: ignore[arg-type]
         rows = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
         return compute_outputs(
             model, rows, find_padding_id(tokenizer), self.task, self.config.loss.resolved_temperature

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines import cascade
+from pipelines.settings.commands.cascade import name_members
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.task_data import multi_label_data, tagged_data
@@ -140,6 +141,10 @@ def test_a_student_whose_texts_are_cleaned_beside_it_is_refused(tokenizer, data_
     (tmp_path / "2" / "preprocessing.json").write_text('{"clean_texts_by": "spaces"}')
     arguments = ["--models", models, "--data", str(data_folder), "--score", "0.9", "--output", str(tmp_path / "out")]
     assert "found preprocessing.json beside it" in refusal_of(cascade, arguments, monkeypatch, capsys)
+
+
+def test_names_of_results_are_not_those_of_members():
+    assert name_members(["runs/a", "runs/file"]) == {"runs-a": "runs/a", "runs-file": "runs/file"}
 
 
 @pytest.mark.parametrize(("more", "message"), [

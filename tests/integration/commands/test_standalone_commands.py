@@ -7,9 +7,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.checkpoint import open_checkpoint
+from pipelines import export
 from pipelines.settings.commands.export import ExportConfig
 from pipelines.stages.deliver.export import load_examples
-from support.commands import QUICK_MEASUREMENT, run_to_success
+from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
 from support.tiny_models import build_model, make_rows, saved
 
 
@@ -33,6 +34,18 @@ def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
     entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
     assert {e["runtime"] for e in entries} == {"pytorch", "onnxruntime"}
     assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--parity", "0", "--parity: expected at least 1 text, found 0: no file could be verified"),
+        ("--max_length", "-3", "--max_length: expected 0 or at least 4 tokens, found -3"),
+    ],
+)
+def test_numbers_that_no_export_can_use_are_refused(flag, value, message, base, tmp_path, monkeypatch, capsys):
+    arguments = [*base, f"{flag}={value}", "--output", str(tmp_path / "x")]
+    assert message in refusal_of(export, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.slow

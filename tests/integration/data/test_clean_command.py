@@ -199,6 +199,16 @@ def test_a_model_that_finds_no_names_is_refused(inputs, tmp_path, monkeypatch, c
     assert not (tmp_path / "run").exists()
 
 
+def test_known_words_that_cannot_be_read_are_refused_before_any_stage(inputs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "words.txt").write_bytes("größe".encode("utf-16"))
+    for file, found in (("nowhere", "found none at"), ("words.txt", "expected text in UTF-8"), (".", "found none at")):
+        more = ("--data.clean", "spelling", "--clean.words", str(tmp_path / file))
+        message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+        assert "clean.words" in message
+        assert found in message
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_served_student_cleans_its_texts(reported_run, tmp_path):
     import runpy
@@ -212,6 +222,7 @@ def test_a_served_student_cleans_its_texts(reported_run, tmp_path):
     finally:
         sys.path.remove(str(examples))
     assert classifier(["<p>bado bade</p>"]) == classifier(["bado bade"])
+    assert classifier.tokenizer.truncation["max_length"] == 32  # data.max_length of the run
     (folder / PREPROCESSING).unlink()
 
 

@@ -55,6 +55,21 @@ class Job(nn.Module):
         return float(loss.detach())
 
 
+def test_a_checkpoint_with_the_states_of_another_optimizer_is_refused(tmp_path):
+    job = Job("adamw")
+    job.step(0)
+    save_training(tmp_path / "checkpoint", job.student, [job.optimizer], {})
+    other = Job("muon")
+    with pytest.raises(InputError, match="found the states of another optimizer: training can't go on with this one"):
+        load_training(tmp_path / "checkpoint", other.student, [other.optimizer])
+
+
+def test_a_checkpoint_of_another_strategy_is_refused(tmp_path):
+    job = Job("adamw")
+    with pytest.raises(InputError, match="expected training.pt, found none: the training began with another strategy"):
+        load_training(tmp_path, job.student, [job.optimizer])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_lowers_the_loss_at_a_multiple_of_its_usual_rate(name):
     torch.manual_seed(0)

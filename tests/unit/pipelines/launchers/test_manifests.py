@@ -253,9 +253,17 @@ def test_files_are_written_once_and_edits_are_kept(tmp_path, capsys):
     subprocess.run(["bash", "-n", str(script)], check=True)
     main([*arguments, "--", *WORDS])
     script.write_text(script.read_text() + "# mine\n")
-    with pytest.raises(InputError, match="different content"):
+    with pytest.raises(InputError, match="may have been edited; nothing was overwritten"):
         main([*arguments, "--", *WORDS])
     assert script.read_text().endswith("# mine\n")
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_an_output_that_is_no_folder_is_refused(place, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="expected a folder, found a file"):
+        main(["slurm", f"--output={tmp_path / place}", "--", *WORDS])
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_submission_needs_the_engines_command(tmp_path, monkeypatch):

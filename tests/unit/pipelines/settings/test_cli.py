@@ -89,6 +89,22 @@ def test_explicit_flags_win_over_the_defaults_of_quantize(arguments, scheme, tea
     assert config.quantize.min_score == (0.99 if "auto" in arguments else 0)
 
 
+@pytest.mark.parametrize(
+    ("content", "flags", "scheme", "teacher", "student"),
+    [
+        ("model: m\n", [], "int8", "m", "teacher"),
+        ("student.spec: m\nteacher: t\n", [], "int8", "t", "m"),
+        ("quantize: {scheme: int4-weights}\n", ["--model", "m"], "int4-weights", "m", "teacher"),
+        ("teacher: t\n", ["--model", "m"], "int8", "t", "m"),
+    ],
+)
+def test_settings_of_a_file_win_over_the_defaults_of_quantize(content, flags, scheme, teacher, student, tmp_path):
+    (tmp_path / "a.yaml").write_text(f"{content}data: D\noutput: O\n")
+    arguments = quantize.with_defaults(["--config", str(tmp_path / "a.yaml"), *flags])
+    config = cli.parse(DistillConfig, arguments, prog="x", about="", examples="", short=quantize.QUANTIZE_SHORT)
+    assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
+
+
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
     file = tmp_path / "a.yaml"
     file.write_text("teacher: T\ndata: {path: D, max_length: 64}\noutput: O\ntrain: {epochs: 9}\ntemperature: 3\n")

@@ -365,6 +365,8 @@ REFUSALS_BY_COMMAND = {
         (("--model", "{root}/none", "--data", "D", "--output", "O"), "model '{root}/none': no such folder here"),
         (("--run", "{root}/none"), "no finished report there"),
         (("--run", "{root}/none", "--model", "M"), "--run: expected no --model with it"),
+        (("--run", "{root}/none", "--seed", "3"), "--run: expected no --seed with it"),
+        (("--run", "{root}/none", "--measure.rounds", "2"), "--run: expected no --measure with it"),
         (("--charts", "true", "--model", "M"), "--charts: expected --run with it"),
     ],
 }
