@@ -43,7 +43,7 @@ def test_synthetic_rows_are_unlabelled_texts_and_everything_else_stays(augmented
     assert 0 < len(record) <= 3 * len(before["train"])
     assert {row["kind"] for row in record} >= {"swap", "delete", "keyboard", "ngrams"}
     assert "augment: classes: the largest change" in message
-    assert "for the teacher's answer differs" in message
+    assert "because the teacher's answer differs" in message
 
 
 @pytest.mark.slow
