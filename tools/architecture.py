@@ -71,7 +71,7 @@ def imports_between_packages() -> dict[str, list[str]]:
 
 
 def find_package(module: str, packages: Sequence[str]) -> str:
-    """Returns the folder or module of `every` that a module belongs to."""
+    """Returns the folder or module of `packages` that a module belongs to."""
     return module if module in packages else module.rpartition(".")[0]
 
 

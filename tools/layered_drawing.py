@@ -1,4 +1,4 @@
-"""Draws a graph without circles as an SVG: boxes on floors, each above all boxes that its arrows lead to."""
+"""Draws an acyclic graph as an SVG: boxes in layers, each above all boxes that its arrows lead to."""
 
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -158,7 +158,8 @@ class Experiment:
         width = self.teacher.config.vocab_size
         signal = Sampled(width, draws=self.options.draws) if targets == "sampled" else TopK(width, k=self.options.k)
         identity = Identity(weights_fingerprint(self.teacher), "small-lm", (signal,))
-        folder, samples = Path(self.options.output) / f"cache-{targets}", build_samples(self.data, 0)
+        folder = Path(self.options.output) / f"cache-{targets}-{self.options.steps}"
+        samples = build_samples(self.data, 0)
         with self.console.track("cache: querying the teacher", len(samples)) as advance:
             teacher = OnlineTeacher(self.teacher, device=self.teacher.device)
             write_cache(folder, identity, samples, teacher, on_progress=advance)

@@ -91,7 +91,9 @@ def write_few(options: argparse.Namespace) -> None:
 def list_variants(options: argparse.Namespace) -> dict[str, list[str]]:
     """Returns the settings of the data of each variant, by name."""
     kinds = KINDS if options.task == "text-classification" else {"order": "order", "noise": "noise"} | TAGGED
-    kinds = kinds | ({"masked": "masked", "all and masked": f"{kinds['all']},masked"} if options.masked else {})
+    if options.masked:
+        folder = Path(options.masked).name
+        kinds = kinds | {f"masked by {folder}": "masked", f"all and masked by {folder}": f"{kinds['all']},masked"}
     model = [f"--augment.model={options.masked}"]
     variants = {
         name: [f"--data.augment={value}", f"--augment.times={options.times}", *(model if "masked" in value else [])]

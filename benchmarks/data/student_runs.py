@@ -56,7 +56,7 @@ class StudentRuns:
 
     Args:
         output: The folder.
-        words: Settings of every run.
+        arguments: Settings of every run.
         batch: Rows of a batch.
     """
 

@@ -16,6 +16,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+from benchmarks.common.results_folder import check_settings
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
@@ -50,6 +51,7 @@ def main() -> None:
     if options.worker:
         run_worker(*options.worker, options)
         return
+    check_settings(options.output, options, free=("sizes", "only", "worker"))
     rows = []
     for size in options.sizes.split(","):
         prepare_inputs(options.output, size, options.rows)

@@ -137,13 +137,18 @@ class TrainingSetup:
         return replace(self.config.train, learning_rate=rate)
 
     def distill(
-        self, student: PreTrainedModel, rate: float, folder: Path, label: str, loss: LossConfig | None = None
+        self,
+        student: PreTrainedModel,
+        train: TrainConfig,
+        folder: Path,
+        label: str,
+        loss: LossConfig | None = None,
     ) -> None:
         """Trains a student in place as the distill stage does; a killed training resumes from `folder`.
 
         `loss` replaces the loss of the settings.
         """
-        config, seed, train = self.config, self.run.seed, self.train_config(rate)
+        config, seed = self.config, self.run.seed
         lightning.seed_everything(seed, verbose=False)
         (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
         data = TextDataModule(
@@ -196,15 +201,17 @@ def train_fewer_layers(setup: TrainingSetup, size: Size, rate: float, folder: Pa
     """Trains a student with some of the teacher's layers."""
     label = f"layers={size['layers']}"
     student = build_student(setup.load_teacher(), label)
-    return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "layers"))
+    train = setup.train_config(rate)
+    return time_training(setup, student, label, lambda: setup.distill(student, train, folder, "layers"))
 
 
 def train_fresh(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
-    """Trains a small model with random weights on the labels, without a teacher."""
+    """Trains a small model with random weights, its embeddings too, on the labels, without a teacher."""
+    train = replace(setup.train_config(rate), freeze_embeddings=False)
     student_size = TextBrewerSize(**size)
     student = build_textbrewer_student(setup.load_teacher(), student_size, setup.run.seed)
     label = student_size.label.partition(": ")[2]
-    return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "fresh", LABELS))
+    return time_training(setup, student, label, lambda: setup.distill(student, train, folder, "fresh", LABELS))
 
 
 def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
@@ -227,7 +234,8 @@ def train_torch_pruning(setup: TrainingSetup, size: Size, rate: float, folder: P
     """Trains a student that Torch-Pruning pruned."""
     student = prune_with_torch_pruning(setup.load_teacher(), **size)
     label = f"ratio {size['ratio']:.3f}, {'even' if size['even'] else 'global'}"
-    return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "torch-pruning"))
+    train = setup.train_config(rate)
+    return time_training(setup, student, label, lambda: setup.distill(student, train, folder, "torch-pruning"))
 
 
 def time_training(

@@ -27,7 +27,7 @@ from compress.export.onnx.generate import OnnxDecoder
 from compress.export.write import write_target
 from compress.measure.turns import time_in_turns
 from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
-from compress.quantize.schemes import SCHEMES, resolve_scheme
+from compress.quantize.schemes import resolve_scheme
 from pipelines.runs.console import Console
 from pipelines.runs.files import count_bytes
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--schemes", nargs="+", choices=tuple(SCHEMES), default=list(DEFAULT))
+    parser.add_argument("--schemes", nargs="+", choices=DEFAULT, default=list(DEFAULT))
     parser.add_argument("--length", type=int, default=128, help="tokens before the one that is timed")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()

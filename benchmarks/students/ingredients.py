@@ -189,9 +189,10 @@ def build_rows(variants: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]
     rows = []
     for variant, reports in variants.items():
         students = [rank_students(report) for report in reports]
-        missing = len(plain[0]) - min(map(len, students))  # an assistant's students lack the slowest speed
-        for rank in range(min(map(len, students))):
-            entries = [each[rank] for each in students]
+        count = min(map(len, students))
+        missing = len(plain[0]) - count  # an assistant's students lack the slowest speeds, of one seed perhaps more
+        for rank in range(count):
+            entries = [each[rank - count] for each in students]
             gains = [
                 100 * (e["score"] - plain_scores[rank + missing])
                 for e, plain_scores in zip(entries, plain, strict=True)

@@ -8,10 +8,11 @@ Matrix products are in bfloat16, weights and optimizer in float32. Written are t
 (`train.npy`, `dev.npy`) and the model; printed is the cross-entropy on 400 blocks of dev in nats per token.
 """
 
+import argparse
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.common.results_folder import check_settings
 from distill.data.config import DataConfig
 from distill.data.rows.documents import load_documents
 from pipelines.runs import cli
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     output, console = Path(settings.output), Console()
-    output.mkdir(parents=True, exist_ok=True)
+    check_settings(output, argparse.Namespace(**asdict(settings)), free=("threads", "device"))
     tokenizer = build_tokenizer(settings, output, console)
     blocks = {name: build_blocks(settings, tokenizer, output, name) for name in ("train", "dev")}
     console.say(f"{len(blocks['train']):,} training sequences of {settings.length} tokens")

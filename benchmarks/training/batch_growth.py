@@ -7,7 +7,7 @@ Compared are 16 rows throughout, 128 throughout, and 16 that grow to at most 128
 noise scale. The rates are multiples of the usual one; the first seed's validation score chooses, and the other seeds
 train at the chosen rate. Printed are the mean and the standard deviation of the test score over the seeds, and the
 median seconds of the training, without validation, in all and until the validation score first reached the mean final
-one of the fixed small batch. Finished trainings are kept in the output's results.jsonl. Seconds on a busy machine mean
+one of the fixed batch of 128. Finished trainings are kept in the output's results.jsonl. Seconds on a busy machine mean
 nothing.
 """
 

@@ -176,7 +176,7 @@ def describe_device(options: argparse.Namespace) -> str:
 
 
 def print_table(results: list[Result], options: argparse.Namespace) -> None:
-    """Prints mean and spread of the test scores at the rate that the most seeds were trained at."""
+    """Prints mean and spread of the test scores at the first seed's best rate."""
     console, rows = Console(), []
     console.say(f"{describe_device(options)}, torch {torch.__version__}, {options.threads} threads")
     for name in options.names:

@@ -108,6 +108,7 @@ class Comparison:
         rows = []
         for name, steps in list_trainings(self.options):
             runs = [result for result in self.results.all if (result["optimizer"], result["steps"]) == (name, steps)]
+            runs = [result for result in runs if result["seed"] in self.options.seeds]
             first = [result for result in runs if result["seed"] == self.options.seeds[0]]
             best = min(first, key=lambda result: result["kl"])
             chosen = [result for result in runs if result["factor"] == best["factor"]]

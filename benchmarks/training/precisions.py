@@ -3,8 +3,8 @@
     python -m benchmarks.training.precisions --data examples/data/banking77 --seeds 0 1 2 --output runs/precisions
     python -m benchmarks.training.precisions --data my_texts/ --teacher T --precisions 32 bf16-mixed bf16-stochastic
 
-For each seed `pipelines.distill` trains the recipe's student in each precision from the same initial weights on the
-same batches; precisions alternate seed by seed. Printed per precision: accuracy in float32 on the whole test split,
+For each seed `pipelines.distill` trains the recipe's student in each precision from the same teacher on the same
+batches; precisions alternate seed by seed. Printed per precision: accuracy in float32 on the whole test split,
 mean seconds of the training stage, and the median speedup over the first precision, which is the baseline; run nothing
 else meanwhile. Printed too is what `--machine.precision auto` measures and chooses here: milliseconds per step, and the
 share of the rate that one large product reaches, which is the floor. Finished runs are skipped when the same command
@@ -20,6 +20,7 @@ from statistics import mean, median
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, copy_stages, find_only, find_only_checkpoint
 from benchmarks.common.spread import format_accuracy
+from benchmarks.students.frontier import fine_tune
 from benchmarks.students.two_teachers import measure_accuracy, run_distill
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import JsonObject, Manifest
@@ -37,15 +38,18 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/precisions")
     options, more = parser.parse_known_args()
-    options.more = [*(["--teacher", options.teacher] if options.teacher else []), *more]
+    options.more = more
     console, output = Console(), Path(options.output)
     check_settings(output, options, free=("seeds", "precisions"))
-    choice = measure_auto(options, output / "auto")
+    recipe = ["--config", options.config, "--data", options.data, *more]
+    given = ["--teacher", options.teacher] if options.teacher else []
+    teacher = fine_tune([*recipe, *given], output / "teacher")
+    choice = measure_auto(options, teacher, output / "auto")
     scores: dict[str, list[float]] = {name: [] for name in options.precisions}
     seconds: dict[str, list[float]] = {name: [] for name in options.precisions}
     for seed in options.seeds:
         for name in options.precisions:
-            run = train_student(options, name, seed)
+            run = train_student(options, teacher, name, seed)
             scores[name].append(measure_accuracy(options, find_only_checkpoint(run, "distill")))
             seconds[name].append(read_only_manifest(run, "distill")["wall_seconds"])
         console.say(f"seed {seed}: " + ", ".join(f"{name} {scores[name][-1]:.2%}" for name in scores))
@@ -60,20 +64,21 @@ def main() -> None:
     console.say(describe_setup())
 
 
-def train_student(options: argparse.Namespace, precision: str, seed: int) -> Path:
+def train_student(options: argparse.Namespace, teacher: Path, precision: str, seed: int) -> Path:
     """Returns the run of a student in a precision; it reuses the stages of the first precision's run."""
     folder = Path(options.output)
     first, output = folder / f"{options.precisions[0]}-{seed}", folder / f"{precision}-{seed}"
     if output != first:
         copy_stages([first], output, SHARED_STAGES)
-    arguments = ["--seed", str(seed), "--machine.precision", precision, "--until", "distill"]
+    arguments = ["--teacher", str(teacher), "--seed", str(seed), "--machine.precision", precision, "--until", "distill"]
     run_distill(options, output, *arguments, *options.more)
     return output
 
 
-def measure_auto(options: argparse.Namespace, output: Path) -> JsonObject:
+def measure_auto(options: argparse.Namespace, teacher: Path, output: Path) -> JsonObject:
     """Returns what each precision's steps took, and the precision that is chosen for it."""
-    run_distill(options, output, "--machine.precision", "auto", "--until", "teacher", *options.more)
+    arguments = ["--teacher", str(teacher), "--machine.precision", "auto", "--until", "teacher"]
+    run_distill(options, output, *arguments, *options.more)
     return read_only_manifest(output, "precision")["metrics"]
 
 

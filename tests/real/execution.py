@@ -27,7 +27,7 @@ def execute(line: str, folder: Path, limit: float, *, written: str | None = None
 
     Args:
         line: The command that runs.
-        place: Working directory.
+        folder: Working directory.
         limit: Seconds until the command is killed.
         written: The command as documented, if another one runs in its stead.
     """

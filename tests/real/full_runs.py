@@ -45,7 +45,7 @@ class FullRuns:
     """Runs each command once, unreduced, in one working directory, where a run finds what earlier runs left.
 
     Args:
-        place: The working directory; stages of an earlier run in it are skipped.
+        folder: The working directory; stages of an earlier run in it are skipped.
     """
 
     def __init__(self, folder: Path):

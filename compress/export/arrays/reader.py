@@ -19,6 +19,7 @@ import json
 import sys
 from functools import cached_property
 from pathlib import Path
+from string import punctuation
 
 import numpy as np
 
@@ -257,6 +258,8 @@ class WordIds(dict):
         self.tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        special = {letter for token in self.tokenizer.get_added_tokens_decoder().values() for letter in token.content}
+        self.marks = "".join({*punctuation} - special)
         whole, bare = self.tokenizer.encode("a").ids, self.split("a")
         first = whole.index(bare[0])
         self.before, self.after = (pack_ids(ids) for ids in (whole[:first], whole[first + len(bare) :]))
@@ -266,7 +269,11 @@ class WordIds(dict):
         return self.tokenizer.encode(word, add_special_tokens=False).ids
 
     def __missing__(self, word):
-        packed = pack_ids(self.split(word))
+        base = word.rstrip(self.marks)
+        if 1 < len(word) > len(base):  # a mark is a token of its own, so that `card?` is `card` and `?`
+            packed = b"".join(self[part] for part in ([base] if base else []) + list(word[len(base) :]))
+        else:
+            packed = pack_ids(self.split(word))
         if len(self) < WORDS:
             self[word] = packed
         return packed

@@ -11,6 +11,7 @@ TEXTS = (
     *("Where is my card?", "", " ", "  two  blanks ", "tab\tand\nline", "control\x1cbetween\x07words"),
     *("non\u00a0breaking", "Café CAFÉ cafe\u0301 \u0301alone", "ΣΊΣΥΦΟΣ ΣΑΣ", "日本語 と中文mixed"),
     *("[SEP] in[SEP]side [MASK] [mask]", "a" * 120 + " b", "e-mail@example.com, 3.14 & $5!?"),
+    *('[SEP]? ([PAD]), don\'t... "what?!" a.b. e\u0301. ΣΑΣ! ?', "!" * 1200, "x" * 101 + "! card? (card) #1; [x]."),
     *("\ufeffmark \u200bzero\u200dwidth", "emoji 👍🏽 ok", "İstanbul ǅ ß"),
 )
 
