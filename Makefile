@@ -19,6 +19,11 @@ export PYTHONDONTWRITEBYTECODE :=
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
+# The libraries that benchmarks compare with, which only the tests of benchmarks need.
+.venv/ready-bench: .venv/ready-dev
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[bench]'
+	touch $@
+
 demo: .venv/ready
 	$(BIN)/python -m pipelines.distill --config configs/demo.yaml --output runs/demo --wandb offline
 
@@ -29,7 +34,7 @@ quick: .venv/ready-dev
 test: .venv/ready-dev
 	$(BIN)/python -m pytest
 
-test-all: .venv/ready-dev
+test-all: .venv/ready-bench
 	$(BIN)/python -m pytest -m ''
 	$(MAKE) test-less
 

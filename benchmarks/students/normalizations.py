@@ -37,7 +37,7 @@ from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.write import write_targets
 from compress.measure.latency import Latency, measure_latency
 from distill.checkpoint.custom_models import load_model_folder, save_model_folder
-from distill.checkpoint.norm_kinds import NORM_KINDS
+from distill.checkpoint.norm_kinds import LAYERNORM, NORM_KINDS
 from distill.data.batches.batches import epoch_order
 from distill.student.build import build_student
 from distill.train.config import TrainConfig
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0, help="training texts; 0: all")
     parser.add_argument("--output", default="runs/normalizations")
     options = parser.parse_args()
+    options.kinds = list(dict.fromkeys([LAYERNORM, *options.kinds]))  # the first is what the others are compared with
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
     console, experiment = Console(), Experiment(options)

@@ -1,4 +1,4 @@
-"""The benchmark of students without attention, on a tiny teacher and few texts; without its peer, which is an extra."""
+"""The benchmark of students without attention, on a tiny teacher and few texts."""
 
 import json
 import sys
@@ -11,16 +11,27 @@ from support.run_inputs import write_data
 from support.tiny_models import build_model, saved
 
 
+@pytest.fixture
+def run_benchmark(tmp_path, tokenizer, monkeypatch):
+    """Returns a function that compares methods, and returns the lines of their results."""
+
+    def run(*methods: str) -> list[dict]:
+        teacher, output = saved(build_model("bert"), tokenizer, tmp_path / "teacher"), tmp_path / "o"
+        arguments = ["--teacher", str(teacher), "--data", str(write_data(tmp_path / "data")), "--output", str(output)]
+        tiny = ["--methods", *methods, "--epochs", "2", "--seeds", "2", "--rounds", "2", "--width", "16"]
+        monkeypatch.setattr(sys, "argv", ["attention_free_students", *arguments, *tiny])
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # which the benchmark sets
+        threads = torch.get_num_threads()
+        attention_free_students.main()
+        torch.set_num_threads(threads)
+        return [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+
+    return run
+
+
 @pytest.mark.slow
-def test_a_student_is_trained_at_each_rate_and_then_from_each_seed(tmp_path, tokenizer, capsys, monkeypatch):
-    teacher, output = saved(build_model("bert"), tokenizer, tmp_path / "teacher"), tmp_path / "o"
-    arguments = ["--teacher", str(teacher), "--data", str(write_data(tmp_path / "data")), "--output", str(output)]
-    tiny = ["--methods", "static", "cnn", "--epochs", "2", "--seeds", "2", "--rounds", "2", "--width", "16"]
-    monkeypatch.setattr(sys, "argv", ["attention_free_students", *arguments, *tiny])
-    threads = torch.get_num_threads()
-    attention_free_students.main()
-    torch.set_num_threads(threads)
-    lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+def test_a_student_is_trained_at_each_rate_and_then_from_each_seed(run_benchmark, capsys):
+    lines = run_benchmark("static", "cnn")
     for method in ("static", "cnn"):
         results = [line for line in lines if line["method"] == method]
         rates = len(attention_free_students.RATES)
@@ -29,3 +40,17 @@ def test_a_student_is_trained_at_each_rate_and_then_from_each_seed(tmp_path, tok
         assert results[rates]["rate"] == best["rate"]
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("teacher", "static", "cnn", "% of the teacher"))
+
+
+@pytest.mark.slow
+def test_the_peers_are_trained_and_timed_in_the_same_way(run_benchmark, capsys):
+    pytest.importorskip("skeletoken")  # of the extra `bench`
+    peers = (attention_free_students.PEER, attention_free_students.TRAINED_PEER)
+    lines = run_benchmark("static", *peers)
+    tried = (attention_free_students.PENALTIES, attention_free_students.PEER_RATES)
+    for peer, values in zip(peers, tried, strict=True):
+        results = [line for line in lines if line["method"] == peer]
+        assert sorted(line["rate"] for line in results[: len(values)]) == sorted(values)
+        assert all(0 <= line["test"] <= 1 and line["parameters"] > 0 for line in results)
+    printed = capsys.readouterr().out
+    assert all(peer in printed for peer in peers)

@@ -149,7 +149,7 @@ def test_a_fresh_process_computes_the_models_logits(exported, target, monkeypatc
     proof, _ = verify_export(target, exported.folders[target], TEXTS, None, LIMIT, expected)
     assert (proof.target, proof.texts, proof.same_class) == (target, len(TEXTS), 1.0)
     assert proof.mean_difference <= proof.max_difference < 1e-4
-    assert proof.load_ms > 1
+    assert proof.load_ms > 0
     assert proof.peak_bytes > 20e6, "Python alone takes more"
 
 

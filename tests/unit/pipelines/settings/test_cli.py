@@ -1,7 +1,6 @@
 """Tests command-line flags, YAML config files and help texts."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,8 @@ def parse(*arguments: str) -> DistillConfig:
 
 @pytest.mark.parametrize("module", ["distill", "evaluate", "export", "report"])
 def test_help_prints_examples_without_importing_torch(module: str):
-    start = time.perf_counter()
     done = subprocess.run(command(module, "--help"), capture_output=True, text=True, check=True)
     assert f"python -m pipelines.{module} --" in done.stdout
-    # generous: the target is 2 s on an idle machine; on a busy one, importing torch alone takes longer than this limit
-    assert time.perf_counter() - start < 10
     code = "import sys; sys.argv = ['x', '--help']\n"
     code += f"from pipelines import {module}\nfrom pipelines.runs import cli\n"
     code += f"try: cli.run({module}.main)\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
