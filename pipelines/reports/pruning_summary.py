@@ -39,7 +39,7 @@ def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
         "conditions": cast(TimingConditions, conditions),
         "teacher": {"tokens": _read_json(teacher.folder / "model/config.json")["vocab_size"]},
         "start": {
-            "tokens": start.metrics["words"],
+            "tokens": start.metrics["tokens"],
             "params": start.metrics["params"],
             "student": start.manifest["config"]["student"],
             "sizes": read_sizes(by_name["scores"]),

@@ -12,7 +12,7 @@ from distill.checkpoint.custom_models import register_custom_classes
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 
-TOKENS_FILE = "words.npy"  # ids of the teacher's tokens that the start stage retained
+TOKENS_FILE = "token_ids.npy"  # ids of the teacher's tokens that the start stage retained
 
 
 def load_student_tokenizer(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:

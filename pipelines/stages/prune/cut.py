@@ -44,5 +44,5 @@ def cut_stage(run: Run, inputs: ShapeInputs, shape: Artefact, name: str) -> Arte
         restrict_scores(scores, chosen, small, axes).save(folder / SCORES)
         return {"params": small.num_parameters()}
 
-    stages = {"begun": inputs.start, "scores": inputs.scores, "shape": shape}
+    stages = {"start": inputs.start, "scores": inputs.scores, "shape": shape}
     return run.stage(f"cut-{name}", {}, stages, work, version=VERSION, seeded=False)

@@ -137,7 +137,7 @@ def gradual_masking_stage(
         "masks": config.prune.masks,
     }
     stages = inputs.by_name() | {"shape": shape}
-    used = ("data", "cache", "start", "words", "shape", *(["costs"] if config.prune.masks == "learned" else []))
+    used = ("data", "cache", "start", "tokens", "shape", *(["costs"] if config.prune.masks == "learned" else []))
 
     def work(folder: Path) -> JsonObject:
         task, tokenizer = read_task(inputs.data), load_student_tokenizer(inputs.start.folder / MODEL)

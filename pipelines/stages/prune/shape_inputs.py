@@ -43,8 +43,8 @@ class ShapeInputs:
         return PrunedStart(name, self.start, shape, self.tokens, self.scores if config.prune.reconstruct else None)
 
     def by_name(self) -> dict[str, Artefact]:
-        """Returns the stages by their names in stage keys, which mustn't change: finished runs would be rebuilt."""
-        return {"words" if name == "tokens" else name: stage for name, stage in vars(self).items()}
+        """Returns the stages by their names in stage keys."""
+        return dict(vars(self))
 
 
 class LoadedInputs:

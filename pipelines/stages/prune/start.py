@@ -21,11 +21,11 @@ from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, load_student_tokenizer
 from pipelines.stages.train.distill import make_student
 
-VERSION = 1  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
-    """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
+    """Writes `model/`, the model to prune, and `token_ids.npy`, the ids of the teacher's tokens that are kept.
 
     If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorized.
     """
@@ -63,7 +63,7 @@ def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefa
             f"{f'embeddings of rank {rank}, ' if rank else ''}"
             f"{4 * (params - model.num_parameters()) / 1e6:.1f} MB of fp32 embeddings removed"
         )
-        return {"words": len(tokens), "params": model.num_parameters()}
+        return {"tokens": len(tokens), "params": model.num_parameters()}
 
     return run.stage("start", settings, inputs, work, version=VERSION)
 

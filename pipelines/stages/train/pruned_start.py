@@ -45,7 +45,7 @@ class PrunedStart:
 
     def inputs(self) -> dict[str, Artefact]:
         """Returns the stages that the student depends on; the names are part of stage keys of finished runs."""
-        stages = {"begun": self.source, "words": self.tokens, "shape": self.shape, "moments": self.moments}
+        stages = {"start": self.source, "tokens": self.tokens, "shape": self.shape, "moments": self.moments}
         return {name: stage for name, stage in stages.items() if stage is not None}
 
     @property

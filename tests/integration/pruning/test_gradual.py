@@ -490,7 +490,7 @@ def test_rounds_follow_the_cubic_schedule(stages_of_rounds):
 def test_importance_in_each_round_is_computed_on_the_trained_model(stages_of_rounds):
     for number, next_shape in ((1, "shape-2x-round2"), (2, "shape-2x")):
         scores = stages_of_rounds[f"scores-2x-round{number}"]
-        assert scores.manifest["inputs"]["begun"] == stages_of_rounds[f"distill-2x-round{number}"].digest
+        assert scores.manifest["inputs"]["start"] == stages_of_rounds[f"distill-2x-round{number}"].digest
         inputs_of_shape = stages_of_rounds[next_shape].manifest["inputs"]
         assert inputs_of_shape["scores"] == scores.digest
         assert inputs_of_shape["start"] == stages_of_rounds[f"distill-2x-round{number}"].digest

@@ -338,7 +338,7 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorizes_the_table(
     data = data_stage(run, config.data)
     start = pruning_start_stage(run, plan_of(config), data, teacher)
     model = load_model_folder(start.folder / "model")
-    token_ids = np.load(start.folder / "words.npy")
+    token_ids = np.load(start.folder / "token_ids.npy")
     assert table_of(model).weight.shape == (len(token_ids), RANK)
     assert model.config.vocab_size == len(token_ids) < len(VOCABULARY)
     pruned = prune_vocabulary(whole, tokenizer, token_ids)[0]

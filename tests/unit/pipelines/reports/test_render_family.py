@@ -89,7 +89,7 @@ def family_stages(folder):
     stages = [
         write_stage(folder, "data", {}, {}),
         write_stage(folder, "teacher", {}, {"trained": False}, model__config_json={"vocab_size": 30522}),
-        write_stage(folder, "start", start, {"words": 11024, "params": 15_255_629}),
+        write_stage(folder, "start", start, {"tokens": 11024, "params": 15_255_629}),
         write_stage(folder, "costs", {"budget": budget}, {"teacher_ms": 5.0, "error": 0.02}, costs_json=costs),
         write_stage(folder, "scores", {}, {}, about_json={}),
     ]
