@@ -99,7 +99,7 @@ class SparseTraining:
         for name, weight in self.weights.items():
             weight.masked_fill_(~self.masks[name], 0)
             average = optimizer.state.get(weight, {}).get(_AVERAGE)
-            if average is not None:  # taken of the weights before they were masked
+            if average is not None:  # computed before the weights were masked
                 average.masked_fill_(~self.masks[name], 0)
         if self._is_rewiring_step(self.step):
             self._replace_masks(self._rewire_masks(), optimizer)
@@ -279,7 +279,7 @@ def _check_masks(masks: Masks, weights: Mapping[str, Tensor]) -> None:
 
 def _zero_entries(value: Tensor, mask: Tensor) -> None:
     """Sets the entries of an optimizer's state where `mask` is true to 0, in place."""
-    if hasattr(value, "codes"):  # torchao's in few bits, which has no masked_fill_
+    if hasattr(value, "codes"):  # torchao's low-bit states don't implement masked_fill_
         value.copy_(value.dequantize().masked_fill(mask, 0))
     else:
         value.masked_fill_(mask, 0)

@@ -34,8 +34,7 @@ class RateControl:
 
         Source: ReduceLROnPlateau of torch.optim, with an absolute threshold of 0.
         """
-        is_first = self.best is None and not math.isnan(value)
-        if is_first or (self.best is not None and value > self.best):
+        if not math.isnan(value) and (self.best is None or value > self.best):
             self.best, self.waited = value, 0
         else:
             self.waited += 1

@@ -52,8 +52,9 @@ def parse(
             a value isn't allowed for its setting.
         SystemExit: A value has the wrong type (exit code 2), or the arguments contain `--help` (exit code 0).
     """
-    arguments, _ = split_arguments(argv, list_settings(config_class), short, prog)
-    from_files = read_files(config_class, argv, prog=prog, short=short)
+    fields = list_settings(config_class)
+    arguments, files = split_arguments(argv, fields, short, prog)
+    from_files = _merge_files(files, fields, short)
     build = build_parser.__wrapped__ if from_files else build_parser  # the help of one with files shows their values
     parser = build(cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items()))
     # Without defaults: the classes have them, and the parser would check each of hundreds.
@@ -72,6 +73,11 @@ def read_files(config_class: type, argv: Sequence[str], *, prog: str, short: Map
     """
     fields = list_settings(config_class)
     _, files = split_arguments(argv, fields, short, prog)
+    return _merge_files(files, fields, short)
+
+
+def _merge_files(files: Sequence[str], fields: Mapping[str, object], short: Mapping[str, str]) -> dict[str, object]:
+    """Returns the settings in YAML files; later files override earlier ones."""
     values: dict[str, object] = {}
     for file in files:
         values |= read_yaml(expand_home(f"--{CONFIG_OPTION}", file), fields, short)

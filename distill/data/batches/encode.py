@@ -166,7 +166,7 @@ def split_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
     if start is None:
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r}: expected the tokens {bare} of 'a' between special tokens, found "
-            f"{whole}: special tokens can't be told from those of a text"
+            f"{whole}: special tokens can't be distinguished from those of a text"
         )
     return whole[:start], whole[start + len(bare) :]
 

@@ -69,8 +69,8 @@ class MemoryPlan:
 def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Path, job: TrainingJob) -> None:
     """Applies the plan of the stage's folder to a training, or chooses, prints and stores one; every process calls it.
 
-    A training that has begun with a plan goes on with it, also without a budget: its checkpoints are of the plan's
-    optimizer. Otherwise nothing is done if neither a budget nor `auto` is set.
+    A training that started with a plan resumes with it, even without a budget, because its checkpoints hold the states
+    of that plan's optimizer. Otherwise nothing is done if neither a budget nor `auto` is set.
 
     Args:
         module, data: What is trained on what.

@@ -127,10 +127,8 @@ class Mirror:
                 try:
                     self.push()
                     pushed = marks
-                except (
-                    InputError,
-                    OSError,
-                ) as error:  # the run goes on; its last push raises it again
+                except (InputError, OSError) as error:
+                    # The run continues; the last push at its end raises the error again.
                     print_error(str(error))
 
     def _parse_index(self, content: bytes) -> tuple[str, dict[str, Entry]]:
