@@ -49,6 +49,11 @@ class PruneConfig:
         for name, smallest in (("rounds", 2), ("samples", 1), ("trial_steps", 0), ("embedding_rank", 0)):
             if getattr(self, name) < smallest:
                 raise CompressError(f"prune.{name}: expected at least {smallest}, found {getattr(self, name)}")
+        for name, schedule in (("rounds", "iterative"), ("masks", "gradual"), ("gradual_share", "gradual")):
+            if getattr(self, name) != getattr(type(self), name) and self.schedule != schedule:
+                raise CompressError(
+                    f"prune.{name}: expected prune.schedule {schedule} with it, found {self.schedule}, which ignores it"
+                )
         if self.reconstruct and self.schedule == "gradual":
             raise CompressError(
                 "prune.reconstruct: expected schedule oneshot or iterative, found gradual: units that stay learn to "

@@ -1,7 +1,10 @@
 """Invalid combinations of settings of a student, its pruning, quantization and export formats."""
 
+from dataclasses import fields
+
 from compress.export.common.targets import by_scheme, check_float, check_installed, parse_formats
 from compress.prune.budget import Budget
+from compress.prune.config import PruneConfig
 from distill.errors import InputError
 from distill.student.norms import check_family_kind
 from distill.student.spec import check_spec, parse_spec, read_norm
@@ -48,18 +51,21 @@ def check_formats(f: Facts) -> None:
     check_installed(formats)
 
 
-def check_ignored_budget(f: Facts) -> None:
-    """Checks that no setting of the budget is set that has no effect without a target speed."""
-    budget, plain = f.settings.budget, Budget()
-    if budget.requested:
+def check_ignored_pruning(f: Facts) -> None:
+    """Checks that no setting of the budget or of pruning is set that has no effect without a target speed."""
+    settings = f.settings
+    if settings.budget.requested:
         return
-    allowed = ("min_score",) if f.settings.quantize.scheme else ()
-    for name in ("max_bytes", "uniform", "min_score"):
-        if getattr(budget, name) != getattr(plain, name) and name not in allowed:
-            raise InputError(
-                f"budget.{name}: expected a speedup, latency_ms or texts_per_second with it, found "
-                f"{getattr(budget, name)} alone: nothing is pruned without one"
-            )
+    allowed = ("min_score",) if settings.quantize.scheme else ()
+    groups = (("budget", settings.budget.resolve(), Budget().resolve()), ("prune", settings.prune, PruneConfig()))
+    for group, given, plain in groups:
+        for each in fields(given):
+            found = getattr(given, each.name)
+            if found != getattr(plain, each.name) and each.name not in allowed:
+                raise InputError(
+                    f"{group}.{each.name}: expected a speedup, latency_ms or texts_per_second with it, found "
+                    f"{found} alone: nothing is pruned without one"
+                )
 
 
 STUDENT_RULES: tuple[Rule | Check, ...] = (
@@ -69,7 +75,7 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
         "budget: expected none with student.trained, found a target speed: a trained student is quantized as it is; "
         "pipelines.prune and pipelines.distill prune and quantize",
     ),
-    Check(check_ignored_budget),
+    Check(check_ignored_pruning),
     Check(check_attention_free_student),
     Check(check_attention_free_beside),
     Check(check_nested),

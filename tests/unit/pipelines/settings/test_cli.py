@@ -165,6 +165,19 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
             "budget.min_score: expected a speedup, latency_ms or texts_per_second with it",
         ),
         (
+            (*NEEDED, "--budget.threads", "2"),
+            "budget.threads: expected a speedup, latency_ms or",
+        ),
+        (
+            (*NEEDED, "--prune.samples", "9"),
+            "prune.samples: expected a speedup, latency_ms or",
+        ),
+        ((*NEEDED, "--prune.rounds", "2"), "prune.rounds: expected prune.schedule iterative with it, found oneshot"),
+        (
+            (*NEEDED, "--prune.schedule", "iterative", "--prune.masks", "learned"),
+            "prune.masks: expected prune.schedule gradual with it, found iterative",
+        ),
+        (
             (*NEEDED, "--student", "teacher", "--student.trained", "--quantize", "int8", "--speedup", "4"),
             "budget: expected none with student.trained",
         ),
