@@ -24,7 +24,9 @@ class Classifier:
         self.interpreter = load_file(folder / "model.tflite", lambda file: Interpreter(file, num_threads=1))
         # Shapes are fixed: there is a signature per length, such as tokens_16, and all share their weights.
         self.signatures = {int(name.split("_")[1]): name for name in self.interpreter.get_signature_list()}
-        self.tokenizer.enable_truncation(min(self.tokenizer.truncation["max_length"], max(self.signatures)))
+        truncation = self.tokenizer.truncation
+        longest = min(truncation["max_length"], max(self.signatures))
+        self.tokenizer.enable_truncation(longest, direction=truncation["direction"])
 
     def __call__(self, text: str) -> tuple[str, float]:
         """Returns the text's (label, probability)."""

@@ -63,7 +63,8 @@ class OnnxModel:
         self.session = onnxruntime.InferenceSession(folder / "model.onnx", settings, ["CPUExecutionProvider"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_length)
+        side = (self.tokenizer.truncation or {}).get("direction", "right")
+        self.tokenizer.enable_truncation(max_length, direction=side)
         self.names = [each.name for each in self.session.get_inputs()]
 
     def encode(self, text: Any) -> Inputs:

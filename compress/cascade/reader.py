@@ -118,7 +118,8 @@ class Cascade:
             if content not in loaded:
                 loaded[content] = Tokenizer.from_str(content)
                 loaded[content].no_padding()
-                loaded[content].enable_truncation(self.config["max_length"])
+                side = (loaded[content].truncation or {}).get("direction", "right")
+                loaded[content].enable_truncation(self.config["max_length"], direction=side)
         return [loaded[content] for content in contents]
 
 

@@ -165,7 +165,8 @@ def run_batches(model: Any, folder: Path, samples: dict[str, Any]) -> tuple[np.n
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_truncation(samples["max_length"])
+    side = (tokenizer.truncation or {}).get("direction", "right")
+    tokenizer.enable_truncation(samples["max_length"], direction=side)
     tokenizer.enable_padding(pad_id=pad_id(folder))
     rows = list(zip(samples["texts"], samples["pairs"], strict=True)) if samples["pairs"] else samples["texts"]
     is_words = not isinstance(samples["texts"][0], str)

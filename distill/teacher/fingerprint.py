@@ -20,7 +20,7 @@ from distill.parallel.load import match_weights, parameters_on_meta
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a hash of everything that turns text into ids, except padding and truncation, which the caller sets.
+    """Returns a hash of everything that turns text into ids, except padding and the maximum length, which callers set.
 
     Raises:
         InputError: The tokenizer is a slow one, whose rules are Python code.
@@ -28,6 +28,8 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     check_fast(tokenizer, "tokenizer", "its rules can't be compared with another tokenizer's")
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     rules["padding"] = rules["truncation"] = None
+    if tokenizer.truncation_side != "right":
+        rules["truncation"] = {"direction": tokenizer.truncation_side}
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 

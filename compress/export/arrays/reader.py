@@ -60,11 +60,20 @@ class Reader:
 
     @cached_property
     def words(self):
-        """The ids of words; None if the tokenizer doesn't split at blanks, or tokens aren't pooled one by one."""
+        """The ids of words.
+
+        None if the tokenizer doesn't split at blanks or removes the beginning of long texts, or if tokens aren't pooled
+        one by one.
+        """
         stored = json.loads((self.folder / "tokenizer.json").read_text("utf-8"))
         kinds = [(stored.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
-        return WordIds(self.tokenizer) if by_word and self.pools_tokens else None
+        return WordIds(self.tokenizer) if by_word and self.side == "right" and self.pools_tokens else None
+
+    @cached_property
+    def side(self):
+        """The side at which long texts are truncated."""
+        return (self.tokenizer.truncation or {}).get("direction", "right")
 
     @cached_property
     def pools_tokens(self):
@@ -92,7 +101,7 @@ class Reader:
 
     def run(self, texts, max_length):
         """Yields the encodings, if they were needed, and the logits of some texts at a time."""
-        self.tokenizer.enable_truncation(max_length)
+        self.tokenizer.enable_truncation(max_length, direction=self.side)
         size = ROWS if self.words is None else UNPADDED_ROWS
         for start in range(0, len(texts), size):
             some = texts[start : start + size]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compress.export.arrays.reader import Reader
 from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
 from support.commands import refusal_of, run_to_success, small_run
@@ -190,3 +191,17 @@ def test_a_student_without_attention_is_trained_for_regression_on_pairs(spec, bo
     for runtime in ("numpy", "onnxruntime"):
         assert scores["student", runtime] == pytest.approx(scores["student", "pytorch"], abs=1e-6)
     assert load_model_folder(tmp_path / "run" / "student").config.pair
+
+
+@pytest.mark.slow
+def test_exports_truncate_texts_at_the_side_of_the_teachers_tokenizer(inputs, tmp_path):
+    teacher = Path(shutil.copytree(inputs[0], tmp_path / "teacher"))
+    settings = json.loads((teacher / "tokenizer_config.json").read_text())
+    (teacher / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
+    arguments = small_run(teacher, inputs[1], tmp_path / "run", "--student", "static", "--data.max_length", "8")
+    run_to_success("distill", [*arguments, "--export", "onnxruntime,numpy"])
+    reader = Reader(tmp_path / "run" / "student" / "numpy")
+    beginning, end = " ".join(FILLERS[:8]), " ".join(FILLERS[8:14])
+    (_, whole), (_, alone), (_, other) = reader.classify([f"{beginning} {end}", end, beginning], max_length=8)
+    np.testing.assert_array_equal(whole, alone)
+    assert not np.allclose(whole, other)

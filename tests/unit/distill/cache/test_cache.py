@@ -262,7 +262,8 @@ def test_different_tokenizers_have_different_fingerprints(tokenizer):
     words = {word: i for i, word in enumerate(VOCABULARY)}
     swapped = words | {VOCABULARY[70]: 71, VOCABULARY[71]: 70}
     others = [BertTokenizerFast(vocab=words, do_lower_case=False), BertTokenizerFast(vocab=swapped)]
-    assert len({tokenizer_fingerprint(one) for one in (tokenizer, *others)}) == 3
+    keeps_the_end = BertTokenizerFast(vocab=words, truncation_side="left")
+    assert len({tokenizer_fingerprint(one) for one in (tokenizer, *others, keeps_the_end)}) == 4
 
 
 def test_one_weight_bit_changes_the_fingerprint_but_dropout_does_not(tiny_model):
