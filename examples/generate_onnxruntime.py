@@ -20,7 +20,8 @@ class Generator:
     """A decoder with a key-value cache in an exported folder."""
 
     def __init__(self, folder: Path, threads: int = 1):
-        read_config(folder, "generation_config.json", "tokenizer.json", "model.onnx")
+        config = read_config(folder, "generation_config.json", "tokenizer.json", "model.onnx")
+        self.positions = config.get("max_position_embeddings") or config.get("n_positions")
         settings = load_file(folder / "generation_config.json", lambda file: json.loads(Path(file).read_text("utf-8")))
         ends = settings.get("eos_token_id")
         self.ends = ends if isinstance(ends, list) else [ends]
@@ -43,6 +44,13 @@ class Generator:
         """Yields the next tokens: the most likely ones, or sampled ones at a temperature above 0."""
         random = np.random.default_rng(seed)
         ids, seen = self.tokenizer.encode(prompt).ids, 0
+        if not ids:
+            exit_with_error("prompt: expected at least one token, found none: there is nothing to continue")
+        if self.positions and len(ids) + tokens > self.positions:
+            exit_with_error(
+                f"--tokens: expected at most {self.positions - len(ids)} after this prompt, found {tokens}: the model "
+                f"has {self.positions} positions"
+            )
         past = {name: np.zeros((1, heads, 0, width), np.float32) for name, (_, heads, _, width) in self.cache.items()}
         for _ in range(tokens):
             positions = np.arange(seen, seen + len(ids), dtype=np.int64)[None]

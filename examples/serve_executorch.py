@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from exported_folder import check_arguments, load_file, load_tokenizer, read_cleaning, read_config, read_labels
 
+MAX_BATCH = 32  # texts that the program accepts at a time
+
 
 class Classifier:
     """A text classifier in an exported folder."""
@@ -36,7 +38,9 @@ class Classifier:
         rows = self.tokenizer.encode_batch([self.clean(text) for text in texts])
         fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         inputs = [torch.tensor([getattr(row, fields[name]) for row in rows]) for name in self.names]
-        logits = self.method.execute(inputs)[0].numpy()
+        parts = zip(*(tensor.split(MAX_BATCH) for tensor in inputs), strict=True)
+        # A copy, because the next call reuses the memory.
+        logits = np.concatenate([self.method.execute(list(part))[0].numpy().copy() for part in parts])
         probabilities = np.exp(logits - logits.max(-1, keepdims=True))
         probabilities /= probabilities.sum(-1, keepdims=True)
         return [(self.labels[i], float(row[i])) for i, row in zip(probabilities.argmax(-1), probabilities, strict=True)]

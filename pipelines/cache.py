@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from distill.errors import InputError
-from distill.parallel.layout import parse_layout
+from distill.parallel.layout import Layout, parse_layout
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.launch import launch_processes
@@ -98,11 +98,13 @@ def write(argv: Sequence[str]) -> None:
             launch_processes("pipelines.cache", ["write", *argv], config.devices)
         return
     world, console = join_world(config.timeout), Console()
-    layout = check_layout(config, opened.checkpoint, world.size)
+    layout = check_layout(config, opened.checkpoint, config.devices if starts else world.size)
     from pipelines.stages.prepare.data import print_reading_remarks
 
     set_threads(config.threads)
     mesh = None
+    if starts:
+        layout = Layout()  # a dry run measures on one process
     if layout.sharded:
         from distill.parallel.mesh import build_mesh
         from pipelines.runs.placement import detect_device_type

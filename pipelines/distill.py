@@ -18,7 +18,8 @@ from pipelines.runs.processes import (
 from pipelines.runs.ray_engine import Workers, launch_on_ray
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
-_PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
+# May differ between machines; the contents may not.
+_PATHS = ("data.path", "data.unlabelled", "teacher.model", "general.data")
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
@@ -89,9 +90,8 @@ def run_locally(command: str, argv: Sequence[str], settings: DistillConfig, file
         return
     world = join_world(settings.machine.timeout, 0 if settings.dry_run else settings.teacher.processes, files)
     shared = reported_settings(settings) | {"until": settings.until}
-    world.everyone.check_agreement(
-        {name: value for name, value in flatten_settings(shared).items() if name not in _PATHS}
-    )
+    compared = flatten_settings(shared) | {"student.spec": plan.student_key}
+    world.everyone.check_agreement({name: value for name, value in compared.items() if name not in _PATHS})
     with explain_failures(world.everyone):
         if world.is_teacher:
             serve_teacher(world, plan)

@@ -15,7 +15,7 @@ from distill.errors import InputError
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.output import check_path
-from pipelines.settings.places import open_local
+from pipelines.settings.places import check_local, open_local
 
 RESULT = "harness.json"
 EXAMPLES = """\
@@ -52,6 +52,7 @@ class HarnessConfig:
         for name in ("model", "tasks", "output"):
             if not getattr(self, name):
                 raise InputError(f"--{name}: missing; see --help for examples")
+        check_local("output", self.output)
         for name, least in (("limit", 0), ("fewshot", -1), ("batch_size", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"--{name}: expected at least {least}, found {getattr(self, name)}")
@@ -105,12 +106,13 @@ def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, d
 
     from distill.checkpoint.custom_models import load_model_folder
     from distill.tasks.language import CausalLM
+    from pipelines.runs.strategies.by_layout import choose_device
     from pipelines.settings.tokenizers import load_checked_tokenizer
 
     CausalLM.check(checkpoint.config, checkpoint.name)
     CausalLM(()).check_weights(checkpoint.folder, checkpoint.role)
     manager = TaskManager(include_path=config.include or None)
-    names = config.tasks.split(",")
+    names = [name.strip() for name in config.tasks.split(",") if name.strip()]
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
         raise InputError(
@@ -124,6 +126,7 @@ def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, d
             "starts every text with it"
         )
     model = load_model_folder(checkpoint.folder)
+    model.to(choose_device("auto"))  # type: ignore[arg-type]  # lm-eval leaves it where it is
     adapter = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
     try:
         result: Any = simple_evaluate(

@@ -48,13 +48,15 @@ def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) ->
     flags, stored = flag_names(arguments), cli.read_files(DistillConfig, argv, prog="pipelines.prune", short=short)
     if "--teacher.model" in flags or "teacher.model" in stored:
         return arguments
-    if "--student.spec" not in flags and "student.spec" in stored:
-        return [*arguments, "--teacher.model", str(stored["student.spec"]), "--student.spec", "teacher"]
-    renamed = {"--student.spec": "--teacher.model"}
-    return [
-        "".join((renamed.get(name, name), equals, value))
-        for name, equals, value in (argument.partition("=") for argument in arguments)
-    ]
+    if "--student.spec" in flags:
+        renamed = {"--student.spec": "--teacher.model"}
+        parts = (argument.partition("=") for argument in arguments)
+        arguments = ["".join((renamed.get(name, name), equals, value)) for name, equals, value in parts]
+    elif "student.spec" in stored:
+        arguments = [*arguments, "--teacher.model", str(stored["student.spec"])]
+    else:
+        return arguments
+    return [*arguments, "--student.spec", "teacher"]
 
 
 def flag_names(arguments: Sequence[str]) -> set[str]:

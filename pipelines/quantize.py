@@ -43,14 +43,14 @@ def with_defaults(argv: Sequence[str]) -> list[str]:
     """
     arguments = with_teacher(argv, QUANTIZE_SHORT)
     flags = flag_names(arguments)
-    if "--student.trained" in flags:
-        raise InputError(
-            "--student.trained: pipelines.quantize sets it itself, because its model is trained; leave the flag out"
-        )
     stored = cli.read_files(DistillConfig, argv, prog="pipelines.quantize", short=QUANTIZE_SHORT)
-    given = flags | {f"--{name}" for name in stored}
-    scheme = [] if "--quantize.scheme" in given else ["--quantize.scheme", "int8"]
-    model = [] if "--student.spec" in given else ["--student.spec", "teacher"]
+    names = flags | {f"--{name}" for name in stored}
+    if "--student.trained" in names:
+        raise InputError(
+            "--student.trained: pipelines.quantize sets it itself, because its model is trained; leave it out"
+        )
+    scheme = [] if "--quantize.scheme" in names else ["--quantize.scheme", "int8"]
+    model = [] if "--student.spec" in names else ["--student.spec", "teacher"]
     return [*arguments, *scheme, *model, "--student.trained", "true"]
 
 

@@ -126,7 +126,7 @@ def format_file(report: Report, proof: JsonObject) -> tuple[str, ...]:
     return (
         proof["target"],
         f"{proof['layers']:.0e}",
-        f"{proof['same_class']:.2%}",
+        f"{proof['agreement']:.2%}",
         f"{proof['score']:.2%}",
         f"{proof['trained_score']:.2%}",
         f"{proof['bytes'] / 1e6:.1f}",

@@ -24,7 +24,8 @@ from compress.measure.memory import read_peak_memory
 from compress.subprocesses import end_with_parent, signal_name
 from distill.checkpoint.readers import CHECKPOINT_READERS
 
-SAME = 0.995  # share of predictions that must agree if activations are rounded: a last-bit difference may flip one
+# Share of predictions that must agree if activations are rounded: a difference of the last bit may flip one.
+MIN_AGREEMENT = 0.995
 BATCH = 16
 NONE = np.zeros(0, np.int64)
 
@@ -35,18 +36,18 @@ class Parity:
 
     Args:
         target: Name of the target.
-        texts: Number of compared predictions: one per text, or one per token for token-level models.
+        rows: Number of compared rows of logits: one per text, or one per token for token-level models.
         max_difference, mean_difference: Of logits, absolute.
-        same_class: Share of predictions that agree; for a classifier, those of the same class.
+        agreement: Share of predictions that agree; for a classifier, those of the same class.
         load_ms: Time until the model can be called, including the start of the runtime.
         peak_bytes: Peak memory of the process that loaded and ran it, Python included.
     """
 
     target: str
-    texts: int
+    rows: int
     max_difference: float
     mean_difference: float
-    same_class: float
+    agreement: float
     load_ms: float = 0.0
     peak_bytes: int = 0
 
@@ -80,7 +81,7 @@ def verify_export(
     Raises:
         VerificationError: The fresh process was ended by a signal, for example for lack of memory.
         ExportError: The fresh process fails; the logits differ by more than rounding of float32; or, with `rounds`,
-            more than 1 - SAME of the predictions differ.
+            more than 1 - MIN_AGREEMENT of the predictions differ.
     """
     with tempfile.TemporaryDirectory() as scratch:
         samples, out = Path(scratch) / "samples.json", Path(scratch) / "answers.npz"
@@ -99,9 +100,9 @@ def verify_export(
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this module itself
         if done.returncode < 0:
             raise VerificationError(
-                f"{target}: the process that verifies {folder} was ended by {signal_name(-done.returncode)} "
-                "before it had compared anything, so that nothing is known of the file; run the same command again, "
-                "with more memory if it was short"
+                f"{target}: the process that verifies {folder} was killed by {signal_name(-done.returncode)} before "
+                "it had compared anything, so the file is unverified; run the same command again, with more memory if "
+                "it ran out"
             )
         if done.returncode:
             raise ExportError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
@@ -124,8 +125,8 @@ def compare_logits(
     if found.shape != expected.shape:
         raise ExportError(f"{target}: expected logits {expected.shape}, found {found.shape}")
     difference = np.abs(found.astype(np.float64) - expected)
-    alike = float(predictions_agree(kind, found, expected, lengths).mean())
-    return Parity(target, len(expected), float(difference.max()), float(difference.mean()), alike)
+    agreement = float(predictions_agree(kind, found, expected, lengths).mean())
+    return Parity(target, len(expected), float(difference.max()), float(difference.mean()), agreement)
 
 
 def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
@@ -135,10 +136,10 @@ def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
         ExportError: The difference is larger.
     """
     tolerance = find_target(parity.target).kind.tolerance
-    if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
+    if rounds and not (parity.agreement >= MIN_AGREEMENT and np.isfinite(parity.max_difference)):
         raise ExportError(
-            f"{parity.target}: {folder} predicts other classes than the trained model: the same for "
-            f"{parity.same_class:.2%} of {parity.texts} texts, expected at least {SAME:.1%}"
+            f"{parity.target}: {folder} predicts differently from the trained model: expected at least "
+            f"{MIN_AGREEMENT:.1%} of its predictions to agree, found {parity.agreement:.2%}"
         )
     if not rounds and not parity.max_difference <= tolerance:  # also catches NaN
         raise ExportError(

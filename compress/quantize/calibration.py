@@ -64,7 +64,9 @@ def calibrate(
             f"layer {missing[0]!r}: expected calibration batches that reach it, found none: its input range is unknown"
         )
     grids = {
-        name: InputGrid(*_check_finite_range(name, statistics.compute_range(method)), learned=learned)
+        name: InputGrid(*_check_finite_range(name, statistics.compute_range(method)), learned=learned).to(
+            layers[name].weight.device
+        )
         for name, statistics in observer.statistics.items()
     }
     for name, layer in layers.items():

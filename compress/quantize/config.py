@@ -8,6 +8,7 @@ from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_sch
 
 ReduceRange = bool | Literal["auto"]
 Processor = Literal["here", "avx2", "avx512", "vnni", "arm"]
+UNUSED_BY_PTQ = ("epochs", "learning_rate", "learned_scales")
 AUTO_MIN_SCORE = 0.99  # share of the float score that --quantize auto preserves
 
 
@@ -57,6 +58,12 @@ class QuantizeConfig:
     float_layers: str = ""
 
     def __post_init__(self) -> None:
+        for name in UNUSED_BY_PTQ if self.method == "ptq" else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise CompressError(
+                    f"quantize.{name} {getattr(self, name)}: expected method qat with it, found ptq, which only "
+                    "calibrates"
+                )
         if self.scheme and self.scheme != "auto":
             self._check_scheme()
         if self.processor != "here" and self.reduce_range != "auto":
@@ -90,8 +97,6 @@ class QuantizeConfig:
                         f"quantize.{name}: expected a scheme with integer products, found {self.scheme}: it has no "
                         f"products that can saturate; leave quantize.{name} out"
                     )
-        if self.learned_scales and self.method == "ptq":
-            raise CompressError("quantize.learned_scales: expected method qat, found ptq: ptq trains no scales")
 
     @property
     def float_patterns(self) -> tuple[str, ...]:

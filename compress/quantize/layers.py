@@ -109,7 +109,7 @@ class QuantizedLinear(nn.Linear):
         The factor starts at 1, so that an Adam step moves each scale by the same small fraction, whatever its size.
         """
         self.scales = self.compute_weight_scales()
-        self.stretch = nn.Parameter(torch.ones(self.scales.numel()))  # 1-D, so that weight decay skips it
+        self.stretch = nn.Parameter(torch.ones_like(self.scales).flatten())  # 1-D, so that weight decay skips it
 
     def compute_weight_scales(self) -> Tensor:
         """Returns scales [outputs, groups]: the stored ones, or those of the current weights."""

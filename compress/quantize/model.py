@@ -1,5 +1,6 @@
 """Quantization of a model by its settings, with the steps in the order in which they depend on one another."""
 
+import fnmatch
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -34,7 +35,8 @@ def quantize_model(
         Names of the quantized layers.
 
     Raises:
-        CompressError: The model can't be quantized, or there are too few texts to calibrate on.
+        CompressError: The model can't be quantized, a pattern of `float_layers` matches no layer, or there are too few
+            texts to calibrate on.
     """
     texts = sum(len(batch["input_ids"]) for batch in batches)
     if texts < 2:
@@ -42,6 +44,7 @@ def quantize_model(
             f"quantize: expected at least 2 texts to calibrate on, found {texts}: input ranges would fit that text only"
         )
     check_unquantized(model)
+    check_float_patterns(model, config.float_patterns)
     scheme = resolve_scheme(config.scheme)
     reduce_range = config.reduce_range is True
     scheme = reduce_weight_range(scheme) if reduce_range else scheme
@@ -56,6 +59,21 @@ def quantize_model(
     names = prepare_quantized(model, scheme, keep=keep, reduce_range=reduce_range)
     calibrate(model, batches, config.ranges, learned=config.learned_scales, seed=seed)
     return names
+
+
+def check_float_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Checks that every pattern of layers that stay in float matches one.
+
+    Raises:
+        CompressError: A pattern matches none.
+    """
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)]
+    unmatched = next((pattern for pattern in patterns if not fnmatch.filter(names, pattern)), None)
+    if unmatched is not None:
+        raise CompressError(
+            f"quantize.float_layers: expected patterns that match a layer, such as {names[-1]}, found {unmatched!r}: "
+            "nothing would stay in float"
+        )
 
 
 @torch.enable_grad()

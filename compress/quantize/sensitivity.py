@@ -56,11 +56,11 @@ def widen_most_sensitive(
     model: nn.Module,
     ranked: Sequence[Sensitivity],
     measure_score: Callable[[], float],
-    min_score: float,
+    target_score: float,
     *,
     reduce_range: bool = False,
 ) -> tuple[list[str], float]:
-    """Gives more bits to the fewest of the most sensitive groups that reach a score of `min_score`, in place.
+    """Gives more bits to the fewest of the most sensitive groups that reach `target_score`, in place.
 
     These layers then have 8 bits instead of 4, or stay in float.
 
@@ -68,7 +68,7 @@ def widen_most_sensitive(
         model: Prepared and calibrated.
         ranked: Result of `measure_sensitivities`.
         measure_score: Returns the score of the model as it currently is; higher is better.
-        min_score: Score to reach.
+        target_score: Score to reach: the share `quantize.min_score` of the float model's.
         reduce_range: Whether the wider schemes' weights are limited by `reduce_weight_range`.
 
     Returns:
@@ -83,12 +83,12 @@ def widen_most_sensitive(
         middle = (low + high) // 2
         with _widen_inside(layers, [name for group in ranked[:middle] for name in group.layers], reduce_range):
             scores[middle] = measure_score()
-        low, high = (low, middle) if scores[middle] >= min_score else (middle + 1, high)
+        low, high = (low, middle) if scores[middle] >= target_score else (middle + 1, high)
     if low == len(ranked):
         raise CompressError(
-            f"quantize.min_score: expected a score of {min_score:.4f}, found {max(scores.values()):.4f} at best, even "
-            f"with more bits in all but one of {len(ranked)} groups of layers: choose a scheme with more bits or a "
-            "lower min_score"
+            f"quantize.min_score: expected a validation score of {target_score:.4f} (min_score times the float "
+            f"model's), found {max(scores.values()):.4f} at best, even with more bits in all but one of {len(ranked)} "
+            "groups of layers: choose a scheme with more bits or a lower min_score"
         )
     names = [name for group in ranked[:low] for name in group.layers]
     for name in names:

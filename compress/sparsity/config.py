@@ -1,6 +1,6 @@
 """Sparsity settings of a run: the pattern, and the part of training in which zeros are introduced."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from compress.errors import CompressError
@@ -35,11 +35,12 @@ class SparsityConfig:
     end: float = 0.6
 
     def __post_init__(self) -> None:
-        if not self.pattern and self.amount:
-            raise CompressError(
-                f"sparsity.amount {self.amount:g}: expected a pattern as well, such as --sparsity.pattern "
-                "unstructured, found none: no weight would become zero"
-            )
+        for each in fields(self):
+            if not self.pattern and getattr(self, each.name) != each.default:
+                raise CompressError(
+                    f"sparsity.{each.name} {getattr(self, each.name)}: expected a pattern as well, such as "
+                    "--sparsity.pattern unstructured, found none: no weight would become zero"
+                )
         if not 0 <= self.begin < self.end <= 1:
             raise CompressError(
                 f"sparsity.begin, sparsity.end: expected shares of the steps, the first below the second, found "

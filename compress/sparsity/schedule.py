@@ -106,7 +106,7 @@ class SparsitySchedule:
         self._expect(
             "rewire", self.scope != "row", "0 with scope row: regrown weights would change the number in a row"
         )
-        self._expect("rewire", self.start == 0, "0 with rewire: rewiring keeps the number of weights constant")
+        self._expect("start", self.start == 0, "0 with rewire: rewiring keeps the number of nonzero weights constant")
         self._expect(
             "end", self.end > self.begin, "a step after begin with rewire: the swapped share falls to 0 at end"
         )

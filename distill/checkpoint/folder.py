@@ -9,7 +9,8 @@ from distill.checkpoint.headers import read_headers
 from distill.errors import InputError
 
 PACKAGE = "package:"
-DOWNLOADED = ["*.safetensors", "*.json", "*.txt", "*.model"]
+# `modeling_*.py` is compared with our own code and never run (distill.checkpoint.custom_models).
+DOWNLOADED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "modeling_*.py"]
 
 
 def locate_checkpoint(model: str, role: str = "teacher") -> Path:

@@ -54,10 +54,6 @@ class TextClassification(Task):
         """Returns one row of token ids for each text or pair of texts."""
         return encode_samples(tokenizer, part, max_length)
 
-    def score(self, logits: Tensor, labels: Tensor) -> float:
-        """Returns the share of rows whose largest logit is the label's; logits [rows, classes], labels [rows]."""
-        return (logits.argmax(-1) == labels).double().mean().item()
-
     def scorer(self, rows: Encoded | None = None) -> Scorer:
         """Returns the scorer of classes."""
         return ClassScorer(rows)
@@ -109,6 +105,7 @@ def check_classifier(config: PretrainedConfig, path: str) -> None:
 class MultiLabel(TextClassification):
     """Multi-label classification: any number of classes per text."""
 
+    name: ClassVar[str] = "multi-label"
     metric_name: ClassVar[str] = "micro F1"
     problem: ClassVar[Problem | None] = "multi_label_classification"
     output_rows: ClassVar[OutputRows] = LabelRows()
@@ -153,7 +150,7 @@ class LabelScorer(InsideF1):
         return {
             "micro F1": self.f1(),
             "macro F1": float((2 * correct / np.maximum(1, predicted + true)).mean()),
-            "all right": float((self.predictions == self.labels).all(1).mean()),
+            "exact match": float((self.predictions == self.labels).all(1).mean()),
         }
 
     def decisions(self) -> np.ndarray:
@@ -165,6 +162,7 @@ class LabelScorer(InsideF1):
 class Regression(TextClassification):
     """Regression: a number for a text or a pair of texts."""
 
+    name: ClassVar[str] = "regression"
     metric_name: ClassVar[str] = "Spearman"
     problem: ClassVar[Problem | None] = "regression"
 

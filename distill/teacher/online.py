@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.checkpoint.custom_models.modeling_token_vectors import TokenVectorsSentenceModel
 from distill.checkpoint.outputs import find_logits, read_logits
 from distill.errors import InputError
 from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
@@ -96,7 +97,7 @@ class OnlineTeacher:
         if "hidden" in self.outputs:
             signals["hidden"] = output.hidden_states
         if "embedding" in self.outputs:
-            is_vector = isinstance(self.model, PooledModel)
+            is_vector = isinstance(self.model, PooledModel | TokenVectorsSentenceModel)
             signals["embedding"] = (
                 read_logits(output) if is_vector else _average_tokens(output.hidden_states[-1], batch)
             )

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
 
 from transformers import PretrainedConfig
@@ -30,6 +32,7 @@ from pipelines.settings.commands.plan import CPU, PlannerConfig
 from pipelines.settings.defaults import fill_defaults, fill_task_defaults
 from pipelines.settings.this_machine import count_cores
 from pipelines.stages.dry_run import count_training_rows
+from pipelines.stages.prepare.data import read_task_splits
 
 Precision: TypeAlias = Literal["32", "bf16-mixed"]
 MOST_WORKERS = 8  # processes that trace; each holds some hundred MB
@@ -144,8 +147,9 @@ def count_data(config: PlannerConfig, settings: DistillConfig, task: type[Task])
     """Returns the number of training rows, and of labels (0: those of the teacher's head)."""
     if not config.data.path:
         return config.rows, config.labels
-    splits = task.read(settings.data, settings.seed)
-    return config.rows or count_training_rows(settings, task, splits), config.labels or len(splits.labels)
+    with TemporaryDirectory(prefix="stillroom-") as scratch:
+        splits = read_task_splits(task.name, settings.data, settings.seed, Path(scratch))
+        return config.rows or count_training_rows(settings, task, splits), config.labels or len(splits.labels)
 
 
 def fit_settings(

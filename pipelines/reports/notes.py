@@ -56,7 +56,7 @@ def _write_test_notes(report: Report, entry: ModelEntry) -> list[str]:
     metric, count = report["metric"], report["data"]["test"]
     rows, score = format_quantity(count, WORDING[report["task"]].rows), format_score(entry["score"], metric)
     notes = [f"{capitalize_first(format_metric(metric))} is measured on the {rows} of the test split."]
-    if report["task"] == "text-classification" and metric == "accuracy" and count:  # not a correlation or F1
+    if report["task"] == "text-classification" and count:
         error = math.sqrt(entry["score"] * (1 - entry["score"]) / count) * 100
         notes.append(
             f"The standard error of an accuracy of {score} on {count:,} texts is {error:.2f} percentage points."

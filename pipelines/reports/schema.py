@@ -46,10 +46,10 @@ class ParityEntry(TypedDict):
     their scores, loading time and peak memory.
     """
 
-    texts: int
+    rows: int
     max_difference: float
     mean_difference: float
-    same_class: float | None
+    agreement: float | None
     weight_bits: NotRequired[int]
     layers: NotRequired[float]
     load_ms: NotRequired[float]

@@ -79,7 +79,7 @@ WORDING = {
         {
             "micro F1": "F1 over all pairs of a text and a label",
             "macro F1": "mean of the labels' F1 scores",
-            "all right": "share of the texts with exactly the correct labels",
+            "exact match": "share of the texts with exactly the correct labels",
         },
         "labels",
     ),
@@ -139,11 +139,11 @@ def name_model(name: str) -> str:
 def describe_parity(entry: ModelEntry, parity: ParityEntry, compared: Comparison) -> str:
     """Returns sentences that compare an exported file with its source model."""
     model = f"{name_model(entry['name'])} on {format_runtime(entry)}"
-    items = format_quantity(parity["texts"], compared.items)
+    items = format_quantity(parity["rows"], compared.items)
     if "layers" in parity:
         outcome = f"processed {items}"
         if compared.decision:
-            share = format_percent(parity["same_class"], 2)
+            share = format_percent(parity["agreement"], 2)
             outcome = f"gave the {compared.decision} of the quantized PyTorch model for {share} of {items}"
         return (
             f"{model} computes what was trained: on the same input, each matrix product differs from that of its "
@@ -157,7 +157,7 @@ def describe_parity(entry: ModelEntry, parity: ParityEntry, compared: Comparison
             f"within {parity['max_difference']:.1e} on {items}; its score includes what rounding to int8 costs."
             f"{_describe_bits(parity)}"
         )
-    agreement = f", and {format_percent(parity['same_class'])} get the same {compared.decision}"
+    agreement = f", and {format_percent(parity['agreement'])} get the same {compared.decision}"
     return (
         f"{model}, reloaded in a fresh process, was compared with the trained model on {items}: the logits differ "
         f"by at most {parity['max_difference']:.1e}{agreement if compared.decision else ''}."

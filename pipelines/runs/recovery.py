@@ -1,6 +1,7 @@
 """Return to the last checkpoint after a spike of the loss: at half the learning rate, and without the batch."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +50,9 @@ class Recovery:
         """
         spike = error.spike
         if len(self.spikes) >= self.limit:
+            expected = f"a loss near {spike.usual:.4g}" if math.isfinite(spike.usual) else "a finite loss"
             raise InputError(
-                f"{label}: expected a loss near {spike.usual:.4g}, found {spike.loss:.4g} in step {spike.step}, after "
+                f"{label}: expected {expected}, found {spike.loss:.4g} in step {spike.step}, after "
                 f"{self.limit} recoveries (train.recoveries): lower the learning rate, or look at the data"
             ) from error
         self.spikes.append(spike)

@@ -84,7 +84,7 @@ def load_training(folder: Path, module: nn.Module, optimizers: Sequence[Optimize
     if not (folder / TRAINING).exists():
         raise InputError(
             f"checkpoint {str(folder)!r}: expected {TRAINING}, found none: the training began with another strategy; "
-            "pass the same machine.deepspeed as before, or remove the stage's folder"
+            "pass the same --strategy (machine.strategy) as before, or remove the stage's folder"
         )
     rest: LightningState = torch.load(folder / TRAINING, weights_only=True)
     reader = FileSystemReader(str(folder))

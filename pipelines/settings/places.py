@@ -14,6 +14,19 @@ def is_url(name: str) -> bool:
     return URL_MARK in name
 
 
+def check_local(setting: str, value: str) -> None:
+    """Checks that the folder to write to isn't a URL.
+
+    Raises:
+        InputError: It is.
+    """
+    if is_url(value):
+        raise InputError(
+            f"--{setting} {value!r}: expected a folder on this machine, found a URL: only distill, prune and quantize "
+            "write to an object store"
+        )
+
+
 def open_local(name: str, role: str) -> Checkpoint | None:
     """Opens a checkpoint on this machine; returns None for a hub id, which is downloaded later.
 
@@ -46,7 +59,7 @@ def path_exists(path: str, role: str) -> bool:
     try:
         return Path(path).exists()
     except OSError as error:
-        raise InputError(f"{role} {path!r}: can't be looked at: {error.strerror}") from error
+        raise InputError(f"{role} {path!r}: can't be accessed: {error.strerror}") from error
 
 
 def check_data(path: str, subset: str | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from compress.prune.budget import Budget
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.losses.config import LayerSizes
+from distill.student.spec import is_relative
 from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
@@ -55,6 +56,15 @@ class RunPlan:
     def task(self) -> str:
         """Name of the task."""
         return self.settings.task
+
+    @property
+    def student_key(self) -> str:
+        """The student in stage keys and in the comparison of processes: a checkpoint's path differs between machines.
+
+        Its content is an input of stages.
+        """
+        spec = self.settings.student.spec
+        return spec if is_relative(spec) else "checkpoint"
 
     @property
     def stages(self) -> tuple[str, ...]:

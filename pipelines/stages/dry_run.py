@@ -1,6 +1,8 @@
 """What a dry run prints: the plan, sizes estimated from configurations and row counts, and the predicted stages."""
 
 import copy
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from transformers import PretrainedConfig
 
@@ -16,16 +18,23 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import RunPlan
 from pipelines.stages.cache.signals import make_signal
-from pipelines.stages.cache.stage import choose_signals
+from pipelines.stages.cache.stage import choose_signals, name_cached_task
 from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, Prediction, predict_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
+from pipelines.stages.prepare.data import read_task_splits
 from pipelines.stages.run_stages import run_stages
 
 
 def planned_sizes(plan: RunPlan) -> list[tuple[str, str]]:
     """Returns (label, value) rows with the sizes of the data, models, cache and training of a run."""
+    data = plan.settings.data
+    with TemporaryDirectory(prefix="stillroom-") as scratch:
+        return describe_sizes(plan, read_task_splits(plan.task, data, plan.settings.seed, Path(scratch)))
+
+
+def describe_sizes(plan: RunPlan, splits: Splits) -> list[tuple[str, str]]:
+    """Returns (label, value) rows with the sizes of a run with these splits."""
     config, task, task_class = plan.settings, plan.task, TASKS[plan.task]
-    splits = task_class.read(config.data, config.seed)
     teacher, student = copy.deepcopy(plan.teacher.config), copy.deepcopy(plan.student_config)
     for each in (teacher, student):
         if splits.labels:
@@ -64,7 +73,7 @@ def count_cached_bytes(
 ) -> float:
     """Returns the maximum number of bytes that a text takes in the cache."""
     keep = choose_signals(config, task, read_layer_sizes(teacher), read_layer_sizes(student))
-    signals = [make_signal(name, task.name, keep, teacher, 0) for name in keep.signals.split(",")]
+    signals = [make_signal(name, name_cached_task(task), keep, teacher, 0) for name in keep.signals.split(",")]
     length = config.data.max_length
     content = sum(
         signal.nominal_bytes() * (1 if isinstance(signal, Dense) and signal.each == "sample" else length)
@@ -88,6 +97,9 @@ def show_plan(run: Run, plan: RunPlan) -> None:
 def print_predictions(run: Run, plan: RunPlan) -> None:
     """Prints the memory and time of the stages, measured on a sample of the data."""
     predictions, refusal = predict_stages(plan, run.console)
+    if not predictions:
+        run.console.say("  there is no stage whose memory and time could be predicted")
+        return
     predictions.append(
         Prediction("all", max(each.peak for each in predictions), sum(each.seconds for each in predictions))
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.prune.config import PruneConfig
 from distill.data.clean.config import format_step
 from distill.data.sources.text_batches import find_large_text, stream_texts
 from distill.data.sources.text_files import read_texts
@@ -88,13 +89,19 @@ def shorten_plan(plan: RunPlan) -> RunPlan:
         general=replace(s.general, train=shorten_training(s.general.train)),
         select=replace(s.select, share=SAMPLED_SHARE, rows=0) if s.select.requested else s.select,
         clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
-        prune=replace(s.prune, trial_steps=min(s.prune.trial_steps, TRIAL_STEPS), gradual_share=0.5),
-        quantize=replace(s.quantize, epochs=1, min_score=0),
+        prune=shorten_pruning(s.prune),
+        quantize=replace(s.quantize, min_score=0, epochs=1 if s.quantize.method == "qat" else s.quantize.epochs),
         measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS), seconds=0),
         budget=replace(s.budget, rounds=min(s.budget.rounds, ROUNDS), retries=0),
         machine=replace(s.machine, wandb="off"),
     )
     return replace(plan, settings=settings)
+
+
+def shorten_pruning(prune: PruneConfig) -> PruneConfig:
+    """Returns settings with few steps of trials and, of two epochs, one in which units are masked."""
+    short = replace(prune, trial_steps=min(prune.trial_steps, TRIAL_STEPS))
+    return replace(short, gradual_share=0.5) if prune.schedule == "gradual" else short
 
 
 def shorten_training(train: TrainConfig, epochs: int = 1) -> TrainConfig:

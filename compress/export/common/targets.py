@@ -138,7 +138,7 @@ class ExportTarget:
 
     Args:
         format: Name of the format.
-        precision: Of the weights, one of `PRECISIONS`.
+        precision: Of the weights, one of `_PRECISIONS`.
     """
 
     format: str

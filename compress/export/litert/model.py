@@ -161,12 +161,23 @@ class LitertModel:
         self.names = self.program.names
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64.
+        """Returns the logits of a padded batch of ids, mask and types, each [batch, length] int64.
+
+        They are [batch, classes], or [batch, length, classes] for each token.
 
         Raises:
             CompressError: A text is longer than the longest signature.
         """
-        return np.concatenate([self.program(text)["logits"] for text in iterate_texts(inputs, self.names)])
+        logits = [self.program(text)["logits"] for text in iterate_texts(inputs, self.names)]
+        if logits[0].ndim == 3:  # signatures have lengths of their own
+            logits = [fit_length(each, inputs["attention_mask"].shape[1]) for each in logits]
+        return np.concatenate(logits)
+
+
+def fit_length(logits: np.ndarray, length: int) -> np.ndarray:
+    """Returns logits [1, any length, classes] without the tokens after `length`, or with zeros up to it."""
+    logits = logits[:, :length]
+    return np.pad(logits, ((0, 0), (0, length - logits.shape[1]), (0, 0)))
 
 
 def iterate_texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[str, np.ndarray]]:

@@ -227,7 +227,7 @@ def verify_decoder(
         if tokens != expected_tokens:
             position = next(
                 (i for i, pair in enumerate(zip(tokens, expected_tokens, strict=False)) if len(set(pair)) > 1),
-                "the end",
+                min(len(tokens), len(expected_tokens)),
             )
             raise ExportError(
                 f"onnx: {folder} generates other tokens than the model: after prompt {number} they differ from token "

@@ -144,7 +144,7 @@ def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
 
 
 def read_attribute(node: Any, name: str) -> Any:
-    """Returns the value of a node's attribute."""
+    """Returns a node's attribute, None if it has none of this name."""
     return next((each for each in node.attribute if each.name == name), None)
 
 

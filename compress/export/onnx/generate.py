@@ -76,7 +76,8 @@ class OnnxDecoder:
             prompts: Token ids, of any lengths.
             new_tokens: Largest number of new tokens.
             temperature: Tokens are sampled from softmax(logits / temperature); 0 is greedy.
-            seed: Seed of the random streams; each prompt has its own, independent of the rest of the batch.
+            seed: Seed of the random streams; each prompt has its own, independent of
+                other prompts; the same prompt again has another.
 
         Returns:
             The new tokens after each prompt.
@@ -87,7 +88,8 @@ class OnnxDecoder:
         """
         self.check(prompts, new_tokens, temperature)
         ids, mask = left_padded(prompts)
-        streams = [np.random.default_rng([seed, *prompt]) for prompt in prompts]
+        keys = [tuple(prompt) for prompt in prompts]
+        streams = [np.random.default_rng([seed, keys[:i].count(key), *key]) for i, key in enumerate(keys)]
         written: list[list[int]] = [[] for _ in prompts]
         rows, past = list(range(len(prompts))), self.empty(len(prompts))
         for _ in range(new_tokens):

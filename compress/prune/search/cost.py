@@ -117,7 +117,8 @@ def plan_measurements(full: ModelSizes, *, step: int, uniform: bool = False) -> 
     Args:
         full: Sizes of the full model; hidden is 0 if the width can't be pruned.
         step: Hidden widths are multiples of it.
-        uniform: Whether to restrict the plan to what a stock class can express: no heads are removed at the full width.
+        uniform: Whether to restrict the plan to what a stock class can express: if the width
+            can't be pruned, no heads are removed either.
     """
     all_sizes = []
     for share in _WIDTHS if full.hidden else _WIDTHS[:1]:

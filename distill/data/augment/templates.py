@@ -45,15 +45,18 @@ def read_slot_templates(file: Path) -> TemplateFile:
     if not isinstance(content, dict) or not content.keys() <= {"slots", "templates"} or not content:
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise InputError(f"{where}: expected slots and templates, found {found}")
-    slots = {str(name): _read_texts(texts, f"{where}: slot {name}") for name, texts in content.get("slots", {}).items()}
-    by_label = content.get("templates", {})
+    fillers = content.get("slots") or {}
+    if not isinstance(fillers, dict):
+        raise InputError(f"{where}: slots: expected a list of fillers for each name, found {type(fillers).__name__}")
+    slots = {str(name): _read_texts(texts, f"{where}: slot {name}") for name, texts in fillers.items()}
+    by_label = content.get("templates") or {}
     by_label = by_label if isinstance(by_label, dict) else {"": by_label}
     templates = {str(label): _read_texts(texts, f"{where}: templates of {label}") for label, texts in by_label.items()}
     for template in (template for texts in templates.values() for template in texts):
         for slot in _SLOT.findall(template):
             if slot not in slots:
                 raise InputError(
-                    f"{where}: template {text!r}: expected fillers of the slot {slot!r}, found "
+                    f"{where}: template {template!r}: expected fillers of the slot {slot!r}, found "
                     f"{', '.join(slots) or 'no slots'}: it couldn't be filled"
                 )
     return TemplateFile(slots, templates)

@@ -193,11 +193,12 @@ def read_length(value: str) -> tuple[int, int | None]:
         InputError: The value has another form, or no row could pass.
     """
     first, colon, last = value.partition(":")
-    good = colon and all(each.isdigit() or not each for each in (first, last))
-    limits = (int(first or 1), int(last) if last else None) if good else (1, 0)
+    if not colon or not all(each.isdigit() or not each for each in (first, last)):
+        raise InputError(f"data.clean: step length: expected MIN:MAX words, such as 3:200, found {value!r}")
+    limits = int(first or 1), int(last) if last else None
     if limits[1] is not None and limits[1] < limits[0]:
         raise InputError(
-            f"data.clean: step length: expected words such as 3:200, found {value!r}: no row would be left"
+            f"data.clean: step length: expected MIN:MAX words, such as 3:200, found {value!r}: no row would be left"
         )
     return limits
 

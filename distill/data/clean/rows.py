@@ -147,25 +147,27 @@ class Cleaning:
 
         A word that would vanish or become several stays as it is: its tag would have no place.
         """
+        # Words start with the space before them (distill.data.rows.tagged), which isn't theirs to clean.
+        old_rows = [[word.lstrip() for word in row] for row in part.texts]
         if steps[0].name == "spelling":
-            joined, changes = self._run([" ".join(row) for row in part.texts], steps)
+            joined, changes = self._run([" ".join(row) for row in old_rows], steps)
             rows = [text.split(" ") for text in joined]
             why = changes.steps
         else:
-            words = [word for row in part.texts for word in row]
+            words = [word for row in old_rows for word in row]
             cleaned, changes = self._run(words, steps)
             corrected = [new if len(new.split()) == 1 else old for new, old in zip(cleaned, words, strict=True)]
-            ends = np.cumsum([len(row) for row in part.texts]).tolist()
-            rows = [corrected[end - len(row) : end] for row, end in zip(part.texts, ends, strict=True)]
+            ends = np.cumsum([len(row) for row in old_rows]).tolist()
+            rows = [corrected[end - len(row) : end] for row, end in zip(old_rows, ends, strict=True)]
             why = {}
             for word, names in sorted(changes.steps.items()):
                 row_steps = why.setdefault(int(np.searchsorted(ends, word, "right")), [])
                 row_steps += [name for name in names if name not in row_steps]
-        rows = [new if len(new) == len(old) else old for new, old in zip(rows, part.texts, strict=True)]
+        rows = [new if len(new) == len(old) else old for new, old in zip(rows, old_rows, strict=True)]
         for row, names in why.items():
-            if rows[row] != part.texts[row]:
-                self._add(split, row, " ".join(part.texts[row]), " ".join(rows[row]), names)
-        return replace(part, texts=rows)
+            if rows[row] != old_rows[row]:
+                self._add(split, row, " ".join(old_rows[row]), " ".join(rows[row]), names)
+        return replace(part, texts=[put_spaces_back(*pair) for pair in zip(part.texts, rows, strict=True)])
 
     def _clean_columns(self, split: str, part: Any, steps: Sequence[CleaningStep]) -> Any:
         if part.pairs is None:
@@ -364,6 +366,11 @@ def describe_label(label: Any, names: Sequence[str]) -> str:
 
 def _describe(matches: np.ndarray, reason: str, others: Sequence[str]) -> dict[int, str]:
     return {row: reason.format(repr(others[int(matches[row])])) for row in np.flatnonzero(matches >= 0).tolist()}
+
+
+def put_spaces_back(old: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Returns the words, each after the spaces that the old word in its place starts with."""
+    return [each[: len(each) - len(each.lstrip())] + word for each, word in zip(old, words, strict=True)]
 
 
 def _is_tagged(part: Any) -> bool:

@@ -69,4 +69,6 @@ def read_evaluated(
 
 def find_label_column(table: pa.Table, config: DataConfig, names: tuple[str, ...]) -> str | None:
     """Returns the column named in the settings, else the first of these names; None if the table lacks it."""
-    return find_column(table, (config.label,) if config.label else names)
+    if config.label:
+        return config.label if config.label in table.column_names else None
+    return find_column(table, names)

@@ -50,6 +50,10 @@ def draw_held_out(count: int, fraction: float, seed: int, what: str) -> set[int]
         InputError: No item would be left.
     """
     size = max(1, round(count * fraction))
+    if size >= count and count > 1:
+        raise InputError(
+            f"data: expected a held-out share that leaves some of the {count} {what} in train, found {fraction:g}"
+        )
     if size >= count:
         raise InputError(
             f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to evaluate on"

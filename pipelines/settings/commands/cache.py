@@ -8,6 +8,7 @@ from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
 from pipelines.settings.engines import Engine, check_devices, check_engine_package
+from pipelines.settings.places import check_local
 
 CACHE_SHORT_OPTIONS = {
     "data": "data.path",
@@ -57,9 +58,11 @@ class KeepConfig:
     compression: Literal["none", "zstd"] = "none"
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.signals.split(",") if name not in (*_NAMES, "auto")]
-        if unknown:
-            raise InputError(f"keep.signals: expected names among {', '.join(_NAMES)}, found {', '.join(unknown)}")
+        unknown = [name for name in self.signals.split(",") if name not in _NAMES]
+        if unknown and self.signals != "auto":
+            raise InputError(
+                f"keep.signals: expected auto alone, or names among {', '.join(_NAMES)}, found {', '.join(unknown)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,12 @@ class WriteConfig:
                 "expected batch_tokens of at least 1, limit of at least 0 and rank below ranks, "
                 f"found {self.batch_tokens}, {self.limit}, {self.rank} of {self.ranks}"
             )
+        if self.devices > 1 and self.ranks > 1:
+            raise InputError(
+                f"ranks {self.ranks}: expected 1 with devices {self.devices}: a writer that is started by hand is one "
+                "process"
+            )
+        check_local("cache", self.cache)
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
         check_engine_package(self.engine, "engine")
@@ -176,3 +185,10 @@ class InspectConfig(RebuildConfig):
 
     fidelity: int = 0
     student: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.student and not self.fidelity:
+            raise InputError(
+                f"--student {self.student!r}: expected --fidelity with it, found none: no gradients would be compared"
+            )

@@ -7,7 +7,7 @@ from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines.settings.commands.distill import MeasureConfig, TaskName
 from pipelines.settings.commands.evaluate import EvaluateConfig
-from pipelines.settings.places import check_data, open_local
+from pipelines.settings.places import check_data, check_local, open_local
 from pipelines.settings.values import expand_home
 
 TEACHER_ROLE = "teacher"
@@ -53,6 +53,11 @@ class CascadeConfig:
         for name, value in (("models", self.models), ("output", self.output), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
+        check_local("output", self.output)
+        if self.processor != "here" and not self.dynamic:
+            raise InputError(
+                f"--processor {self.processor}: expected --dynamic with it, found none: no int8 file is made for it"
+            )
         if len(self.names) < 2:
             raise InputError(
                 f"models: expected two or more checkpoints separated by commas, found {self.models!r}: a cascade hands "

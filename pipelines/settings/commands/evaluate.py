@@ -7,7 +7,7 @@ from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines.settings.commands.distill import MeasureConfig, TaskName
-from pipelines.settings.places import check_data, open_local
+from pipelines.settings.places import check_data, check_local, open_local
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class EvaluateConfig:
         for name, value in (("model", self.model), ("output", self.output), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
+        check_local("output", self.output)
+        if self.processor != "here" and not self.dynamic:
+            raise InputError(
+                f"--processor {self.processor}: expected --dynamic with it, found none: no int8 file is made for it"
+            )
         check_installed(parse_formats(self.export))
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from compress.prune.budget import parse_bytes
 from distill.errors import InputError, check_setting
+from pipelines.settings.places import check_local
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a DNS label, with room for the suffixes of pods
 _NODES = re.compile(r"([1-9]\d*)(?::([1-9]\d*))?")
@@ -19,7 +20,11 @@ _OWN = {
     "account": ("slurm",),
     "accelerator": ("skypilot",),
     "spot": ("skypilot",),
+    "volume": ("ray", "kubernetes", "marathon", "skypilot"),
+    "mount": ("ray", "kubernetes", "marathon", "skypilot"),
+    "hours": ("ray", "kubernetes", "slurm"),
 }
+_OF_AN_IMAGE = ("volume", "mount", "hours", "queue", "namespace")  # settings of a cluster that ray starts
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,11 @@ class LaunchConfig:
     submit: bool = False
 
     def __post_init__(self) -> None:
+        check_local("output", self.output)
         for name, least in (("gpus", 0), ("processes", 0), ("cpus", 1), ("restarts", 0), ("grace", 1), ("timeout", 1)):
             check_setting(self, name, getattr(self, name) >= least, f"at least {least}")
         if not 1 <= self.port <= 65535:
-            raise InputError(f"port: expected 1 to 65535, found {self.port}: nodes couldn't meet there")
+            raise InputError(f"port: expected 1 to 65535, found {self.port}: nodes couldn't connect there")
         if not self.hours > 0:
             raise InputError(f"hours: expected more than 0, found {self.hours}: the job would end at once")
         parse_nodes(self.nodes)
@@ -153,6 +159,13 @@ def check_engine(engine: str, config: LaunchConfig) -> None:
     if is_fixed and config.min_nodes != config.max_nodes:
         name = "a trainjob" if engine == "kubernetes" else engine
         raise InputError(f"nodes: expected a fixed number for {name}, found {config.nodes}: it starts all or none")
+    if engine == "ray" and not config.image:
+        for name in _OF_AN_IMAGE:
+            if getattr(config, name) != getattr(LaunchConfig(), name):
+                raise InputError(
+                    f"{name}: expected an image with it for ray, found none: without one the command joins a cluster "
+                    "that is already running, and it would be ignored"
+                )
     for name, engines in _OWN.items():
         if getattr(config, name) != getattr(LaunchConfig(), name) and engine not in engines:
             raise InputError(

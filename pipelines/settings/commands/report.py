@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines.settings.commands.distill import MeasureConfig, TaskName
+from pipelines.settings.places import check_local
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ReportConfig:
     task: TaskName = "auto"
 
     def __post_init__(self) -> None:
+        check_local("output", self.output)
         others = [name for name in ("model", "output", "teacher") if getattr(self, name)]
         others += ["data"] * bool(self.data.path) + ["measure"] * (self.measure != MeasureConfig())
         others += ["seed"] * bool(self.seed) + ["task"] * (self.task != "auto")

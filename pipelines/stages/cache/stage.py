@@ -12,6 +12,7 @@ from distill.parallel.mesh import build_mesh
 from distill.tasks.language import ChatTask, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
+from distill.tasks.text_classification import TextClassification
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import detect_device_type
@@ -74,7 +75,7 @@ def write_settings(
     return WriteConfig(
         str(cache),
         str(teacher.folder / MODEL),
-        cast(CachedTask, task.name),
+        name_cached_task(type(task)),
         texts,
         keep,
         task.masking if isinstance(task, MaskedLM) else config.masking,
@@ -82,6 +83,12 @@ def write_settings(
         device=detect_device_type(),
         seed=run.seed,
     )
+
+
+def name_cached_task(task: type[Task]) -> CachedTask:
+    """Returns the task under which a cache is written; for the cache, all tasks with an output per text are one."""
+    name = TextClassification.name if issubclass(task, TextClassification) else task.name
+    return cast(CachedTask, name)
 
 
 def choose_signals(config: DistillConfig, task: type[Task], teacher: LayerSizes, student: LayerSizes) -> KeepConfig:

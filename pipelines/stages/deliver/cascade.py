@@ -12,7 +12,7 @@ from compress.cascade.temperature import fit_temperature
 from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascade
 from compress.cascade.write import classify_in_subprocess, write_cascade
 from compress.errors import ExportError
-from compress.export.verify import SAME
+from compress.export.verify import MIN_AGREEMENT
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.data.clean.deployment import PREPROCESSING
 from distill.errors import InputError
@@ -208,10 +208,10 @@ def verify_cascade(models: CascadeModels, folder: Path, logits: np.ndarray, memb
     predicted = classify_in_subprocess(folder, texts if pairs is None else list(zip(texts, pairs, strict=True)))
     expected = [(models.find_label(logits[i]), members[i]) for i in rows]
     same = sum(one == other for one, other in zip(predicted, expected, strict=True)) / len(rows)
-    if same < SAME:
+    if same < MIN_AGREEMENT:
         raise ExportError(
             f"cascade: {folder} answers {same:.2%} of {len(rows)} texts as its members do, expected at least "
-            f"{SAME:.1%}: it would score differently than reported"
+            f"{MIN_AGREEMENT:.1%}: it would score differently than reported"
         )
     models.run.console.say(f"  cascade: reloaded in a fresh process, {same:.2%} of {len(rows)} answers equal")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distill.data.splits.examples import Examples
 
 
-VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HUGGINGFACE = ExportTarget("huggingface")
 ALWAYS = (HUGGINGFACE, ExportTarget("onnx"), ExportTarget("onnxruntime"))
 

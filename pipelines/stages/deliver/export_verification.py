@@ -113,7 +113,7 @@ class ExportVerifier:
         prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:_BATCH]]
         new_tokens = min(NEW_TOKENS, self.source.longest - PROMPT_TOKENS)
         parity = verify_decoder(self.source.model, self.folder / str(target), prompts, blocks, new_tokens=new_tokens)
-        return {"target": str(target), "texts": len(blocks)} | asdict(parity)
+        return {"target": str(target), "rows": len(blocks)} | asdict(parity)
 
     def verify_quantized(self, target: ExportTarget) -> JsonObject:
         """Compares each layer with the quantized model, then the predictions on all texts and the score."""
@@ -179,11 +179,11 @@ def describe_verification(proof: JsonObject) -> str:
     """Returns what was compared for a target, and how much it differs."""
     line = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
     if "layers" in proof:
-        line += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} decisions equal"
+        line += f"layers differ by {proof['layers']:.1e}, {proof['agreement']:.2%} of the predictions agree"
         if "score" in proof:
             line += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
     else:
-        line += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} "
+        line += f"largest difference {proof['max_difference']:.1e} on {proof['rows']} "
         line += f"texts, the same {proof['tokens']} tokens generated" if "tokens" in proof else "texts"
     return f"{line}, {proof['bytes'] / 1e6:.1f} MB"
 

@@ -30,7 +30,7 @@ from pipelines.stages.deliver.training_events import read_training_events
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
-VERSION = 7  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 8  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
@@ -67,7 +67,12 @@ def build_report(
         "metric": next(iter(models[0]["scores"])),
         "seed": run.seed,
         "license": None,
-        "data": {"path": config.get("data", {}).get("path"), "classes": len(task.labels)} | dict(data.metrics),
+        "data": {
+            "path": config.get("data", {}).get("path"),
+            "classes": len(task.labels),
+            "truncated": count_truncated(stages),
+        }
+        | dict(data.metrics),
         **read_baseline(evaluation.folder),
         "models": [entry | ({"code": code} if code else {}) for entry, code in zip(models, codes, strict=True)],
         "stages": [stage_row(stage) for stage in stages],
@@ -85,6 +90,12 @@ def build_report(
         "trainings": {name: each for name, each in trainings.items() if each is not None},
     }
     return cast(Report, report | {name: value for name, value in optional.items() if value})
+
+
+def count_truncated(stages: Sequence[Artefact]) -> int:
+    """Returns how many texts that a student was trained and validated on were truncated."""
+    notes = [stage.metrics.get("notes", {}) for stage in stages if stage.name.startswith("distill")]
+    return max((sum(part.get("cut", 0) for part in each.values()) for each in notes), default=0)
 
 
 def list_published_models(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:

@@ -28,7 +28,7 @@ from pipelines.stages.prepare.data import read_data, read_task, read_task_settin
 from pipelines.stages.prepare.fold_logits import compute_out_of_fold_logits
 from pipelines.stages.prepare.teacher import finetuning_settings
 
-VERSION = 6  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 7  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 CHANGES = "clean.jsonl"
 DOUBTED = 0.5  # probability that a label is wrong from which on it is doubted
 _FREQUENT_IDS = 8000  # of a vocabulary, whose first tokens are the most frequent

@@ -34,7 +34,7 @@ def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefa
     # A language model predicts its whole vocabulary, and its teacher's signals cover every token.
     prune_tokens = config.prune.vocabulary and config.task not in LANGUAGE_TASKS
     settings = {
-        "student": spec,
+        "student": plan.student_key,
         "vocabulary": prune_tokens,
         "unseen": config.prune.unseen if prune_tokens else None,
         "embedding_rank": rank,

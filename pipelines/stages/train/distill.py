@@ -106,7 +106,7 @@ class StudentTraining:
         """Returns the settings that the student depends on."""
         config = self.plan.settings
         settings = {
-            "student": config.student.spec,
+            "student": self.plan.student_key,
             "loss": vars(config.loss),
             "train": training_settings(config, "train"),
             "precision": self.precision,

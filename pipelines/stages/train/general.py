@@ -58,7 +58,7 @@ def general_stage(run: Run, plan: RunPlan, precision: str) -> Artefact:
     """Writes `model/`: the student's body, with a masked-language-modelling head if kl or ce trained one."""
     config, general = plan.settings, plan.settings.general
     settings = {
-        "student": config.student.spec,
+        "student": plan.student_key,
         "loss": vars(general.loss),
         "train": select_key_settings(general.train) | {"compress": config.machine.gradient_compression},
         "masking": vars(general.masking) if general.loss.uses_outputs else {},

@@ -81,7 +81,7 @@ def test_the_report_contains_the_resolved_bits():
     assert reported_settings(config)["quantize"]["reduce_range"] == {"int8-static": True, "int8-dynamic": False}
     config = settings_of(scheme="int8-static", processor="avx2")
     assert reported_settings(config)["quantize"]["reduce_range"] is True
-    parity = {"texts": 8, "layers": 1e-7, "same_class": 1.0, "load_ms": 1.0, "peak_bytes": 1}
+    parity = {"rows": 8, "layers": 1e-7, "agreement": 1.0, "load_ms": 1.0, "peak_bytes": 1}
     entry = {"name": "student", "runtime": "onnxruntime", "precision": "int8"}
     compared = Comparison("texts", "class")
     sentences = [describe_parity(entry, parity | bits, compared) for bits in ({}, {"weight_bits": 7})]

@@ -83,7 +83,7 @@ def test_the_report_contains_the_int8_student_with_its_parity(finished_run):
     assert set(deployed) == {"onnx-int8", "onnxruntime-int8"}
     for proof in deployed.values():
         assert proof["layers"] <= 1e-5
-        assert proof["same_class"] >= 0.995
+        assert proof["agreement"] >= 0.995
         assert abs(proof["score"] - proof["trained_score"]) <= 0.001
         assert proof["peak_bytes"] > 20e6
         assert "as trained" in message

@@ -151,7 +151,7 @@ def test_integers_of_a_quantized_student_are_the_same_in_numpy_and_on_runtimes(i
     assert {*rounded} == {"numpy", "onnxruntime"}
     for each in rounded.values():
         assert each["parity"]["layers"] < 1e-5
-        assert each["parity"]["same_class"] >= 0.995
+        assert each["parity"]["agreement"] >= 0.995
     stored = np.load(tmp_path / "run" / "student" / "numpy-int8" / "weights.npz")
     assert stored["words"].dtype == stored["ngrams"].dtype == np.int8
 

@@ -4,7 +4,15 @@ import copy
 
 import pytest
 import torch
-from transformers import BertTokenizerFast, BloomConfig, DebertaV2Config, GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import (
+    BertTokenizerFast,
+    BloomConfig,
+    DebertaV2Config,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    ModernBertConfig,
+)
 
 import pipelines.cache
 from distill.errors import InputError
@@ -40,6 +48,14 @@ def test_a_pruned_model_accepts_as_many_positions_as_its_stock_class():
     assert (
         find_max_tokens(pruned_config) == stock == model.config.max_position_embeddings - model.config.pad_token_id - 1
     )
+
+
+def test_rotary_settings_of_each_type_of_layer_leave_the_limit():
+    config = ModernBertConfig(max_position_embeddings=64)
+    assert "rope_type" not in config.rope_parameters
+    assert find_max_tokens(config) == 64
+    config.rope_parameters["full_attention"]["rope_type"] = "linear"
+    assert find_max_tokens(config) is None
 
 
 def test_find_max_tokens_returns_none_for_models_without_a_limit():

@@ -110,7 +110,7 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
     assert running.end() == 2
     assert "Traceback" not in running.output
     assert running.lines[-1].startswith("error: huggingface: the process that verifies ")
-    assert "was ended by SIGKILL before it had compared anything" in running.lines[-1]
+    assert "was killed by SIGKILL before it had compared anything" in running.lines[-1]
     assert not list(output.glob("export/*/manifest.json"))
     assert not list(output.glob("export/*/refused"))
     export.main([*arguments, "--output", str(output)])

@@ -236,6 +236,9 @@ def test_sampling_depends_on_the_seed_and_not_on_the_batch(qwen2):
     assert together == alone
     assert together != qwen2.decoder.generate(PROMPTS, 30, temperature=1.0, seed=4)
     assert together != qwen2.decoder.generate(PROMPTS, 30)
+    first, second = qwen2.decoder.generate(PROMPTS[:1] * 2, 30, temperature=1.0, seed=3)
+    assert first == together[0]
+    assert first != second
 
 
 def test_perplexity_counts_every_token_and_no_padding(qwen2):

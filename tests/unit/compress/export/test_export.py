@@ -147,7 +147,7 @@ def test_a_fresh_process_computes_the_models_logits(exported, target, monkeypatc
     expected = logits(exported)
     assert expected.std(0).min() > 0.05, "the model says the same of every text"
     proof, _ = verify_export(target, exported.folders[target], TEXTS, None, LIMIT, expected)
-    assert (proof.target, proof.texts, proof.same_class) == (target, len(TEXTS), 1.0)
+    assert (proof.target, proof.rows, proof.agreement) == (target, len(TEXTS), 1.0)
     assert proof.mean_difference <= proof.max_difference < 1e-4
     assert proof.load_ms > 0
     assert proof.peak_bytes > 20e6, "Python alone takes more"
@@ -258,7 +258,7 @@ def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exporte
     proof, _ = verify_export(
         "onnxruntime-int8", small.parent, TEXTS, None, LIMIT, compute_onnx_logits(exported, small.parent)
     )
-    assert proof.same_class == 1
+    assert proof.agreement == 1
     assert np.abs(compute_onnx_logits(exported, small.parent) - expected).mean() < expected.std() / 3
 
 
@@ -359,5 +359,5 @@ def test_the_comparison_computes_differences_and_class_agreement():
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
 def test_quantized_models_need_class_agreement_and_no_nan(same: float, difference: float):
     check_parity(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
-    with pytest.raises(ExportError, match=r"other classes than the trained model: the same for .*99\.5"):
+    with pytest.raises(ExportError, match=r"expected at least 99\.5% of its predictions to agree"):
         check_parity(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)

@@ -94,6 +94,16 @@ def test_signatures_share_aligned_weights(export):
 
 
 @pytest.mark.slow
+def test_each_token_keeps_its_logits_whatever_signature_its_text_fits(tmp_path):
+    source = source_of(build_model("bert", "ForTokenClassification", num_hidden_layers=1), LONG)
+    write_targets(source, [ExportTarget("litert", "int8")], tmp_path)
+    model, inputs = LitertModel(tmp_path / "litert-int8", threads=1), batch(LONG)
+    expected, found = (run(inputs)[inputs["attention_mask"] == 1] for run in (source.runner, model))
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["electra-projected", "distilbert"])
 def test_consecutive_products_and_fused_activations_match_their_layers(family: str, tmp_path):
     """A converter may fold a product's bias into the product that follows, and fuse a ReLU with its product."""

@@ -275,8 +275,16 @@ def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
 def test_settings_that_do_not_apply_to_the_scheme_or_method_are_rejected():
     with pytest.raises(CompressError, match="quantize.ranges mse: expected scheme int8-static, found int4-weights"):
         QuantizeConfig(scheme="int4-weights", ranges="mse")
-    with pytest.raises(CompressError, match="quantize.learned_scales: expected method qat, found ptq"):
+    with pytest.raises(CompressError, match="quantize.learned_scales True: expected method qat with it, found ptq"):
         QuantizeConfig(scheme="int8", learned_scales=True, method="ptq")
+    with pytest.raises(CompressError, match="quantize.epochs 9: expected method qat with it, found ptq"):
+        QuantizeConfig(scheme="int8", epochs=9, method="ptq")
+
+
+def test_a_pattern_of_float_layers_that_matches_none_is_rejected(token_batch):
+    config = QuantizeConfig(scheme="int8-static", float_layers="*pooler*,clasifier")
+    with pytest.raises(CompressError, match="float_layers: expected patterns that match a layer, .* found 'clasifier'"):
+        quantize_model(build_model("bert"), config, [token_batch])
 
 
 def test_an_already_quantized_model_is_rejected(token_batch):

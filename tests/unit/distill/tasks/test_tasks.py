@@ -27,6 +27,7 @@ from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import IGNORED, squared_error
+from distill.tasks.choose import TASKS
 from distill.tasks.logit_rows import LabelRows, SpanRows
 from distill.tasks.text_classification import MultiLabel, Regression, TextClassification
 from distill.tasks.token_classification import TokenClassification
@@ -56,6 +57,10 @@ def all_splits(values) -> dict:
 
 
 # --- multi-label and regression
+
+
+def test_every_task_has_the_name_by_which_it_is_chosen():
+    assert {name: task.name for name, task in TASKS.items()} == {name: name for name in TASKS}
 
 
 def test_lists_of_labels_are_read_from_lists_json_and_delimited_text(tmp_path):

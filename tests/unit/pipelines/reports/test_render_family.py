@@ -109,7 +109,7 @@ def family_stages(folder):
 def test_rejected_targets_and_layer_by_layer_proofs_are_reported():
     report = sample_report()
     proof = {"layers": 4.8e-7, "load_ms": 31.0, "peak_bytes": 164e6, "score": 0.9248, "trained_score": 0.9253}
-    report["models"][-1]["parity"] |= proof | {"same_class": 0.9981}
+    report["models"][-1]["parity"] |= proof | {"agreement": 0.9981}
     report["models"][-1]["precision"] = "int8"
     report["refused"] = [
         {"stage": "export", "target": "onnx-int8", "where": "refused/onnx-int8", "reason": "query gives other products"}

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from distill.errors import InputError
-from pipelines import distill, quantize
+from pipelines import cache, distill, evaluate, launch, quantize
 from pipelines.runs import cli
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
-from support.commands import command, refusal_of
+from support.commands import command, refusal_of, refused_as_written
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
 
@@ -186,3 +186,26 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
 )
 def test_invalid_settings_end_with_a_one_line_error(arguments, expected, monkeypatch, capsys):
     assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        (evaluate, ("--model", "M", "--data", "D", "--output", "s3://b/x"), "output 's3://b/x': expected a folder on"),
+        (evaluate, ("--model", "M", "--data", "D", "--output", "O", "--processor", "avx2"), "expected --dynamic with"),
+        (
+            cache,
+            ("write", "--teacher", "T", "--data", "D", "--cache", "C", "--signals", "auto,hidden"),
+            "keep.signals: expected auto alone, or names among",
+        ),
+        (cache, ("inspect", "--cache", "C", "--student", "S"), "--student 'S': expected --fidelity with it"),
+        (
+            launch,
+            ("slurm", "--hours", "2", "--volume", "/v", "--", "x"),
+            "volume: expected only for ray",
+        ),
+        (launch, ("ray", "--hours", "2", "--", "x"), "hours: expected an image with it for ray"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_misread_are_refused(command, arguments, expected, monkeypatch, capsys):
+    assert expected in refused_as_written(command, arguments, monkeypatch, capsys)

@@ -447,3 +447,12 @@ def test_the_error_for_an_unreadable_input_mentions_reading_and_not_writing(unpr
 
 def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia*")) or Path("/dev/kfd").exists()
+
+
+def test_the_model_of_the_command_line_replaces_that_of_a_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: stored\ndata: D\noutput: O\n")
+    arguments = quantize.with_defaults(["--config", str(tmp_path / "a.yaml"), "--model", "given"])
+    settings = cli.parse(
+        DistillConfig, arguments, prog="pipelines.quantize", about="", examples="", short=quantize.QUANTIZE_SHORT
+    )
+    assert (settings.teacher.model, settings.student.spec) == ("given", "teacher")

@@ -38,7 +38,7 @@ def test_standard_stands_for_its_steps_and_each_can_be_changed_or_left_out():
         ("urls,urls=drop", "step 'urls' is given twice"),
         ("urls=hide", "step urls: expected mask or drop, found 'hide'"),
         ("html=yes", "step html: expected no value, found 'yes'"),
-        ("length=3", "expected words such as 3:200, found '3'"),
+        ("length=3", "expected MIN:MAX words, such as 3:200, found '3'"),
         ("length=9:3", "no row would be left"),
         ("near-duplicates=0.1", "step near-duplicates: expected a number from 0.5 to 1, found '0.1'"),
         ("symbols=many", "step symbols: expected a number from 0 to 1, found 'many'"),

@@ -125,6 +125,14 @@ def test_words_keep_their_tags_and_never_split_or_vanish(tmp_path):
     assert list(JoinedTexts(train))[1] == "my card is here"
 
 
+def test_the_space_before_a_word_is_kept_and_not_counted_as_a_change(tmp_path):
+    rows = [["My", " crad", " <b>", " &amp;"], ["my", " card", " is", " here"]] + [["my", " card"]] * 9
+    train = Tagged(rows, [[0, 1, 0, 0], [0, 1, 0, 0]] + [[0, 1]] * 9)
+    changed, recorded, _ = clean(make_splits(train, Tagged([[]]), Tagged([])), tmp_path, "html,whitespace,spelling")
+    assert changed.train.texts == [["My", " card", " <b>", " &"], *rows[1:]]
+    assert {row.row for row in recorded} == {0}
+
+
 def test_text_in_a_file_is_cleaned_into_a_file(tmp_path):
     texts = [f"line <i>{i}</i> of a long book" if i % 2 else "" for i in range(20_000)] + ["line 1 of a long book!"]
     stored = StoredTexts.write(tmp_path / "train.parquet", texts)
