@@ -1,6 +1,6 @@
 """Steps of two replicas whose rows are divided by number, by tokens, and by the speed of the replicas.
 
-    python -m benchmarks.distributed.balanced_batches --data ../shared/data/goemotions
+    python -m benchmarks.distributed.balanced_batches --data goemotions/
     python -m benchmarks.distributed.balanced_batches --data FOLDER_OF_TEXT --steps 8          # a quick trial
 
 Two processes with a thread each train layers of MiniLM on real texts with labels drawn at random: forward and backward

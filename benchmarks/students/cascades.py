@@ -1,7 +1,7 @@
 """Cascades beside single students at equal mean latency, from the students of finished frontiers.
 
-    python -m benchmarks.students.frontier --data ../shared/data/sentence_polarity … --output runs/frontier/polarity
-    python -m benchmarks.students.cascades --frontier runs/frontier/polarity --data ../shared/data/sentence_polarity
+    python -m benchmarks.students.frontier --data sentence_polarity/ … --output runs/frontier/polarity
+    python -m benchmarks.students.cascades --frontier runs/frontier/polarity --data sentence_polarity/
 
 For each seed of `benchmarks.students.frontier` and each of its students with a requested speed, `python -m
 pipelines.cascade` chooses the cascade of all students of that seed with the best validation score at that student's

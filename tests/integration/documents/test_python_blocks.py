@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.batches.data_module import TextDataModule
+from distill.data.splits.examples import Examples, Splits
 from real.documents import DOCUMENTS, ROOT
-from support.tiny_models import build_model
+from support.tiny_models import LABELS, build_model
 
 SHIPPED = "reader"  # a module in the exported folder
 RUN_ALONE = ("docs/howto/augment.md", "docs/howto/select.md")
@@ -44,10 +46,14 @@ def test_a_block_without_inputs_runs(page):
         run_block(block, {})
 
 
-def test_the_module_of_the_readme_has_a_student_with_two_layers():
+def test_the_module_of_the_readme_trains_a_student_with_two_layers(tokenizer, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where the trainer writes its logs
     (block,) = blocks_of("README.md")
-    module = run_block(block, {"teacher": build_model("bert")})["module"]
-    assert module.student.config.num_hidden_layers == 2
+    train = Examples(["one text", "another text"] * 8, None, [0, 1] * 8)
+    data = TextDataModule(Splits(LABELS, train, train, train, Examples([], None, []), {}), tokenizer, batch_size=8)
+    names = run_block(block, {"teacher": build_model("bert"), "data": data})
+    assert names["module"].student.config.num_hidden_layers == 2
+    assert names["module"].global_step == 3 * 2
 
 
 def test_the_pruned_model_has_the_layers_and_heads_that_are_named():
