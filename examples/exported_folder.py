@@ -69,7 +69,9 @@ def read_cleaning(folder: Path) -> Callable[[str], str]:
     try:
         from distill.data.clean.deployment import read_preprocessing
     except ImportError:
-        exit_with_error(f"{folder}: its texts are cleaned by preprocessing.json: install Stillroom's extra: pip install -e '.[clean]'")
+        exit_with_error(
+            f"{folder}: its texts are cleaned by preprocessing.json, which needs Stillroom: pip install -e '.[clean]'"
+        )
     try:
         return read_preprocessing(folder)
     except ValueError as error:  # a step's package is missing, or the file is damaged

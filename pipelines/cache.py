@@ -41,7 +41,7 @@ EXAMPLES = {
 ABOUT = {
     "write": "Compute a teacher's signals for a text and store them; run it again to resume, or to add text.",
     "inspect": "Describe a cache: its signals, teacher, tokens, bytes per token, coverage and fidelity.",
-    "verify": "Read every byte of a cache and list the samples of changed bytes; exit code 1 if there are any.",
+    "verify": "Read every byte of a cache and list the samples whose bytes have changed; exit code 1 if there are any.",
     "rebuild": "Recompute what is damaged or missing, and nothing else.",
 }
 MAX_LISTED = 20  # maximum number of faults listed individually

@@ -135,8 +135,8 @@ def compute_probabilities(logits, temperature=1.0, multi_label=False):
 def measure_margins(probabilities, multi_label=False):
     """Returns how sure each row [rows, classes] is, from 0 to 1.
 
-    It is the difference of the two largest probabilities; with several labels, of the least sure label's
-    probabilities to apply and not to apply.
+    It is the difference of the two largest probabilities; with several labels, the smallest difference between the
+    probabilities that a label applies and that it doesn't.
     """
     if multi_label:
         return np.abs(2 * probabilities - 1).min(-1)

@@ -1,4 +1,4 @@
-"""The choice of a cascade: which classifiers, in what order, and from which margin on each one's answer counts."""
+"""Choice of a cascade: which classifiers run, in what order, and the margin at which each one's answer is accepted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

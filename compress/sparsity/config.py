@@ -16,7 +16,7 @@ class SparsityConfig:
     Args:
         pattern: unstructured; N:M, such as 2:4; or blocks of outputs x inputs, such as 4x1. Empty: no sparsity.
         amount: Share of the layers' weights that become zero; N:M implies its own.
-        score: Importance of a weight: magnitude, or movement (weight times gradient, summed over the steps).
+        score: Importance of a weight: magnitude, or movement (minus weight times gradient, summed over the steps).
         rewire: Share of the nonzero weights that a mask update drops and regrows elsewhere (RigL), falling from `begin`
             to 0 at `end`; 0: none.
         begin: Share of the steps before the first zeros are introduced.

@@ -12,7 +12,7 @@ _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")
 
 @dataclass(frozen=True)
 class DenseProjection:
-    """A linear map of the pooled vector, followed by an element-wise activation, one of ACTIVATIONS."""
+    """A linear map of the pooled vector, followed by an element-wise activation, one of `_ACTIVATIONS`."""
 
     width: int
     bias: bool = True

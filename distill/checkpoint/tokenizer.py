@@ -91,8 +91,9 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
         first = min(beyond)
         raise InputError(
             f"{role} {str(folder)!r}: expected a tokenizer with ids below {rows}, the rows of the model's embeddings, "
-            f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): the model can't embed texts with them, or "
-            "masks; resize its embeddings (resize_token_embeddings), or use the tokenizer that it was trained with"
+            f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): the model can't embed texts that contain "
+            "them, or a mask token among them; resize its embeddings (resize_token_embeddings), or use the tokenizer "
+            "that it was trained with"
         )
 
 

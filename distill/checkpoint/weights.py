@@ -21,7 +21,7 @@ from distill.errors import InputError
 BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")  # integers in old files
 MASKS = ("attn.bias", "attention.bias")  # byte masks in files of the first GPT models
 LIBRARY = "transformers.modeling_utils"
-# Log messages whose content is in `Report`.
+# Log messages whose content is in `LoadReport`.
 SUPPRESSED_LOGS = ("LOAD REPORT", "The tied weights mapping for this model")
 log = logging.getLogger(__name__)
 

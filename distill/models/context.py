@@ -16,8 +16,8 @@ from distill.errors import InputError
 from distill.eval_mode import eval_mode
 
 
-class _WrittenBehind(torch.autograd.Function):
-    """Writes tensors behind the first `start` positions of a buffer; returns all up to there, with their gradient."""
+class _AppendToBuffer(torch.autograd.Function):
+    """Writes tensors after the first `start` positions of a buffer; returns all up to their end, with a gradient."""
 
     @staticmethod
     def forward(ctx: Any, latest: Tensor, buffer: Tensor, start: int) -> Tensor:
@@ -57,14 +57,16 @@ class _FullKeys(DynamicLayer):
         return self.join(key_states, value_states)
 
     def join(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the earlier keys and values with these behind them."""
+        """Returns the earlier keys and values followed by these."""
         assert self.keys is not None
         assert self.buffers is not None
         start = self.keys.shape[-2]
-        return _WrittenBehind.apply(keys, self.buffers[0], start), _WrittenBehind.apply(values, self.buffers[1], start)
+        return _AppendToBuffer.apply(keys, self.buffers[0], start), _AppendToBuffer.apply(
+            values, self.buffers[1], start
+        )
 
     def keep(self, keys: Tensor, values: Tensor) -> None:
-        """Makes keys and values earlier ones; the buffers have them already, but for the first ones."""
+        """Adds keys and values to the earlier ones; the buffers already contain them, except in the first call."""
         end = keys.shape[-2] + (0 if self.keys is None else self.keys.shape[-2])
         if self.buffers is None:
             self.buffers = self._hold(keys), self._hold(values)
@@ -76,7 +78,7 @@ class _FullKeys(DynamicLayer):
         return buffer
 
     def advance(self) -> None:
-        """Makes the last tokens earlier ones.
+        """Adds the latest tokens to the earlier ones.
 
         Raises:
             InputError: The layer wasn't computed, as one that is dropped at random.
@@ -124,7 +126,7 @@ class _SlidingKeys(_FullKeys, DynamicSlidingWindowLayer):
         self.keys, self.values = (each[..., first:, :].clone() if first else each for each in (keys, values))
 
     def advance(self) -> None:
-        """Makes the last tokens earlier ones, and counts them."""
+        """Adds the latest tokens to the earlier ones, and counts them."""
         length = 0 if self.latest is None else self.latest[0].shape[-2]
         super().advance()
         self.cumulative_length += length

@@ -80,7 +80,9 @@ class Layout:
 
 
 def parse_layout(text: str, processes: int, name: str = "layout") -> Layout:
-    """Returns the layout described by `text` for `processes` processes; `auto` is `fsdp` over all of them.
+    """Returns the layout described by `text` for `processes` processes.
+
+    Here `auto` is `fsdp` over all of them; that of the settings is resolved before.
 
     Raises:
         InputError: The text can't be parsed, the axes can't be combined, or their product isn't the number of

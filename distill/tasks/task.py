@@ -66,7 +66,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
-        """Returns a split as token ids (`Rows`)."""
+        """Returns a split as token ids (`EncodedRows`)."""
 
     def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
         """Returns a split as rows to train on."""
@@ -78,7 +78,7 @@ class Task(ABC):
 
     @classmethod
     def build(cls, labels: Sequence[str], settings: Mapping[str, Any]) -> Self:
-        """Returns the task with these labels and the task settings of a run; see `task_arguments`."""
+        """Returns the task with these labels and the task settings of a run; see `pipelines.settings.task_settings`."""
         return cls(tuple(labels))
 
     @abstractmethod

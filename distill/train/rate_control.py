@@ -30,7 +30,8 @@ class RateControl:
 
         Args:
             value: The score, or the negative loss.
-            config: Its `patience` and the like; the factor never falls below `min_rate`.
+            config: Its `plateau_patience`, `plateau_factor` and `plateau_cooldown`; the factor never falls below
+                `min_rate`.
 
         Source: ReduceLROnPlateau of torch.optim, with an absolute threshold of 0.
         """

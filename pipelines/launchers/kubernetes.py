@@ -24,7 +24,7 @@ def write_kubernetes(job: ClusterJob) -> EngineFiles:
     """Returns a file with the objects of the chosen form, separated as YAML documents."""
     objects = {"job": build_job, "jobset": build_jobset, "trainjob": build_trainjob}[job.config.form](job)
     name = f"{job.config.form}.yaml"
-    note = "no volume is mounted: outputs end with their pods; name a claim as --volume, or a URL as --output"
+    note = "no volume is mounted: outputs are lost when the pods end; name a claim as --volume, or a URL as --output"
     notes = [] if job.config.volume or job.is_kept_at_url else [note]
     text = yaml.safe_dump_all(objects, sort_keys=False, width=120)
     return EngineFiles({name: text}, ("kubectl", "apply", "-f", name), tuple(notes))

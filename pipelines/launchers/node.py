@@ -3,7 +3,7 @@
     python -m pipelines.launchers.node --nodes 2 --rank 0 --address first:29400 --processes 8 -- pipelines.distill ...
 
 torchrun itself ends with 1 whatever its processes returned. This ends with 0 after success, with 2 if the command's
-input is invalid, with 75 (EX_TEMPFAIL) if it was stopped, or lost the node where all meet, before its end, and with 1
+input is invalid, with 75 (EX_TEMPFAIL) if it was stopped, or lost the rendezvous node, before its end, and with 1
 otherwise. After a signal, processes have `--grace` seconds to write a checkpoint.
 """
 
@@ -40,8 +40,9 @@ def main(argv: Sequence[str]) -> int:
     config = build_agent_config(options)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # outcomes are reported below
     say(
-        f"node {options.rank} of {options.nodes}: {options.processes} processes, meeting at {options.address}; waits "
-        f"{JOIN_SECONDS} s for the other nodes and {options.timeout} s for an answer, restarts {options.restarts} times"
+        f"node {options.rank} of {options.nodes}: {options.processes} processes, rendezvous at {options.address}; "
+        f"waits {JOIN_SECONDS} s for the other nodes and {options.timeout} s for an answer, restarts "
+        f"{options.restarts} times"
     )
     stops.defer_stop()  # the agent stops the processes
     try:
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         return find_exit_code(rank, failure.exitcode)
     except RendezvousError as error:
         say(
-            f"{options.address}: expected an answer of the node where all meet, found none in {options.timeout} s "
+            f"{options.address}: no response from the rendezvous node (node 0) in {options.timeout} s "
             f"({type(error).__name__}): exit code {RETRY} asks to run it again"
         )
         return RETRY
@@ -67,7 +68,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         prog="pipelines.launchers.node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", required=True, help="number of nodes, or the fewest and the most as 1:4")
-    parser.add_argument("--rank", type=int, required=True, help="number of this node; all meet at node 0")
+    parser.add_argument("--rank", type=int, required=True, help="number of this node; the rendezvous is on node 0")
     parser.add_argument("--address", required=True, help="host and port of node 0")
     parser.add_argument("--processes", type=int, default=1, help="on this node")
     parser.add_argument("--name", default="stillroom", help="of the job")

@@ -20,7 +20,9 @@ def write_ray(job: ClusterJob) -> EngineFiles:
     """
     config = job.config
     if config.min_nodes != config.max_nodes:
-        raise InputError(f"nodes: expected one number with engine ray, found {config.nodes}: its workers are as many")
+        raise InputError(
+            f"nodes: expected one number with engine ray, found {config.nodes}: Ray Train's number of workers is fixed"
+        )
     workers = config.max_nodes * config.per_node
     entry = ["python", "-m", job.module, *job.arguments, "--engine=ray", f"--devices={workers}"]
     if job.module != "pipelines.cache":

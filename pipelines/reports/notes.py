@@ -72,7 +72,7 @@ def _write_latency_note(report: Report, entry: ModelEntry) -> str:
     latency, processor = entry["latency"], report["machine"]["processor"]
     calls = f"{latency['repeats']:,} calls"
     return (
-        f"Latency is the median over the texts of each text's fastest call, of {calls} in this run "
+        f"Latency is the median of per-text minima over {calls} in this run "
         f"({processor}, threads: {latency['threads']}) on texts of about {latency['length']} tokens. All models "
         "alternate on the same blocks of texts. Other load on the machine can only make calls slower, so the charts "
         "extend to the 90 % quantile of all calls. Tokenization is not included."

@@ -7,13 +7,13 @@ from pipelines.runs.training_logs import RankTimes
 
 
 def write_training_notes(training: TrainingEntry) -> list[str]:
-    """Returns a sentence for the range test, for each spike, for all falls of the learning rate, and for replicas."""
+    """Returns sentences about the range test, each spike, all reductions of the learning rate, and replicas."""
     test, falls = training["range_test"], training["falls"]
     notes = [_describe_range_test(test)] if test is not None else []
     notes += [_describe_spike(spike) for spike in training["spikes"]]
     if falls:
         listed = ", ".join(f"{_format_factor(fall['factor'])} in step {fall['step']:,}" for fall in falls)
-        notes.append(f"The validation stopped improving: the learning rate fell to {listed} of its schedule.")
+        notes.append(f"The validation stopped improving: the learning rate was reduced to {listed} of its schedule.")
     ranks = training.get("ranks", ())
     return [*notes, _describe_ranks(ranks)] if ranks else notes
 
@@ -40,7 +40,7 @@ def _describe_ranks(ranks: Sequence[RankTimes]) -> str:
     speeds = [each["speed"] for each in ranks]
     uneven = max(speeds) > min(speeds)
     divided = f", with rows divided as {' : '.join(f'{speed:.2f}' for speed in speeds)}" if uneven else ""
-    return f"Replicas waited for the slowest one for {idle} of the time of a step{divided}."
+    return f"Share of each step that the replicas waited for the slowest: {idle}{divided}."
 
 
 def _format_factor(factor: float) -> str:

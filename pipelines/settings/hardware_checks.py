@@ -22,12 +22,12 @@ def check_machine(accelerator: str, precision: str) -> None:
     if accelerator in GPUS and not may_have_gpu():
         raise InputError(
             f"machine.accelerator {accelerator}: expected a GPU, found none on this machine; use cpu, or auto, which "
-            "takes what is there"
+            "uses what the machine has"
         )
     if accelerator == "mps" and (sys.platform, platform.machine()) != ("darwin", "arm64"):
         raise InputError(
             f"machine.accelerator mps: expected a Mac with Apple silicon, found {platform.system()} on "
-            f"{platform.machine()}; use cpu, or auto, which takes what is there"
+            f"{platform.machine()}; use cpu, or auto, which uses what the machine has"
         )
     if precision in ON_GPUS and (accelerator in ("cpu", "mps") or not may_have_gpu()):
         raise InputError(

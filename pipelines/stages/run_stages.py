@@ -184,9 +184,9 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
     if missed:
         reached = [f"{name} keeps {share:.1%}" for name, share in shares.items() if share >= least]
         raise InputError(
-            f"budget.min_score {least:g}: of the teacher's score on the validation split {', '.join(missed)}. "
-            "Everything was written all the same; it would take a lower speed, more epochs or more text "
-            "(--data.unlabelled)" + (f"; {reached[-1]}" if reached else "")
+            f"budget.min_score {least:g}: expected at least {least:.1%} of the teacher's validation score, found that "
+            f"{', '.join(missed)}. All files were written; request a lower speed-up, train for more epochs or add "
+            "unlabelled text (--data.unlabelled)" + (f"; {reached[-1]}" if reached else "")
         )
 
 

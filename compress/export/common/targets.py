@@ -47,14 +47,12 @@ class Format:
 
 
 NO_FLOATS = {
-    scheme.name: "on CPUs it has no products of 8-bit floats; int8 is for it"
-    for scheme in SCHEMES.values()
-    if scheme.floats
+    scheme.name: "it has no fp8 matrix multiplication on CPUs; use int8" for scheme in SCHEMES.values() if scheme.floats
 }
 
 NO_GROUPS = dict.fromkeys(
     (scheme.name for scheme in SCHEMES.values() if scheme.inputs == "group"),
-    "only ONNX Runtime has products whose inputs are rounded by groups; onnxruntime is for it",
+    "only ONNX Runtime quantizes inputs by group; export onnxruntime",
 )
 
 FORMATS: Mapping[str, Format] = {
@@ -70,8 +68,8 @@ FORMATS: Mapping[str, Format] = {
             saturates=True,
             refuses=dict.fromkeys(
                 ("int8-dynamic", "int4-dynamic"),
-                "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "
-                "slow as that; int8-static is for it",
+                "OpenVINO dequantizes matrix products with scales of each call to float32, as large and slow as the "
+                "float model; use int8-static",
             )
             | NO_FLOATS
             | NO_GROUPS,
@@ -80,10 +78,10 @@ FORMATS: Mapping[str, Format] = {
             "executorch",
             "executorch",
             refuses={
-                "int8-static": "XNNPACK's products of static bytes give bytes, the scheme's give floats, and so they "
-                "would be computed in float; int8-dynamic is for it",
-                "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
-                "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
+                "int8-static": "XNNPACK's statically quantized products return int8, but this scheme needs float "
+                "outputs, so they would be computed in float; use int8-dynamic",
+                "int8-weights": "XNNPACK can't multiply float inputs by int8 weights; use int8-dynamic",
+                "int4-weights": "XNNPACK can't multiply float inputs by int4 weights; use int4-dynamic",
             }
             | NO_FLOATS
             | NO_GROUPS,
@@ -92,10 +90,10 @@ FORMATS: Mapping[str, Format] = {
             "litert",
             "litert",
             refuses={
-                "int8-static": "XNNPACK's products of static bytes give bytes, the scheme's give floats, and LiteRT's "
-                "own with 32-bit integers take longer than products of floats; int8-dynamic is for it",
-                "int4-weights": "LiteRT has no product of floats with 4 bits in groups: unfolded before it they would "
-                "be as large as floats and several times as slow; int4-dynamic is for it",
+                "int8-static": "XNNPACK's statically quantized products return int8, but this scheme needs float "
+                "outputs, and LiteRT's own int32 kernels are slower than float; use int8-dynamic",
+                "int4-weights": "LiteRT can't multiply float inputs by grouped int4 weights; dequantized they would be "
+                "as large as float and several times slower; use int4-dynamic",
             }
             | NO_FLOATS
             | NO_GROUPS,
@@ -107,7 +105,7 @@ FORMATS: Mapping[str, Format] = {
             tolerance=1e-4,
             refuses={
                 "int8-static": "transformers doesn't load the scales of activations of a torchao checkpoint",
-                "int4-dynamic": "torchao's safetensors have no word for 4-bit weights with rounded activations",
+                "int4-dynamic": "torchao's safetensors format can't represent int4 weights with quantized inputs",
             }
             | NO_GROUPS,
         ),
@@ -118,9 +116,9 @@ FORMATS: Mapping[str, Format] = {
             attention=False,
             refuses=dict.fromkeys(
                 ("int8-dynamic", "int4-dynamic"),
-                "its reader computes no scales in each call; int8-static is for it",
+                "its reader can't compute scales per call; use int8-static",
             )
-            | {"int4-weights": "numpy has no integers of 4 bits; int8-weights is for it"}
+            | {"int4-weights": "numpy has no 4-bit integers; use int8-weights"}
             | NO_FLOATS
             | NO_GROUPS,
         ),
@@ -178,7 +176,7 @@ class ExportTarget:
 
     @property
     def measured(self) -> bool:
-        """Whether its runtime is available here and measuring it isn't redundant."""
+        """Whether its speed is measured; that of formats that share a runtime with another one isn't."""
         return self.format not in ("onnx", "onnx-decoder", "compressed-tensors") and not self.kind.reads_texts
 
 
@@ -220,7 +218,7 @@ def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
     for each in formats:
         accepted = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)
         if accepted is None:
-            raise CompressError(f"export {each}: can't hold {name}: {FORMATS[each].refuses[schemes[0]]}")
+            raise CompressError(f"export {each}: doesn't support {name}: {FORMATS[each].refuses[schemes[0]]}")
         assigned[accepted].append(each)
     return {scheme: taken for scheme, taken in assigned.items() if taken}
 

@@ -41,7 +41,7 @@ def list_signature_lengths(longest: int) -> list[int]:
 
 
 def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
-    """Writes `folder/model.tflite`, which takes one text: a signature for each of `lengths`, with shared weights.
+    """Writes `folder/model.tflite`, which takes one text: with a signature for each length and shared weights.
 
     Args:
         source: The model.

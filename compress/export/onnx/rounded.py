@@ -180,7 +180,7 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
         return x, product
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if "scale" in attributes or set(node.input[4:]) - {""}:
-        raise ExportError(f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none")
+        raise ExportError(f"onnxruntime: the Attention of {name} has a scale or past input, which QAttention lacks")
     inputs = [quantized, weight, node.input[2], scale, scales, node.input[3], zero, none]
     writer.node("QAttention", inputs, node.output[0], MICROSOFT, **attributes)
     return None

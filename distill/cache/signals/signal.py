@@ -78,7 +78,7 @@ class Signal(ABC):
         """
 
     def fit(self, rows: Sequence[SignalRow]) -> dict[str, np.ndarray]:
-        """Returns frequency tables (`rans.table`) for `encode` and `decode`, fitted on a sample; none by default."""
+        """Returns frequency tables (`rans.build_table`) for `encode` and `decode`, fitted on a sample, or none."""
         return {}
 
     @abstractmethod

@@ -89,7 +89,7 @@ def misread(word: str, rng: Random) -> str | None:
 
 
 def change_case(words: Words, rate: float, rng: Random) -> Words | None:
-    """Changes the case of words, of one time in three that of the whole row."""
+    """Changes the case of drawn words or, one time in three, of the whole row."""
     change = rng.choice((str.lower, str.upper, str.capitalize))
     return change_words(words, 1.0 if rng.random() < 1 / 3 else rate, rng, lambda word, _: change(word))
 

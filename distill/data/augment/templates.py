@@ -23,7 +23,7 @@ class TemplateFile:
 
     Args:
         slots: The fillers of each slot.
-        templates: The templates of each label; those under "" have none.
+        templates: The templates of each label; those under "" belong to no label.
     """
 
     slots: dict[str, list[str]] = field(default_factory=dict)

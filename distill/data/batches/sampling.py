@@ -67,7 +67,7 @@ class EveryRow(RowSampler):
 
 @dataclass(frozen=True)
 class SyntheticShare(RowSampler):
-    """All real rows, and as many synthetic ones in each epoch, other ones until all were used.
+    """All real rows and `per_epoch` synthetic rows; no synthetic row is repeated before all have been used.
 
     Args:
         rows: Number of all rows.
@@ -94,9 +94,9 @@ class SyntheticShare(RowSampler):
 
 
 def draw_in_turn(first: int, last: int, count: int, epoch: int, seed: int) -> np.ndarray:
-    """Returns `count` of the rows from `first` to `last`: through the epochs each has its turn before one has two.
+    """Returns `count` of the rows from `first` to `last`; over the epochs, no row is drawn again before all have been.
 
-    Each time that all had their turn, their order is drawn anew.
+    Once all have been drawn, their order is drawn anew.
     """
     size = last - first
     places = np.arange(epoch * count, (epoch + 1) * count)
@@ -110,7 +110,7 @@ def draw_in_turn(first: int, last: int, count: int, epoch: int, seed: int) -> np
 
 @dataclass(frozen=True)
 class ClassBalanced(RowSampler):
-    """As many rows of each class; the rows of a class have their turns.
+    """The same number of rows of each class; the rows of a class are used in turn.
 
     Args:
         classes: The class of each row; rows with a negative one, without a label, are a class too.
@@ -182,7 +182,7 @@ class Curriculum(RowSampler):
         return float(np.sqrt(self.start**2 + (1 - self.start**2) * progress))
 
     def draw(self, epoch: int) -> np.ndarray:
-        """Returns rows among the easiest, each as often as the others but for one time."""
+        """Returns rows among the easiest; how often two rows are drawn differs by at most one."""
         available = max(1, round(self.find_share(epoch) * self.count))
         easy = np.argsort(self.difficulty, kind="stable")[:available]
         rng = np.random.default_rng([self.seed, epoch])

@@ -34,7 +34,7 @@ class Supervisor:
         train: Trains a replica; called in its process, so that it has to be picklable.
         shared: Folder in which the replicas have theirs.
         machine: The number of replicas, and how often dead ones are started again, over all of them.
-        console: Where deaths and restarts are said.
+        console: Prints failures and restarts.
         lighthouse: Address at which replicas that are averaged find each other; empty for others.
         preload: Modules that `train` needs; imported once for all replicas and their restarts.
     """

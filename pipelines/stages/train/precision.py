@@ -68,8 +68,8 @@ def select_precision(run: Run, plan: RunPlan, data: Artefact) -> str:
     why = find_unsupported_reason(chosen, choose_device(machine.accelerator))
     if why:
         raise InputError(
-            f"machine.precision auto: the runs of this folder train in {chosen} ({str(stage.folder)!r}), which can't "
-            f"be on {choose_device(machine.accelerator).type}: {why}; name a precision, or another output"
+            f"machine.precision auto: this output folder already uses {chosen} ({str(stage.folder)!r}), which "
+            f"{choose_device(machine.accelerator).type} doesn't support: {why}; set --precision, or another --output"
         )
     if stage.skipped:
         run.console.say(f"  precision: {chosen}, as it was chosen for this folder")

@@ -86,7 +86,7 @@ def run_replicas(
         train: Trains a replica, in its process.
         shared: Folder for the replicas' files; a run that was killed goes on from them.
         machine: Their number, strategy, restarts and timeout.
-        console: Where deaths are said.
+        console: Prints failures.
         preload: Modules that `train` needs.
     """
     is_averaged = machine.asynchronous in AVERAGED

@@ -195,7 +195,10 @@ def test_a_quantized_model_is_refused(quantized_run, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
+        (
+            ["--export", "executorch", "--scheme", "int8-static"],
+            "export executorch: doesn't support int8-static: XNNPACK",
+        ),
         (["--export", "tflite"], "export: expected one or several of"),
         (["--speedup", "4"], "budget: expected none with student.trained"),
         (["--student.spec", "layers=2"], "student.trained: expected a checkpoint or teacher"),

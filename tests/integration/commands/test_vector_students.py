@@ -88,7 +88,7 @@ def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monke
 
 @pytest.mark.parametrize(("more", "message"), [
     (("--speedup", "4"), "budget: expected none for a static student, found a target speed"),
-    (("--quantize", "int4", "--export", "numpy"), "export numpy: can't hold int4: numpy has no integers of 4 bits"),
+    (("--quantize", "int4", "--export", "numpy"), "export numpy: doesn't support int4: numpy has no 4-bit integers"),
     (("--student", "static,ngrams=64", "--export", "openvino"), "export openvino: expected a student without ngrams"),
     (("--student", "static,pooling=mean", "--export", "model2vec"),
      "export model2vec: expected student static, pooling=weighted and no ngrams, found static, pooling=mean:"),

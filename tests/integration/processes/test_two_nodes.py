@@ -86,7 +86,7 @@ def test_two_machines_train_the_student_of_one(inputs, expected, tmp_path):
         start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=60)
         printed = finish(machines)
     assert differences(read_weights(tmp_path / "run"), expected) < NEAR
-    assert all(f"meeting at {ADDRESSES[0]}:29400" in text for text in printed)
+    assert all(f"rendezvous at {ADDRESSES[0]}:29400" in text for text in printed)
 
 
 def test_a_short_network_outage_is_waited_out(inputs, expected, tmp_path):

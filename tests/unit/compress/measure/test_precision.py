@@ -181,7 +181,7 @@ def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_na
     file.write_text(json.dumps(seal_manifest(content)))
     gc.collect()
     message = refusal_of(distill, arguments, monkeypatch, capsys)
-    assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
+    assert f"this output folder already uses fp8 ('{file.parent}'), which cpu doesn't support" in message
 
 
 def test_a_missing_share_of_the_ceiling_is_not_printed():

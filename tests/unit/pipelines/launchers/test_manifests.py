@@ -54,7 +54,7 @@ def test_kubernetes_accepts_the_job_and_its_service(queue):
 def test_outputs_that_would_end_with_their_pods_are_announced(output, volume, is_warned):
     config = LaunchConfig(nodes="2", image="registry/stillroom:1", volume=volume)
     job = read_command(["stillroom", "distill", "--data", "s3://texts/all", *output], config)
-    assert any("outputs end with their pods" in note for note in ENGINES["kubernetes"](job).notes) == is_warned
+    assert any("outputs are lost when the pods end" in note for note in ENGINES["kubernetes"](job).notes) == is_warned
 
 
 def test_a_misspelt_field_of_a_job_is_found():

@@ -53,7 +53,7 @@ def test_the_page_shows_the_events_in_charts_and_sentences(logs):
         "Range test: learning rate 0.0021 of 1e-06 to 1, a tenth of the rate with the lowest loss (0.5).",
         "Spike in step 41: loss 93, usual 2.1; back to the checkpoint before it, without batch 44, at 50 % of",
         "Spike in step 1: a loss that isn't finite; back to the checkpoint before it, without batch 1, at 25 % of",
-        "The validation stopped improving: the learning rate fell to 12.5 % in step 1,200 of its schedule.",
+        "The validation stopped improving: the learning rate was reduced to 12.5 % in step 1,200 of its schedule.",
         "chosen: 0.0021",
     ):
         assert sentence in text
