@@ -167,7 +167,7 @@ EXPORT = Kind(
         Edit(
             "compress/export/common/targets.py",
             "FORMATS: Mapping[str, Format] = {",
-            '        Format("$label", "$label", rounded=False),',
+            '        Format("$label", "$label", supports_quantized=False),',
             end="    )",
         ),
         Edit(
@@ -202,7 +202,7 @@ def write_$name(source: Source, target: ExportTarget, folder: Path) -> None:
     (
         "compress/export/$name.py: the file that is written, and its runtime",
         "compress/export/common/targets.py: the Format's tolerance; EXTRAS, if its library is an extra of its own",
-        "compress/export/probe.py: PROBES, and rounded=True in its Format, once it holds quantized models",
+        "compress/export/probe.py: PROBES, and supports_quantized=True in its Format, once it holds quantized models",
         "pyproject.toml: the extra, if there is one; tests/unit/test_package_boundaries.py: the file that may import "
         "its library",
         "pipelines/settings/commands/distill.py and export.py: the description of `export`",

@@ -182,7 +182,7 @@ class Benchmark:
         """Writes the deployed files and scores them."""
         model, tokenizer = TorchModel.of(trained.model), trained.tokenizer
         chain = with_sources([self.target])
-        reduce_range = resolve_reduce_range("auto", "here", [self.target.format]) if self.target.rounded else False
+        reduce_range = resolve_reduce_range("auto", "here", [self.target.format]) if self.target.is_quantized else False
         write_targets(Source(trained.model, tokenizer, reduce_range=reduce_range), chain, folder)
         runner = OnnxModel(folder / str(self.target), self.options.threads)
         if self.budget.precision == "fp32":

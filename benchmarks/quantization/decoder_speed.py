@@ -78,13 +78,17 @@ def build_decoder(options: argparse.Namespace) -> PreTrainedModel:
 def write_decoder(options: argparse.Namespace, scheme: str, folder: Path) -> Path:
     """Returns the folder with the decoder's file in a scheme; empty: in float32."""
     model = build_decoder(options)
-    rounding = None
+    quantization = None
     if scheme:
         prepare_quantized(model, resolve_scheme(scheme))
-        rounding = convert_quantized(model)
+        quantization = convert_quantized(model)
     tokenizer = BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4})
-    source = Source(model, tokenizer, rounding)
-    target = ExportTarget("onnx-decoder", find_lowest_precision(rounding)) if rounding else ExportTarget("onnx-decoder")
+    source = Source(model, tokenizer, quantization)
+    target = (
+        ExportTarget("onnx-decoder", find_lowest_precision(quantization))
+        if quantization
+        else ExportTarget("onnx-decoder")
+    )
     for each in with_sources([target]):
         write_target(source, each, folder / (scheme or FLOAT))
     return folder / (scheme or FLOAT) / str(target)

@@ -112,7 +112,9 @@ def export_forms(model: PreTrainedModel, options: argparse.Namespace, ids: Tenso
         sources[scheme] = Source(quantized, tokenizer, convert_quantized(quantized))
     forms = {}
     for name, source in sources.items():
-        target = ExportTarget("torchao", SCHEMES[name].precision) if source.rounding else ExportTarget("huggingface")
+        target = (
+            ExportTarget("torchao", SCHEMES[name].precision) if source.quantization else ExportTarget("huggingface")
+        )
         write_targets(source, [target], folder / name)
         loaded = load_form(folder / name / str(target), torch.bfloat16 if name == BFLOAT else torch.float32)
         forms[name] = Form(loaded.to(options.device), compute_logits(source.reference, ids))

@@ -17,7 +17,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
 from compress.export.onnx.generate import PAST
 from compress.export.onnx.graph import ONNX_FILE, open_session
-from compress.export.onnx.rounded import PRODUCTS
+from compress.export.onnx.quantized import PRODUCTS
 from distill.checkpoint.custom_models import load_model_folder
 
 ProbeInputs = Mapping[str, np.ndarray]
@@ -88,7 +88,7 @@ def probe_arrays(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     from compress.export.arrays.reader import Reader
 
     products: dict[str, Product] = {}
-    names = {name.rpartition(".")[2]: name for name, layer in source.layers.items() if layer.inputs != "table"}
+    names = {name.rpartition(".")[2]: name for name, layer in source.layers.items() if layer.input_scales != "table"}
 
     class RecordingReader(Reader):
         def apply_linear(self, name: str, x: np.ndarray) -> np.ndarray:
@@ -104,12 +104,12 @@ def probe_arrays(source: Source, target: ExportTarget, folder: Path, inputs: Pro
 @torch.inference_mode()
 def probe_checkpoint(source: Source, target: ExportTarget, folder: Path, inputs: ProbeInputs) -> dict[str, Product]:
     """Returns the products of the linear layers of the reloaded checkpoint."""
-    assert source.rounding is not None
+    assert source.quantization is not None
     products: dict[str, Product] = {}
     with quiet():
         model = load_model_folder(folder / str(target))
-        for name, rounded in source.rounding.items():
-            if rounded.scheme is not None:
+        for name, quantized in source.quantization.items():
+            if quantized.scheme is not None:
                 model.get_submodule(name).register_forward_hook(partial(record_product, products, name))
         model(**{name: torch.from_numpy(inputs[name]) for name in source.inputs})
     return products

@@ -24,7 +24,7 @@ from compress.measure.memory import read_peak_memory
 from compress.subprocesses import end_with_parent, signal_name
 from distill.checkpoint.readers import CHECKPOINT_READERS
 
-# Share of predictions that must agree if activations are rounded: a difference of the last bit may flip one.
+# Share of predictions that must agree if activations are quantized: a difference of the last bit may flip one.
 MIN_AGREEMENT = 0.995
 BATCH = 16
 NONE = np.zeros(0, np.int64)
@@ -60,7 +60,7 @@ def verify_export(
     max_length: int,
     expected: np.ndarray,
     *,
-    rounds: bool = False,
+    quantized: bool = False,
     kind: DecisionKind = "class",
 ) -> tuple[Parity, np.ndarray]:
     """Reloads the artefact in `folder` with its own tokenizer in a fresh process and compares it with `expected`.
@@ -71,8 +71,8 @@ def verify_export(
         texts, pairs: Real texts, or the words of each.
         max_length: Longest text in tokens.
         expected: Logits of the trained model for them, [texts, classes]; for token-level models [tokens, classes].
-        rounds: Whether activations are rounded: a difference of the last bit may then move logits by a step, so that
-            predictions are compared instead.
+        quantized: Whether activations are quantized: a difference of the last bit may then move logits by a step, so
+            that predictions are compared instead.
         kind: Kind of predictions.
 
     Returns:
@@ -80,7 +80,7 @@ def verify_export(
 
     Raises:
         VerificationError: The fresh process was ended by a signal, for example for lack of memory.
-        ExportError: The fresh process fails; the logits differ by more than rounding of float32; or, with `rounds`,
+        ExportError: The fresh process fails; the logits differ by more than rounding of float32; or, with `quantized`,
             more than 1 - MIN_AGREEMENT of the predictions differ.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -110,7 +110,7 @@ def verify_export(
     logits = outputs["logits"]
     parity = compare_logits(target, logits, expected, kind, outputs["lengths"])
     parity = replace(parity, load_ms=float(outputs["load_ms"]), peak_bytes=int(outputs["peak_bytes"]))
-    check_parity(parity, folder, rounds=rounds)
+    check_parity(parity, folder, quantized=quantized)
     return parity, logits
 
 
@@ -129,19 +129,19 @@ def compare_logits(
     return Parity(target, len(expected), float(difference.max()), float(difference.mean()), agreement)
 
 
-def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
+def check_parity(parity: Parity, folder: Path, *, quantized: bool) -> None:
     """Checks that the artefact agrees with the model within the tolerance of its target.
 
     Raises:
         ExportError: The difference is larger.
     """
     tolerance = find_target(parity.target).kind.tolerance
-    if rounds and not (parity.agreement >= MIN_AGREEMENT and np.isfinite(parity.max_difference)):
+    if quantized and not (parity.agreement >= MIN_AGREEMENT and np.isfinite(parity.max_difference)):
         raise ExportError(
             f"{parity.target}: {folder} predicts differently from the trained model: expected at least "
             f"{MIN_AGREEMENT:.1%} of its predictions to agree, found {parity.agreement:.2%}"
         )
-    if not rounds and not parity.max_difference <= tolerance:  # also catches NaN
+    if not quantized and not parity.max_difference <= tolerance:  # also catches NaN
         raise ExportError(
             f"{parity.target}: {folder} has other logits than the trained model: largest difference "
             f"{parity.max_difference:.2e}, expected at most {tolerance:.0e}: predictions would change"

@@ -11,7 +11,7 @@ from compress.export.common.targets import ExportTarget, by_scheme, with_sources
 from compress.export.onnx.fuse import fuse_operators
 from compress.export.onnx.graph import ONNX_FILE, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
-from compress.export.onnx.rounded import round_fused, round_graph
+from compress.export.onnx.quantized import quantize_fused_graph, quantize_graph
 from compress.export.probe import PROBES, ProbeInputs
 from compress.quantize.store import save_quantization
 
@@ -29,7 +29,7 @@ def write_targets(source: Source, targets: Iterable[ExportTarget], folder: Path)
     """
     wanted = with_sources(targets)
     for target in wanted:
-        check_rounded(source, target)
+        check_quantized(source, target)
     for target in wanted:
         write_target(source, target, folder)
 
@@ -41,7 +41,7 @@ def write_target(source: Source, target: ExportTarget, folder: Path) -> None:
         ExportError: The format can't express the model.
         CompressError: The format's library isn't installed, or the format doesn't support the model's scheme.
     """
-    check_rounded(source, target)
+    check_quantized(source, target)
     WRITERS[target.format](source, target, folder)
     if target.kind.reads_texts:
         return
@@ -51,17 +51,17 @@ def write_target(source: Source, target: ExportTarget, folder: Path) -> None:
         source.model.config.save_pretrained(folder / str(target))
 
 
-def check_rounded(source: Source, target: ExportTarget) -> None:
+def check_quantized(source: Source, target: ExportTarget) -> None:
     """Checks that a target that stores quantized weights has a quantized model."""
-    if not target.rounded:
+    if not target.is_quantized:
         return
-    if source.rounding is None:
+    if source.quantization is None:
         if target == ExportTarget("onnxruntime", "int8"):
             return  # ONNX Runtime's own int8 needs no stored scales
         raise CompressError(
             f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"
         )
-    for scheme in {rounded.scheme.name for rounded in source.rounding.values() if rounded.scheme is not None}:
+    for scheme in {quantized.scheme.name for quantized in source.quantization.values() if quantized.scheme is not None}:
         by_scheme([target.format], scheme)
 
 
@@ -74,7 +74,7 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     Raises:
         ExportError: The difference is larger than rounding of float32.
     """
-    if all(layer.inputs == "table" for layer in source.layers.values()):
+    if all(layer.input_scales == "table" for layer in source.layers.values()):
         return 0.0
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
     if not difference <= LAYER:  # also catches NaN
@@ -95,17 +95,17 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
 def write_huggingface(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a folder that transformers loads."""
     export_huggingface(source.trained or source.model, source.tokenizer, folder / str(target))
-    if source.rounding is not None:
-        save_quantization(source.rounding, folder / str(target))
+    if source.quantization is not None:
+        save_quantization(source.quantization, folder / str(target))
 
 
 def write_onnx(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ONNX graph."""
     target_folder = folder / str(target)
-    if not target.rounded:
+    if not target.is_quantized:
         export_onnx(source.model, source.tokenizer, target_folder, source.inputs)
     else:
-        round_graph(folder / "onnx" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
+        quantize_graph(folder / "onnx" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
 
 
 def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
@@ -113,10 +113,10 @@ def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
     from compress.export.onnx.decoder import export_decoder
 
     target_folder = folder / str(target)
-    if not target.rounded:
+    if not target.is_quantized:
         export_decoder(source.model, source.tokenizer, target_folder)
         return
-    round_graph(folder / "onnx-decoder" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
+    quantize_graph(folder / "onnx-decoder" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
     if source.model.generation_config is not None:
         source.model.generation_config.save_pretrained(target_folder)
 
@@ -124,14 +124,14 @@ def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
 def write_onnxruntime(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes an ONNX graph that is optimized for ONNX Runtime."""
     file = folder / str(target) / ONNX_FILE
-    if not target.rounded:
+    if not target.is_quantized:
         fuse_operators(folder / "onnx" / ONNX_FILE, file)
-    elif source.rounding is None:
+    elif source.quantization is None:
         quantize_int8(folder / "onnxruntime" / ONNX_FILE, file, reduce_range=source.reduce_range)
-    elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
-        round_fused(folder / "onnxruntime" / ONNX_FILE, file, source.layers)
+    elif all(layer.input_scales in ("tensor", "table") for layer in source.layers.values()):
+        quantize_fused_graph(folder / "onnxruntime" / ONNX_FILE, file, source.layers)
     else:  # no fused operator takes scales computed in each call
-        round_graph(folder / "onnx" / ONNX_FILE, file, source.layers)
+        quantize_graph(folder / "onnx" / ONNX_FILE, file, source.layers)
 
 
 def write_openvino(source: Source, target: ExportTarget, folder: Path) -> None:
@@ -146,21 +146,21 @@ def write_executorch(source: Source, target: ExportTarget, folder: Path) -> None
     """Writes an ExecuTorch program."""
     from compress.export.executorch.program import export_executorch
 
-    export_executorch(source, folder / str(target), rounded=target.rounded)
+    export_executorch(source, folder / str(target), quantized=target.is_quantized)
 
 
 def write_litert(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes a LiteRT file."""
     from compress.export.litert.model import export_litert
 
-    export_litert(source, folder / str(target), rounded=target.rounded)
+    export_litert(source, folder / str(target), quantized=target.is_quantized)
 
 
 def write_numpy(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes arrays and the code that reads them."""
     from compress.export.arrays.write import export_arrays
 
-    export_arrays(source.model, folder / str(target), source.layers if target.rounded else {})
+    export_arrays(source.model, folder / str(target), source.layers if target.is_quantized else {})
 
 
 def write_model2vec(source: Source, target: ExportTarget, folder: Path) -> None:

@@ -45,7 +45,9 @@ def calibrate(
     Raises:
         CompressError: There is no text, an input isn't finite, or no batch reaches one of the layers.
     """
-    layers = {name: layer for name, layer in find_quantized_linears(model).items() if layer.scheme.inputs == "tensor"}
+    layers = {
+        name: layer for name, layer in find_quantized_linears(model).items() if layer.scheme.input_scales == "tensor"
+    }
     observer = _RangeObserver(seed)
     previous = {name: layer.grid for name, layer in layers.items()}
     try:

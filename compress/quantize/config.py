@@ -82,7 +82,7 @@ class QuantizeConfig:
 
     def _check_scheme(self) -> None:
         schemes = [SCHEMES[name] for name in resolve_schemes(self.scheme)]
-        if self.ranges != "minmax" and all(each.inputs != "tensor" for each in schemes):
+        if self.ranges != "minmax" and all(each.input_scales != "tensor" for each in schemes):
             raise CompressError(
                 f"quantize.ranges {self.ranges}: expected scheme int8-static, found {self.scheme}: it has no "
                 "calibrated input ranges; leave quantize.ranges out"

@@ -17,7 +17,7 @@ EXPONENT_MASK = 0x7F800000  # exponent bits of a float32
 
 def round_to_nearest_(steps: Tensor, number_format: NumberFormat) -> Tensor:
     """Rounds values in units of their scale to the nearest representable ones, in place; ties go to even."""
-    if number_format.floats:
+    if number_format.is_float8:
         spacing = compute_float8_spacing(steps.clamp_(-number_format.largest, number_format.largest))
         return steps.div_(spacing).round_().mul_(spacing)
     return steps.round_().clamp_(-number_format.largest, number_format.largest)
@@ -67,7 +67,7 @@ def quantize_weight(
 ) -> Tensor:
     """Returns the weight in units of its scales [rows, inputs], rounded, as int8 or float8_e4m3fn."""
     groups = weight.detach().view(scales.numel(), -1)
-    dtype = torch.float8_e4m3fn if number_format.floats else torch.int8
+    dtype = torch.float8_e4m3fn if number_format.is_float8 else torch.int8
     return round_to_nearest_(groups / scales.view(-1, 1), number_format).to(dtype).view(weight.shape)
 
 

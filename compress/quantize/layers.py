@@ -127,21 +127,21 @@ class QuantizedLinear(nn.Linear):
 
     def round_input(self, x: Tensor) -> Tensor:
         """Returns the input [..., inputs] on its grid, or unchanged if the scheme doesn't round it."""
-        if self.scheme.inputs == "token":
-            if self.scheme.floats:
+        if self.scheme.input_scales == "token":
+            if self.scheme.is_float8:
                 return _FLOAT8_CACHE.get_or_compute(x, lambda: fake_quantize_float8(x, find_product_dtype(x)))
             return _TOKEN_CACHE.get_or_compute(x, lambda: fake_quantize_tokens(x, find_product_dtype(x)))
-        if self.scheme.inputs == "group":
+        if self.scheme.input_scales == "group":
             return _GROUP_CACHE.get_or_compute(x, lambda: fake_quantize_groups(x, find_product_dtype(x)))
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
     def find_near_ties(self, x: Tensor, tolerance: float) -> Tensor:
         """Returns a mask [...] of the rows of `x` [..., inputs] with a value within `tolerance` steps of a tie."""
-        if self.scheme.inputs == "token":
-            if self.scheme.floats:
+        if self.scheme.input_scales == "token":
+            if self.scheme.is_float8:
                 return is_near_float8_tie(x, tolerance).any(-1)
             return is_near_tie(x, compute_token_grid(x)[0], tolerance).any(-1)
-        if self.scheme.inputs == "group":
+        if self.scheme.input_scales == "group":
             groups, largest = split_inputs(x)
             return is_near_tie(groups, largest / INT8.largest, tolerance).any(-1).any(-1)
         if self.grid is not None:

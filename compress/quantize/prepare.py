@@ -234,7 +234,7 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def _choose_tied_head_scheme(scheme: Scheme, reduce_range: bool) -> Scheme:
     """Returns the scheme for a head that shares its weight with an embedding table, which has 8-bit integers."""
-    if scheme.floats or reduce_range:  # no kernel multiplies integers by 8-bit floats
+    if scheme.is_float8 or reduce_range:  # no kernel multiplies integers by 8-bit floats
         return Scheme("int8-weights")
     return dataclasses.replace(scheme, bits=8, group=0)
 
@@ -249,7 +249,7 @@ def _check_finite(name: str, weight: Tensor) -> None:
 
 
 def _read_grid(name: str, layer: QuantizedLinear) -> tuple[float, int] | None:
-    if layer.scheme.inputs != "tensor":
+    if layer.scheme.input_scales != "tensor":
         return None
     if layer.grid is None:
         raise CompressError(

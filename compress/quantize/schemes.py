@@ -9,7 +9,7 @@ from compress.errors import CompressError
 
 LARGEST_LEVEL = 255  # largest level of an 8-bit activation; the smallest is 0
 SMALLEST_SCALE = 1e-9  # lower bound of a scale: a row of zeros stays zeros
-LARGEST_GROUP, SMALLEST_GROUP = 128, 16  # inputs that share a scale where inputs are rounded by groups
+LARGEST_GROUP, SMALLEST_GROUP = 128, 16  # inputs that share a scale where inputs are quantized by groups
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,20 @@ class NumberFormat:
 
     Args:
         largest: Largest value; the smallest is its negative.
-        floats: Whether they are 8-bit floats (E4M3), whose spacing grows with magnitude, instead of integers.
+        is_float8: Whether they are 8-bit floats (E4M3), whose spacing grows with magnitude, instead of integers.
     """
 
     largest: int
-    floats: bool = False
+    is_float8: bool = False
 
     @property
     def clip_bound(self) -> float:
         """The magnitude from which values are clipped: half a step beyond the largest value."""
-        return self.largest + (16 if self.floats else 0.5)
+        return self.largest + (16 if self.is_float8 else 0.5)
 
 
 INT8 = NumberFormat(127)
-FLOAT8 = NumberFormat(448, floats=True)
+FLOAT8 = NumberFormat(448, is_float8=True)
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,31 @@ class Scheme:
         name: Name in the settings.
         bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduce_weight_range`.
         group: Inputs that share a scale; 0: all inputs of an output.
-        inputs: Inputs of a linear layer: `float`, not quantized; `token`, 8 bits with a scale and zero point per token,
-            computed in each call; `tensor`, 8 bits with one scale and zero point from calibration or training; `group`,
-            8 bits with a scale per token and group of adjacent inputs, computed in each call.
-        floats: 8-bit floats (E4M3) instead of integers, for weights and for inputs with per-token scales, which then
+        input_scales: How the inputs of a linear layer are quantized: `float`, not at all; `token`, 8 bits with a scale
+            and zero point per token, computed in each call; `tensor`, 8 bits with one scale and zero point from
+            calibration or training; `group`, 8 bits with a scale per token and group of adjacent inputs, computed in
+            each call.
+        is_float8: 8-bit floats (E4M3) instead of integers, for weights and for inputs with per-token scales, which then
             have no zero point.
     """
 
     name: str
     bits: int = 8
     group: int = 0
-    inputs: Literal["float", "token", "tensor", "group"] = "float"
-    floats: bool = False
+    input_scales: Literal["float", "token", "tensor", "group"] = "float"
+    is_float8: bool = False
 
     @property
     def number_format(self) -> NumberFormat:
         """Values that a weight can take, in units of its scale."""
-        return FLOAT8 if self.floats else NumberFormat(2 ** (self.bits - 1) - 1)
+        return FLOAT8 if self.is_float8 else NumberFormat(2 ** (self.bits - 1) - 1)
 
     def find_group(self, inputs: int) -> int:
         """Returns the number of adjacent inputs whose weights share a scale in a layer with so many; 0: all of them.
 
-        Schemes that round inputs by groups have smaller groups in layers that theirs don't divide.
+        Schemes that quantize inputs by groups have smaller groups in layers that theirs don't divide.
         """
-        return find_input_group(inputs) if self.group and self.inputs == "group" else self.group
+        return find_input_group(inputs) if self.group and self.input_scales == "group" else self.group
 
     @property
     def stored_bits(self) -> int:
@@ -78,21 +79,21 @@ class Scheme:
     @property
     def precision(self) -> str:
         """Name of the precision in reports and files: int8, int4 or fp8."""
-        return "fp8" if self.floats else f"int{self.stored_bits}"
+        return "fp8" if self.is_float8 else f"int{self.stored_bits}"
 
 
 SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("int8-static", inputs="tensor"),
-        Scheme("int8-dynamic", inputs="token"),
+        Scheme("int8-static", input_scales="tensor"),
+        Scheme("int8-dynamic", input_scales="token"),
         Scheme("int8-weights"),
         Scheme("int4-weights", bits=4, group=32),
-        Scheme("int4-dynamic", bits=4, group=32, inputs="token"),
-        Scheme("int8-groups", group=LARGEST_GROUP, inputs="group"),
-        Scheme("int4-groups", bits=4, group=LARGEST_GROUP, inputs="group"),
-        Scheme("fp8-weights", floats=True),
-        Scheme("fp8-dynamic", inputs="token", floats=True),
+        Scheme("int4-dynamic", bits=4, group=32, input_scales="token"),
+        Scheme("int8-groups", group=LARGEST_GROUP, input_scales="group"),
+        Scheme("int4-groups", bits=4, group=LARGEST_GROUP, input_scales="group"),
+        Scheme("fp8-weights", is_float8=True),
+        Scheme("fp8-dynamic", input_scales="token", is_float8=True),
     )
 }
 
@@ -145,7 +146,7 @@ def has_integer_products(scheme: Scheme) -> bool:
 
     4-bit schemes with quantized inputs use 8-bit weights in sensitive layers and tied heads.
     """
-    return scheme.inputs != "float" and not scheme.floats
+    return scheme.input_scales != "float" and not scheme.is_float8
 
 
 def reduce_weight_range(scheme: Scheme) -> Scheme:

@@ -74,7 +74,7 @@ def list_arrays(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def list_integers(name: str, layer: Layer) -> dict[str, np.ndarray]:
     """Returns the arrays that replace a table or a linear layer's weight: integers, scales and the input's grid."""
-    if layer.inputs == "table":
+    if layer.input_scales == "table":
         return {name: layer.integers, f"{name}.scales": layer.scales}
     grid = {} if layer.grid is None else {f"{name}.grid": np.asarray(layer.grid, np.float32)}
     return {f"{name}.weight": layer.integers.T, f"{name}.weight.scales": layer.scales[:, 0]} | grid

@@ -19,7 +19,8 @@ class Layer:
         integers: The same as int8.
         scales: [outputs, groups].
         bits: Bits per weight.
-        inputs: `float`, `token`, `tensor` or `group`, as in `compress.quantize.schemes`; `table` for an embedding.
+        input_scales: `float`, `token`, `tensor` or `group`, as in `compress.quantize.schemes`; `table` for an
+            embedding.
         grid: (scale, zero point) of inputs with a per-tensor scale.
     """
 
@@ -27,30 +28,30 @@ class Layer:
     integers: np.ndarray
     scales: np.ndarray
     bits: int
-    inputs: str
+    input_scales: str
     grid: tuple[float, int] | None
 
     @property
-    def how(self) -> tuple[Any, ...]:
+    def grouping_key(self) -> tuple[Any, ...]:
         """Properties that layers must share to be computed by one product."""
-        return self.bits, self.inputs, self.grid, self.scales.shape[1]
+        return self.bits, self.input_scales, self.grid, self.scales.shape[1]
 
 
-def list_rounded_layers(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
+def list_quantized_weights(model: Any, quantization: Mapping[str, Any]) -> dict[str, Layer]:
     """Returns the quantized weights of a converted model by layer name.
 
-    `rounding` is the result of `compress.quantize.convert_quantized`.
+    `quantization` is the result of `compress.quantize.convert_quantized`.
     """
     layers = {}
-    for name, rounded in rounding.items():
-        weight, scheme = model.get_submodule(name).weight.detach(), rounded.scheme
+    for name, quantized in quantization.items():
+        weight, scheme = model.get_submodule(name).weight.detach(), quantized.scheme
         layers[name] = Layer(
             weight.numpy(),
-            rounded.quantize(weight).numpy(),
-            rounded.scales.numpy(),
+            quantized.quantize(weight).numpy(),
+            quantized.scales.numpy(),
             8 if scheme is None else scheme.stored_bits,
-            "table" if scheme is None else scheme.inputs,
-            rounded.grid,
+            "table" if scheme is None else scheme.input_scales,
+            quantized.grid,
         )
     return layers
 
@@ -79,12 +80,12 @@ class RowIndex:
         votes = Counter(name for each in options for name in {name for name, _ in each})
         chosen = [max(each, key=lambda occurrence: votes[occurrence[0]]) for each in options]
         names = list(dict.fromkeys(name for name, _ in chosen))
-        hows = {self.layers[name].how for name in names}
-        if len(hows) > 1:
-            raise ExportError(f"onnx: {', '.join(names)} are one product, and rounded in {len(hows)} different ways")
+        keys = {self.layers[name].grouping_key for name in names}
+        if len(keys) > 1:
+            raise ExportError(f"onnx: {', '.join(names)} are one product, and quantized in {len(keys)} different ways")
         first = self.layers[names[0]]
         weight, whole, scales = (
             np.stack([getattr(self.layers[name], part)[number] for name, number in chosen])
             for part in ("weight", "integers", "scales")
         )
-        return Layer(weight, whole, scales, first.bits, first.inputs, first.grid), names
+        return Layer(weight, whole, scales, first.bits, first.input_scales, first.grid), names

@@ -7,7 +7,7 @@ from functools import cached_property
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel, input_names
-from compress.export.common.rows import Layer, list_rounded_layers
+from compress.export.common.rows import Layer, list_quantized_weights
 from compress.quantize.prepare import ModelQuantization, requantize
 from distill.checkpoint.positions import find_max_tokens
 
@@ -17,16 +17,16 @@ class Source:
     """A model to export.
 
     Args:
-        model: In float32 and eval mode; with a rounding its weights are on their grids.
+        model: In float32 and eval mode; if it is quantized, its weights are on their grids.
         tokenizer: Its tokenizer.
-        rounding: Schemes, scales and grids it is deployed with; None for a model that isn't quantized.
+        quantization: Schemes, scales and grids it is deployed with; None for a model that isn't quantized.
         reduce_range: Whether ONNX Runtime's own int8 of a model that isn't quantized uses 7-bit weights.
         trained: The model with the norms that it was trained with, if they are folded in `model`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    rounding: ModelQuantization | None = None
+    quantization: ModelQuantization | None = None
     reduce_range: bool = False
     trained: PreTrainedModel | None = None
 
@@ -45,20 +45,20 @@ class Source:
     @property
     def has_reduced_range(self) -> bool:
         """Whether weights have 7 bits for processors whose products saturate."""
-        schemes = [each.scheme for each in (self.rounding or {}).values() if each.scheme is not None]
+        schemes = [each.scheme for each in (self.quantization or {}).values() if each.scheme is not None]
         return self.reduce_range or any(scheme.bits == 7 for scheme in schemes)
 
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """Quantized weights by layer name."""
-        return list_rounded_layers(self.model, self.rounding or {})
+        return list_quantized_weights(self.model, self.quantization or {})
 
     @cached_property
     def reference(self) -> PreTrainedModel:
         """The model with the quantized arithmetic it was trained with."""
         model: PreTrainedModel = copy.deepcopy(self.model).eval()
-        if self.rounding is not None:
-            requantize(model, self.rounding)
+        if self.quantization is not None:
+            requantize(model, self.quantization)
         return model
 
     @cached_property

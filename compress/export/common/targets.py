@@ -26,7 +26,7 @@ class Format:
     Args:
         name: Name in the settings.
         runtime: Runtime that executes it.
-        floats, rounded: Whether it supports models that aren't quantized, and those that are.
+        supports_float, supports_quantized: Whether it supports models that aren't quantized, and those that are.
         tolerance: Largest difference of a float model's logits, which may come from another order of sums only.
         saturates: Whether its runtime saturates byte products on x86 processors without VNNI.
         refuses: Unsupported scheme -> reason.
@@ -37,8 +37,8 @@ class Format:
 
     name: str
     runtime: str
-    floats: bool = True
-    rounded: bool = True
+    supports_float: bool = True
+    supports_quantized: bool = True
     tolerance: float = 1e-3
     saturates: bool = False
     refuses: Mapping[str, str] = field(default_factory=dict)
@@ -46,22 +46,24 @@ class Format:
     reads_texts: bool = False
 
 
-NO_FLOATS = {
-    scheme.name: "it has no fp8 matrix multiplication on CPUs; use int8" for scheme in SCHEMES.values() if scheme.floats
+NO_FLOAT8 = {
+    scheme.name: "it has no fp8 matrix multiplication on CPUs; use int8"
+    for scheme in SCHEMES.values()
+    if scheme.is_float8
 }
 
 NO_GROUPS = dict.fromkeys(
-    (scheme.name for scheme in SCHEMES.values() if scheme.inputs == "group"),
+    (scheme.name for scheme in SCHEMES.values() if scheme.input_scales == "group"),
     "only ONNX Runtime quantizes inputs by group; export onnxruntime",
 )
 
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
-        Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
-        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOATS | NO_GROUPS),
-        Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOATS),
-        Format("onnx-decoder", "onnxruntime", saturates=True, refuses=NO_FLOATS),  # has a cache, for generation
+        Format("huggingface", "pytorch", supports_quantized=False, tolerance=1e-4),
+        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOAT8 | NO_GROUPS),
+        Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOAT8),
+        Format("onnx-decoder", "onnxruntime", saturates=True, refuses=NO_FLOAT8),  # has a cache, for generation
         Format(
             "openvino",
             "openvino",
@@ -71,7 +73,7 @@ FORMATS: Mapping[str, Format] = {
                 "OpenVINO dequantizes matrix products with scales of each call to float32, as large and slow as the "
                 "float model; use int8-static",
             )
-            | NO_FLOATS
+            | NO_FLOAT8
             | NO_GROUPS,
         ),
         Format(
@@ -83,7 +85,7 @@ FORMATS: Mapping[str, Format] = {
                 "int8-weights": "XNNPACK can't multiply float inputs by int8 weights; use int8-dynamic",
                 "int4-weights": "XNNPACK can't multiply float inputs by int4 weights; use int4-dynamic",
             }
-            | NO_FLOATS
+            | NO_FLOAT8
             | NO_GROUPS,
         ),
         Format(
@@ -95,13 +97,13 @@ FORMATS: Mapping[str, Format] = {
                 "int4-weights": "LiteRT can't multiply float inputs by grouped int4 weights; dequantized they would be "
                 "as large as float and several times slower; use int4-dynamic",
             }
-            | NO_FLOATS
+            | NO_FLOAT8
             | NO_GROUPS,
         ),
         Format(
             "torchao",
             "pytorch",
-            floats=False,
+            supports_float=False,
             tolerance=1e-4,
             refuses={
                 "int8-static": "transformers doesn't load the scales of activations of a torchao checkpoint",
@@ -109,7 +111,7 @@ FORMATS: Mapping[str, Format] = {
             }
             | NO_GROUPS,
         ),
-        Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4, refuses=NO_GROUPS),
+        Format("compressed-tensors", "pytorch", supports_float=False, tolerance=1e-4, refuses=NO_GROUPS),
         Format(
             "numpy",
             "numpy",
@@ -119,11 +121,11 @@ FORMATS: Mapping[str, Format] = {
                 "its reader can't compute scales per call; use int8-static",
             )
             | {"int4-weights": "numpy has no 4-bit integers; use int8-weights"}
-            | NO_FLOATS
+            | NO_FLOAT8
             | NO_GROUPS,
         ),
         *(
-            Format(name, name, rounded=False, tolerance=1e-5, attention=False, reads_texts=True)
+            Format(name, name, supports_quantized=False, tolerance=1e-5, attention=False, reads_texts=True)
             for name in ("model2vec", "static-embedding")
         ),
     )
@@ -144,7 +146,7 @@ class ExportTarget:
 
     def __str__(self) -> str:
         """Returns the target's name, as requested and as its folder is called."""
-        return f"{self.format}-{self.precision}" if self.rounded else self.format
+        return f"{self.format}-{self.precision}" if self.is_quantized else self.format
 
     @property
     def kind(self) -> Format:
@@ -152,7 +154,7 @@ class ExportTarget:
         return FORMATS[self.format]
 
     @property
-    def rounded(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether the target stores quantized weights as they were trained."""
         return self.precision != FLOAT
 
@@ -172,7 +174,7 @@ class ExportTarget:
             ("onnxruntime", True): ExportTarget("onnxruntime"),
             ("openvino", True): ExportTarget("onnx", self.precision),
         }
-        return source.get((self.format, self.rounded))
+        return source.get((self.format, self.is_quantized))
 
     @property
     def measured(self) -> bool:
@@ -189,7 +191,7 @@ def find_target(name: str) -> ExportTarget:
     for precision in _PRECISIONS:
         for each in FORMATS.values():
             target = ExportTarget(each.name, precision)
-            if str(target) == name and (each.rounded if target.rounded else each.floats):
+            if str(target) == name and (each.supports_quantized if target.is_quantized else each.supports_float):
                 return target
     raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8, -int4 or -fp8, found {name!r}")
 
@@ -230,7 +232,7 @@ def check_float(formats: Iterable[str], what: str) -> None:
         CompressError: A format supports quantized models only.
     """
     for name in formats:
-        if not FORMATS[name].floats:
+        if not FORMATS[name].supports_float:
             raise CompressError(
                 f"export {name}: expected a quantized model, found {what}, in float: this format holds quantized "
                 "weights only; python -m pipelines.quantize, or --quantize of a run, makes one"

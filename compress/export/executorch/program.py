@@ -32,13 +32,13 @@ def check_executorch() -> None:
     check_installed(["executorch"])
 
 
-def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
+def export_executorch(source: "Source", folder: Path, *, quantized: bool) -> None:
     """Writes `folder/model.pte` for batches of 1 to MOST texts, each at most as long as the model allows.
 
     Args:
         source: The model.
         folder: Where to write.
-        rounded: Whether to write integer weights instead of floats.
+        quantized: Whether to write integer weights instead of floats.
 
     Raises:
         CompressError: ExecuTorch isn't installed.
@@ -51,7 +51,7 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
     from compress.export.onnx.graph import logits_only
 
     check_executorch()
-    model = build_integer_model(source) if rounded else copy.deepcopy(source.model)
+    model = build_integer_model(source) if quantized else copy.deepcopy(source.model)
     # Of a fused attention XNNPACK takes only the products: the rest of it, which covers every pair of tokens, would run
     # in ExecuTorch's portable kernels and take half of the time of a text of 128 tokens.
     model.set_attn_implementation("eager")
@@ -93,15 +93,15 @@ def build_integer_model(source: "Source") -> Any:
     from compress.export.pytorch.torchao import unpacked_tensor
     from compress.quantize.prepare import replace_module
 
-    assert source.rounding is not None
+    assert source.quantization is not None
     model = copy.deepcopy(source.model)
-    for name, rounded in source.rounding.items():
+    for name, quantized in source.quantization.items():
         layer: Any = model.get_submodule(name)
         weight = layer.weight.detach()
-        if rounded.scheme is None:
-            replace_module(model, name, byte_table(rounded.quantize(weight), rounded.scales))
+        if quantized.scheme is None:
+            replace_module(model, name, byte_table(quantized.quantize(weight), quantized.scales))
         else:
-            by_token = unpacked_tensor(weight, rounded, inputs=Inputs.INT8_ASYM_PER_TOKEN)
+            by_token = unpacked_tensor(weight, quantized, inputs=Inputs.INT8_ASYM_PER_TOKEN)
             layer.weight = nn.Parameter(by_token, requires_grad=False)
     return model
 
@@ -155,14 +155,14 @@ def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[st
     """Returns the input of each quantized linear layer in the reference."""
     import torch
 
-    assert source.rounding is not None
+    assert source.quantization is not None
     recorded: dict[str, torch.Tensor] = {}
     hooks = [
         source.reference.get_submodule(name).register_forward_pre_hook(
             lambda module, args, name=name: recorded.__setitem__(name, args[0].clone())
         )
-        for name, rounded in source.rounding.items()
-        if rounded.scheme is not None
+        for name, quantized in source.quantization.items()
+        if quantized.scheme is not None
     ]
     source.runner({name: inputs[name] for name in source.inputs})
     for hook in hooks:

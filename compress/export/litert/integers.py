@@ -69,8 +69,8 @@ class Rewriter:
 
     def __init__(self, file: File, layers: Mapping[str, Layer]):
         self.file = file
-        self.linear = RowIndex({name: layer for name, layer in layers.items() if layer.inputs != "table"})
-        self.tables = RowIndex({name: layer for name, layer in layers.items() if layer.inputs == "table"})
+        self.linear = RowIndex({name: layer for name, layer in layers.items() if layer.input_scales != "table"})
+        self.tables = RowIndex({name: layer for name, layer in layers.items() if layer.input_scales == "table"})
         self.matches: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, is a table)
         self.buffers: dict[tuple[int, str], int] = {}  # (float buffer, its replacement's content) -> buffer
         self.seen: set[str] = set()
@@ -103,7 +103,7 @@ class Rewriter:
         layer, names = match
         self.seen |= set(names)
         before: list[Any] = []
-        if layer.inputs == "token":
+        if layer.input_scales == "token":
             # Required by LiteRT's own kernels, whose zero point would be 0 otherwise; XNNPACK always does this.
             operator.builtinOptions.asymmetricQuantizeInputs = True
             operator.opcodeIndex = self.file.code(KIND.FULLY_CONNECTED, 12 if layer.bits == 8 else 13)

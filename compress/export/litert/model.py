@@ -40,13 +40,13 @@ def list_signature_lengths(longest: int) -> list[int]:
     return [min(length, limit) for length in lengths]
 
 
-def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
+def export_litert(source: "Source", folder: Path, *, quantized: bool) -> None:
     """Writes `folder/model.tflite`, which takes one text: with a signature for each length and shared weights.
 
     Args:
         source: The model.
         folder: Where to write.
-        rounded: Whether to write integer weights instead of floats.
+        quantized: Whether to write integer weights instead of floats.
 
     Raises:
         CompressError: LiteRT isn't installed.
@@ -56,7 +56,7 @@ def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
     from compress.export.litert.integers import write_integers
 
     constants = {name: value.numpy() for name, value in list_vectors(source.model).items()}
-    program = write_integers(convert_model(source), source.layers if rounded else {}, constants)
+    program = write_integers(convert_model(source), source.layers if quantized else {}, constants)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LITERT_FILE).write_bytes(program)
 

@@ -9,7 +9,7 @@ import numpy as np
 from compress.export.common.quiet import quiet
 from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
-from compress.export.onnx.rounded import look_up
+from compress.export.onnx.quantized import look_up
 from compress.quantize.schemes import INT8
 
 if TYPE_CHECKING:

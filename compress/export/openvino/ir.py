@@ -36,7 +36,7 @@ def export_openvino(source: Path, target: Path) -> None:
     """Converts an ONNX file without changing its numbers.
 
     Args:
-        source: File written by `export_onnx` or `round_graph`.
+        source: File written by `export_onnx` or `quantize_graph`.
         target: The .xml file to write; its weights are stored beside it as .bin.
 
     Raises:

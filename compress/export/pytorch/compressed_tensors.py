@@ -30,7 +30,7 @@ def export_compressed(source: Source, folder: Path) -> None:
     to the token table gets integers of its own.
 
     Args:
-        source: A model with a rounding.
+        source: A quantized model.
         folder: Where to write.
 
     Raises:
@@ -40,13 +40,13 @@ def export_compressed(source: Source, folder: Path) -> None:
     from compressed_tensors import ModelCompressor
     from compressed_tensors.quantization import apply_quantization_config
 
-    assert source.rounding is not None
+    assert source.quantization is not None
     model = untie_heads(copy.deepcopy(source.model))
-    rounding = {name: rounded for name, rounded in source.rounding.items() if rounded.scheme is not None}
+    quantization = {name: quantized for name, quantized in source.quantization.items() if quantized.scheme is not None}
     with quiet():
-        apply_quantization_config(model, describe_config(model, rounding))
-        for name, rounded in rounding.items():
-            copy_scales(model.get_submodule(name), rounded)
+        apply_quantization_config(model, describe_config(model, quantization))
+        for name, quantized in quantization.items():
+            copy_scales(model.get_submodule(name), quantized)
         compressor = ModelCompressor.from_pretrained_model(model)
         compressor.compress_model(model)
         save_model_folder(model, folder)
@@ -63,21 +63,21 @@ def untie_heads(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def describe_config(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "QuantizationConfig":
+def describe_config(model: nn.Module, quantization: Mapping[str, LayerQuantization]) -> "QuantizationConfig":
     """Returns a config that lists linear layers by class if all have one scheme, else by name."""
     from compressed_tensors.quantization import QuantizationConfig
 
     layers: dict[Scheme, list[str]] = {}
-    for name, rounded in rounding.items():
-        assert rounded.scheme is not None
-        layers.setdefault(rounded.scheme, []).append(name)
+    for name, quantized in quantization.items():
+        assert quantized.scheme is not None
+        layers.setdefault(quantized.scheme, []).append(name)
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     alike = len(layers) == 1
     groups = {
         f"group_{number}": describe_group(scheme, ["Linear"] if alike else names)
         for number, (scheme, names) in enumerate(layers.items())
     }
-    ignored = [name for name in linear if name not in rounding]
+    ignored = [name for name in linear if name not in quantization]
     return QuantizationConfig(config_groups=groups, ignore=ignored, quantization_status="frozen")
 
 
@@ -86,23 +86,23 @@ def describe_group(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     numbers: dict[str, Any] = {"strategy": "group", "group_size": scheme.group} if scheme.group else {}
-    kind = "float" if scheme.floats else "int"
+    kind = "float" if scheme.is_float8 else "int"
     weights = QuantizationArgs(num_bits=scheme.stored_bits, type=kind, **{"strategy": "channel"} | numbers)
     inputs = None
-    if scheme.inputs != "float":
+    if scheme.input_scales != "float":
         inputs = QuantizationArgs(
-            type=kind, symmetric=scheme.floats, strategy=scheme.inputs, dynamic=scheme.inputs == "token"
+            type=kind, symmetric=scheme.is_float8, strategy=scheme.input_scales, dynamic=scheme.input_scales == "token"
         )
-    packed = scheme.stored_bits == 4 or (inputs is None and not scheme.floats)
+    packed = scheme.stored_bits == 4 or (inputs is None and not scheme.is_float8)
     form = "pack-quantized" if packed else f"{kind}-quantized"
     return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=form)
 
 
-def copy_scales(layer: Any, rounded: LayerQuantization) -> None:
+def copy_scales(layer: Any, quantized: LayerQuantization) -> None:
     """Copies the trained scales and zero points into the layer."""
-    layer.weight_scale.copy_(rounded.scales)
+    layer.weight_scale.copy_(quantized.scales)
     layer.weight_zero_point.zero_()
-    if rounded.grid is not None:
-        scale, zero = rounded.grid
+    if quantized.grid is not None:
+        scale, zero = quantized.grid
         layer.input_scale.fill_(scale)
         layer.input_zero_point.fill_(zero + LEAST)

@@ -24,15 +24,15 @@ def export_torchao(source: Source, folder: Path) -> None:
     format is for interchange, not for speed.
 
     Args:
-        source: A model with a rounding.
+        source: A quantized model.
         folder: Where to write.
     """
     from torchao.quantization import IntxWeightOnlyConfig
     from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
 
-    model, rounding = build_torchao_model(source), source.rounding
-    assert rounding is not None
-    plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in rounding]
+    model, quantization = build_torchao_model(source), source.quantization
+    assert quantization is not None
+    plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in quantization]
     # The weights are quantized already, so the scheme that the config must name is never applied.
     settings = TorchAoConfig(
         IntxWeightOnlyConfig(), modules_to_not_convert=plain or None, include_input_output_embeddings=True
@@ -67,81 +67,81 @@ def build_torchao_model(source: Source) -> PreTrainedModel:
     """Returns a copy of the model with torchao tensors in place of the quantized weights."""
     import copy
 
-    assert source.rounding is not None
-    model, parameters, rounding = copy.deepcopy(source.model), dict[int, nn.Parameter](), source.rounding
-    for name in sorted(rounding, key=lambda name: rounding[name].scheme is not None):  # tables first
+    assert source.quantization is not None
+    model, parameters, quantization = copy.deepcopy(source.model), dict[int, nn.Parameter](), source.quantization
+    for name in sorted(quantization, key=lambda name: quantization[name].scheme is not None):  # tables first
         layer: Any = model.get_submodule(name)
         weight = layer.weight
         if id(weight) not in parameters:  # a tied head stays tied to the token table
-            tensor = build_torchao_tensor(weight.detach(), rounding[name])
+            tensor = build_torchao_tensor(weight.detach(), quantization[name])
             parameters[id(weight)] = nn.Parameter(tensor, requires_grad=False)
         layer.weight = parameters[id(weight)]
     return model
 
 
-def build_torchao_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+def build_torchao_tensor(weight: Tensor, quantized: LayerQuantization) -> Tensor:
     """Returns a quantized weight as a torchao tensor."""
-    if rounded.scheme is None or rounded.scheme.stored_bits == 4:
-        return unpacked_tensor(weight, rounded)
-    return float_tensor(weight, rounded) if rounded.scheme.floats else byte_tensor(weight, rounded)
+    if quantized.scheme is None or quantized.scheme.stored_bits == 4:
+        return unpacked_tensor(weight, quantized)
+    return float_tensor(weight, quantized) if quantized.scheme.is_float8 else byte_tensor(weight, quantized)
 
 
-def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+def byte_tensor(weight: Tensor, quantized: LayerQuantization) -> Tensor:
     """Returns a weight of 8-bit integers as a torchao tensor."""
     from torchao.quantization import Int8Tensor, MappingType, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
-    scheme = rounded.scheme
+    scheme = quantized.scheme
     assert scheme is not None
     inputs = QuantizeTensorToInt8Kwargs(granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC)
     result: Tensor = Int8Tensor(
-        rounded.quantize(weight),
-        rounded.scales.clone(),
-        [1, weight.shape[1] // rounded.scales.shape[1]],
+        quantized.quantize(weight),
+        quantized.scales.clone(),
+        [1, weight.shape[1] // quantized.scales.shape[1]],
         torch.float32,
-        zero_point=build_zero_points(rounded),
-        act_quant_kwargs=inputs if scheme.inputs == "token" else None,
+        zero_point=build_zero_points(quantized),
+        act_quant_kwargs=inputs if scheme.input_scales == "token" else None,
     )
     return result
 
 
-def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+def float_tensor(weight: Tensor, quantized: LayerQuantization) -> Tensor:
     """Returns a weight of 8-bit floats as a torchao tensor."""
     from torchao.float8.inference import Float8MMConfig
     from torchao.quantization import Float8Tensor, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
-    scheme, products = rounded.scheme, Float8MMConfig(use_fast_accum=True)
+    scheme, products = quantized.scheme, Float8MMConfig(use_fast_accum=True)
     assert scheme is not None
     inputs = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), mm_config=products)
     result: Tensor = Float8Tensor(
-        rounded.quantize(weight),
-        rounded.scales.clone(),
+        quantized.quantize(weight),
+        quantized.scales.clone(),
         [1, weight.shape[1]],
         products,
-        inputs if scheme.inputs == "token" else None,
+        inputs if scheme.input_scales == "token" else None,
         dtype=torch.float32,
     )
     return result
 
 
-def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any = None) -> Tensor:
+def unpacked_tensor(weight: Tensor, quantized: LayerQuantization, *, inputs: Any = None) -> Tensor:
     """Returns the weight as unpacked int8; `inputs` is torchao's activation quantization."""
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
-    bits = 8 if rounded.scheme is None else rounded.scheme.stored_bits
+    bits = 8 if quantized.scheme is None else quantized.scheme.stored_bits
     result: Tensor = IntxUnpackedToInt8Tensor(
-        rounded.quantize(weight),
-        rounded.scales.clone(),
-        build_zero_points(rounded),
+        quantized.quantize(weight),
+        quantized.scales.clone(),
+        build_zero_points(quantized),
         getattr(torch, f"int{bits}"),
-        (1, weight.shape[1] // rounded.scales.shape[1]),
+        (1, weight.shape[1] // quantized.scales.shape[1]),
         torch.float32,
         inputs,
     )
     return result
 
 
-def build_zero_points(rounded: LayerQuantization) -> Tensor:
+def build_zero_points(quantized: LayerQuantization) -> Tensor:
     """Returns the zero points of symmetric scales."""
-    return torch.zeros_like(rounded.scales, dtype=torch.int8)
+    return torch.zeros_like(quantized.scales, dtype=torch.int8)

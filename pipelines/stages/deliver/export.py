@@ -159,7 +159,7 @@ def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> li
 
     formats = parse_formats(export)
     if is_quantized(folder):
-        return [HUGGINGFACE, *rounded_targets(formats, find_lowest_precision(load_quantization(folder)))]
+        return [HUGGINGFACE, *list_quantized_targets(formats, find_lowest_precision(load_quantization(folder)))]
     check_float(formats, str(folder))
     return [
         HUGGINGFACE,
@@ -168,9 +168,9 @@ def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> li
     ]
 
 
-def rounded_targets(formats: Iterable[str], precision: str) -> list[ExportTarget]:
+def list_quantized_targets(formats: Iterable[str], precision: str) -> list[ExportTarget]:
     """Returns targets for the formats that support quantized models; the others are skipped."""
-    return [ExportTarget(name, precision) for name in formats if ExportTarget(name).kind.rounded]
+    return [ExportTarget(name, precision) for name in formats if ExportTarget(name).kind.supports_quantized]
 
 
 def describe_difference(proof: JsonObject) -> str:

@@ -39,17 +39,17 @@ PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation
 
 
 def load_source(checkpoint: Path, *, reduce_range: bool = False) -> Source:
-    """Loads the checkpoint, with its element-wise norms folded, and its rounding parameters, if it is quantized.
+    """Loads the checkpoint, with its element-wise norms folded, and its quantization parameters, if it is quantized.
 
     For `reduce_range` see `Source`.
     """
-    rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
+    quantization = load_quantization(checkpoint) if is_quantized(checkpoint) else None
     trained = load_model_folder(checkpoint).float()
-    model = fold_norms(trained) if rounding is None else trained
+    model = fold_norms(trained) if quantization is None else trained
     return Source(
         model,
         load_student_tokenizer(checkpoint, "model"),
-        rounding,
+        quantization,
         reduce_range,
         None if model is trained else trained,
     )
@@ -81,16 +81,16 @@ class ExportVerifier:
             return
         try:
             write_target(self.source, target, self.folder)
-            proof = self.verify_quantized(target) if self.has_rounding(target) else self.verify_float(target)
+            proof = self.verify_quantized(target) if self.has_quantization(target) else self.verify_float(target)
         except ExportError as error:
             self.set_aside(target, str(error))
         else:
-            bits = {"weight_bits": 7} if target.rounded and self.source.has_reduced_range else {}
+            bits = {"weight_bits": 7} if target.is_quantized and self.source.has_reduced_range else {}
             self.proven.append(proof | bits | {"bytes": count_bytes(self.folder / str(target))})
 
-    def has_rounding(self, target: ExportTarget) -> bool:
-        """Returns whether the target has the rounding parameters that the model was trained with."""
-        return target.rounded and self.source.rounding is not None
+    def has_quantization(self, target: ExportTarget) -> bool:
+        """Returns whether the target has the quantization parameters that the model was trained with."""
+        return target.is_quantized and self.source.quantization is not None
 
     def verify_float(self, target: ExportTarget) -> JsonObject:
         """Compares the logits of the drawn texts with those of the model."""
@@ -101,7 +101,7 @@ class ExportVerifier:
             expected = compute_text_vectors(self.source.model, self.source.tokenizer, self.drawn[0])
         else:
             expected = self.logits
-        if target.rounded:  # dynamic int8 differs from the float model: compare with the file's own logits
+        if target.is_quantized:  # dynamic int8 differs from the float model: compare with the file's own logits
             expected = reference_logits(OnnxModel(path, threads=1), self.source.tokenizer, *self.drawn, self.max_length)
         parity, _ = verify_export(str(target), path, *self.drawn, self.max_length, expected)
         return asdict(parity)
@@ -126,7 +126,7 @@ class ExportVerifier:
             pairs,
             self.max_length,
             self.quantized_logits,
-            rounds=True,
+            quantized=True,
             kind=find_decision_kind(self.source.model),
         )
         proof = asdict(parity) | {"layers": layers}
@@ -164,7 +164,7 @@ class ExportVerifier:
 
     @cached_property
     def quantized_logits(self) -> np.ndarray:
-        """Logits of the model with rounding, as it was trained, for all texts."""
+        """Logits of the quantized model, as it was trained, for all texts."""
         texts, pairs = select_texts_and_pairs(self.examples, range(len(self.examples)))
         return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
 

@@ -6,7 +6,7 @@ from compress.quantize.schemes import resolve_scheme
 from distill.tasks.names import GENERATIVE_TASKS
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.schemes import is_dynamic, list_schemes
-from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, rounded_targets
+from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, list_quantized_targets
 
 
 def forms_of_teacher(config: DistillConfig) -> list[ExportTarget]:
@@ -18,7 +18,9 @@ def float_targets(config: DistillConfig) -> list[ExportTarget]:
     """Returns the float targets of the students."""
     is_measured = config.budget.requested and config.budget.runtime != "pytorch"
     names = [*parse_formats(config.export), *([config.budget.runtime] if is_measured else [])]
-    return list(dict.fromkeys((*ALWAYS, *(ExportTarget(name) for name in names if ExportTarget(name).kind.floats))))
+    return list(
+        dict.fromkeys((*ALWAYS, *(ExportTarget(name) for name in names if ExportTarget(name).kind.supports_float)))
+    )
 
 
 def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarget]:
@@ -34,9 +36,9 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarge
     names = [*schemes[scheme]]
     if config.task in GENERATIVE_TASKS and {"onnx", "onnxruntime"} & {*names}:
         names.append("onnx-decoder")
-    taken = rounded_targets(names, resolve_scheme(scheme).precision)
+    taken = list_quantized_targets(names, resolve_scheme(scheme).precision)
     if scheme != next(iter(schemes)):  # a student in addition to the main one
-        floats = [HUGGINGFACE, *(ExportTarget(each.format) for each in taken if each.kind.floats)]
+        floats = [HUGGINGFACE, *(ExportTarget(each.format) for each in taken if each.kind.supports_float)]
     others = {name for each, names in schemes.items() if each != scheme for name in names}
     return [*(each for each in floats if each.format not in others), *taken]
 

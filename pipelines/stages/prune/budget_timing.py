@@ -61,10 +61,8 @@ def build_timed(
     With `reduce_range`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
     """
     inputs = texts.inputs(tokenizer)
-    rounding = (
-        quantize_for_timing(model, quantization, next(iter(inputs.values()))) if quantization is not None else None
-    )
-    write_targets(Source(model, tokenizer, rounding, reduce_range), [target], folder)
+    layers = quantize_for_timing(model, quantization, next(iter(inputs.values()))) if quantization is not None else None
+    write_targets(Source(model, tokenizer, layers, reduce_range), [target], folder)
     if target == HUGGINGFACE:
         return TimedModel(target, folder, TorchModel.of(model), inputs)
     runner = open_export(target, folder / str(target), texts.budget.threads)

@@ -80,9 +80,9 @@ def quantize_stage(
     precision: str,
     settings: QuantizeConfig,
 ) -> Artefact:
-    """Writes `model/`: the student with weights on the scheme's grid, and its rounding parameters for deployment.
+    """Writes `model/`: the student with weights on the scheme's grid, and its quantization parameters for deployment.
 
-    The parameters are stored in `quantization.safetensors`. The score is that of the model with rounding.
+    The parameters are stored in `quantization.safetensors`. The score is that of the quantized model.
     """
     config = replace(config, train=replace(config.train, epochs=settings.epochs, learning_rate=settings.learning_rate))
     quantization = QuantizedTraining(run, config, data, teacher, cache, student, precision, settings)
@@ -142,9 +142,9 @@ class QuantizedTraining:
         metrics: JsonObject = {"val/float": validation.float_score, "val/calibrated": score}
         if self.quantization.method == "qat":
             metrics |= self.train(model, texts, task, folder) | {"wait_share": texts.wait_share}
-        rounding = convert_quantized(model)
+        quantization = convert_quantized(model)
         save_model(model, tokenizer, folder / MODEL, self.run.world)
-        save_quantization(rounding, folder / MODEL)
+        save_quantization(quantization, folder / MODEL)
         return {"val/score": score} | metrics | {"params": model.num_parameters(), "layers": layers}
 
     def build_texts(self, tokenizer: PreTrainedTokenizerBase, task: Task) -> TextDataModule:
@@ -174,7 +174,7 @@ class QuantizedTraining:
         return len(layers)
 
     def train(self, model: PreTrainedModel, texts: TextDataModule, task: Task, folder: Path) -> Metrics:
-        """Trains the rounding model on the cached signals and returns its validation metrics."""
+        """Trains the quantized model on the cached signals and returns its validation metrics."""
         run, config, loss = self.run, self.config, self.config.loss.without_layer_terms
         if self.quantization.learned_scales:
             learn_scales(model)

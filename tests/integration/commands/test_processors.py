@@ -123,7 +123,7 @@ def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token
         model = build("qwen2", hidden_size=64, intermediate_size=96)
         assert model.lm_head.weight is model.model.embed_tokens.weight
         prepare_quantized(model, resolve_scheme("int4-dynamic"), reduce_range=reduce_range)
-        assert model.lm_head.scheme.inputs == inputs
+        assert model.lm_head.scheme.input_scales == inputs
     model = build_model("bert", hidden_size=64, intermediate_size=96)
     quantize_model(model, QuantizeConfig(scheme="int8-dynamic", reduce_range=True), [token_batch])
     stored = {

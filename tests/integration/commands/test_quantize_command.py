@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from compress.export.common.targets import ExportTarget
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
-from compress.export.onnx.rounded import round_graph
+from compress.export.onnx.quantized import quantize_graph
 from compress.export.write import check_layers
 from compress.quantize.store import load_quantization
 from pipelines import distill, quantize
@@ -42,8 +42,10 @@ def test_every_layer_of_the_student_is_trained_in_8_bits_and_it_tells_classes_ap
     output, _, message = quantized_run
     assert "layers round as int8-static" in message
     checkpoint = stage_folder(output, "quantize") / "model"
-    rounding, source = load_quantization(checkpoint), load_source(checkpoint)
-    assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
+    quantization, source = load_quantization(checkpoint), load_source(checkpoint)
+    assert {quantized.scheme.name for quantized in quantization.values() if quantized.scheme is not None} == {
+        "int8-static"
+    }
     tokens = source.tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
     logits = source.runner({name: value.astype(np.int64) for name, value in tokens.items()})
     assert len(set(logits.argmax(-1))) > 2
@@ -53,7 +55,7 @@ def test_every_layer_of_the_student_is_trained_in_8_bits_and_it_tells_classes_ap
 def test_the_deployed_student_computes_the_same_as_the_trained_one(finished_run):
     output, _ = finished_run
     checkpoint = stage_folder(output, "quantize") / "model"
-    rounding, source = load_quantization(checkpoint), load_source(checkpoint)
+    quantization, source = load_quantization(checkpoint), load_source(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     tokens = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
     batch = {name: value.astype(np.int64) for name, value in tokens.items()}
@@ -63,11 +65,11 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished_run)
         assert (found.argmax(-1) == expected.argmax(-1)).all(), target
     # The deployed file equals the plain file rounded with the numbers that are stored beside the checkpoint.
     exported = next((output / "export").iterdir())
-    round_graph(exported / "onnx" / ONNX_FILE, output / "again" / ONNX_FILE, source.layers)
+    quantize_graph(exported / "onnx" / ONNX_FILE, output / "again" / ONNX_FILE, source.layers)
     assert (output / "again" / ONNX_FILE).read_bytes() == (output / "student" / "onnx-int8" / ONNX_FILE).read_bytes()
     for target in (ExportTarget("onnx", "int8"), ExportTarget("onnxruntime", "int8")):
         assert check_layers(source, target, output / "student", batch) <= 1e-5
-    assert load_quantization(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
+    assert load_quantization(output / "student").keys() == quantization.keys(), "the checkpoint lost its numbers"
 
 
 @pytest.mark.slow
@@ -138,8 +140,8 @@ def test_a_format_with_another_scheme_gets_its_own_student(float_student, tmp_pa
     assert ("student-int8-dynamic", "executorch", "int8") in formats
     assert ("student", "executorch", "int8") not in formats
     for name, scheme in (("student", "int8-static"), ("student-int8-dynamic", "int8-dynamic")):
-        rounding = load_quantization(tmp_path / "run" / name)
-        assert {each.scheme.name for each in rounding.values() if each.scheme is not None} == {scheme}
+        quantization = load_quantization(tmp_path / "run" / name)
+        assert {each.scheme.name for each in quantization.values() if each.scheme is not None} == {scheme}
     assert list((tmp_path / "run" / "student-int8-dynamic" / "executorch-int8").glob("*.pte"))
 
 

@@ -29,8 +29,8 @@ def written(model: PreTrainedModel, folder: Path, scheme: object, keep: tuple[st
     calibrate(model, [BATCH])
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
     source = Source(model.eval(), tokenizer, convert_quantized(model))
-    assert source.rounding is not None
-    target = ExportTarget("compressed-tensors", find_lowest_precision(source.rounding))
+    assert source.quantization is not None
+    target = ExportTarget("compressed-tensors", find_lowest_precision(source.quantization))
     write_targets(source, [target], folder)
     return source, folder / str(target)
 

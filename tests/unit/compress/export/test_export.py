@@ -358,6 +358,6 @@ def test_the_comparison_computes_differences_and_class_agreement():
 
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
 def test_quantized_models_need_class_agreement_and_no_nan(same: float, difference: float):
-    check_parity(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
+    check_parity(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), quantized=True)
     with pytest.raises(ExportError, match=r"expected at least 99\.5% of its predictions to agree"):
-        check_parity(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)
+        check_parity(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), quantized=True)

@@ -148,18 +148,18 @@ def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_w
     assert losses[-1] < 0.7 * losses[0]
     with torch.no_grad():
         trained = model.bert.encoder.layer[0].output.dense.round_weight()
-    rounding = convert_quantized(model)
-    assert find_lowest_precision(rounding) == "fp8"
+    quantization = convert_quantized(model)
+    assert find_lowest_precision(quantization) == "fp8"
     assert torch.equal(model.bert.encoder.layer[0].output.dense.weight, trained)
 
 
 def test_the_language_modelling_head_has_int8_weights_under_fp8_dynamic():
     model = build("qwen2", hidden_size=64, intermediate_size=96)
     prepare_quantized(model, resolve_scheme("fp8-dynamic"))
-    rounding = convert_quantized(model)
+    quantization = convert_quantized(model)
     head = next(name for name, layer in model.named_modules() if layer is model.get_output_embeddings())
-    assert rounding[head].scheme == resolve_scheme("int8-weights")
-    assert find_lowest_precision(rounding) == "fp8"
+    assert quantization[head].scheme == resolve_scheme("int8-weights")
+    assert find_lowest_precision(quantization) == "fp8"
     assert isinstance(model.get_submodule(head), nn.Linear)
 
 

@@ -125,22 +125,22 @@ def test_a_converted_and_restored_model_computes_the_prepared_models_logits(name
     model = prepared(name, token_batch)
     with torch.no_grad():
         trained = model(**token_batch).logits
-    rounding = convert_quantized(model)
+    quantization = convert_quantized(model)
     assert not any(isinstance(layer, QuantizedLinear | QuantizedEmbedding) for layer in model.modules())
     assert set(model.state_dict()) == set(build_model("bert").state_dict())
-    save_quantization(rounding, tmp_path)
+    save_quantization(quantization, tmp_path)
     again = load_quantization(tmp_path)
     restored = copy.deepcopy(model)
     requantize(restored, again)
     with torch.no_grad():
         torch.testing.assert_close(restored(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
-        if resolve_scheme(name).inputs == "float":
+        if resolve_scheme(name).input_scales == "float":
             torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
-    for layer, rounded in again.items():
+    for layer, quantized in again.items():
         weight = model.get_submodule(layer).weight.detach()
-        size = weight.shape[1] // rounded.scales.shape[1]
-        numbers = rounded.quantize(weight).float()
-        assert torch.allclose(numbers * rounded.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6)
+        size = weight.shape[1] // quantized.scales.shape[1]
+        numbers = quantized.quantize(weight).float()
+        assert torch.allclose(numbers * quantized.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "modernbert", "distilbert"])
@@ -149,8 +149,8 @@ def test_converted_models_of_each_family_restore_their_logits(family: str, token
     model = prepared("int8-static", token_batch, family)
     with torch.no_grad():
         trained = model(**token_batch).logits
-    rounding = convert_quantized(model)
-    requantize(model, rounding)
+    quantization = convert_quantized(model)
+    requantize(model, quantization)
     with torch.no_grad():
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
 
@@ -159,9 +159,9 @@ def test_a_tied_head_and_embedding_share_8_bit_scales(token_batch):
     token_batch["input_ids"] %= 60
     model = prepared("int4-weights", token_batch, "qwen2", intermediate_size=64)
     assert model.lm_head.scheme.bits == 8
-    rounding = convert_quantized(model)
+    quantization = convert_quantized(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert torch.equal(rounding["lm_head"].scales, rounding["model.embed_tokens"].scales)
+    assert torch.equal(quantization["lm_head"].scales, quantization["model.embed_tokens"].scales)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -247,9 +247,9 @@ def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: 
     assert min(losses[-10:]) < 0.95 * losses[0], "scales alone learn"
     with torch.no_grad():
         trained = model(**token_batch).logits
-    rounding = convert_quantized(model)
+    quantization = convert_quantized(model)
     assert not any(name.endswith("stretch") for name in model.state_dict())
-    requantize(model, rounding)
+    requantize(model, quantization)
     with torch.no_grad():
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
 
@@ -261,13 +261,13 @@ def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
     for name in ("int8-static", "int8-dynamic"):
         model = build_model("bert")
         quantize_model(model, QuantizeConfig(scheme=name, reduce_range=True), [token_batch])
-        rounding = convert_quantized(model)
-        weight = rounding["bert.encoder.layer.0.intermediate.dense"].quantize(
+        quantization = convert_quantized(model)
+        weight = quantization["bert.encoder.layer.0.intermediate.dense"].quantize(
             model.bert.encoder.layer[0].intermediate.dense.weight
         )
         assert int(weight.abs().max()) == 63
         assert 2 * 255 * int(weight.abs().max()) < 2**15
-        assert find_lowest_precision(rounding) == "int8"
+        assert find_lowest_precision(quantization) == "int8"
     with pytest.raises(CompressError, match="quantize.reduce_range: expected a scheme with integer products"):
         QuantizeConfig(scheme="int8-weights", reduce_range=True)
 
@@ -330,9 +330,9 @@ def test_saving_the_same_quantization_twice_gives_the_same_bytes(token_batch, tm
 
 
 def test_rounding_of_another_model_and_unquantized_checkpoints_are_rejected(token_batch, tmp_path):
-    rounding = convert_quantized(prepared("int8-weights", token_batch))
+    quantization = convert_quantized(prepared("int8-weights", token_batch))
     with pytest.raises(CompressError, match="belong to another model"):
-        requantize(build("llama"), rounding)
+        requantize(build("llama"), quantization)
     with pytest.raises(CompressError, match="expected a quantized checkpoint"):
         load_quantization(tmp_path)
 

@@ -73,10 +73,10 @@ def test_only_as_many_layers_are_eased_as_the_score_requires(rounded, batch):
     assert layer.scheme.name == "int8-dynamic"
     with torch.no_grad():
         expected = model(**batch).logits
-    rounding = convert_quantized(model)
-    assert rounding[SENSITIVE_LAYER].scheme.bits == 8
-    assert sum(r.scheme.bits == 4 for r in rounding.values() if r.scheme is not None) == 4 * 6 + 2 - 1
-    requantize(model, rounding)
+    quantization = convert_quantized(model)
+    assert quantization[SENSITIVE_LAYER].scheme.bits == 8
+    assert sum(r.scheme.bits == 4 for r in quantization.values() if r.scheme is not None) == 4 * 6 + 2 - 1
+    requantize(model, quantization)
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-5)
 

@@ -103,9 +103,12 @@ def test_gptq_beats_nearest_rounding_on_a_model_and_awq_is_at_most_5_percent_wor
         if method == "gptq":
             apply_gptq(model, batches)
         errors[method] = rounding_error(model, plain, batches)
-        rounding = convert_quantized(model)
+        quantization = convert_quantized(model)
         assert rounding_error(model, plain, batches) == pytest.approx(errors[method], rel=1e-3), "scales weren't kept"
-        assert all(rounded.scheme is None or rounded.number_format.largest in (7, 127) for rounded in rounding.values())
+        assert all(
+            quantized.scheme is None or quantized.number_format.largest in (7, 127)
+            for quantized in quantization.values()
+        )
     assert errors["gptq"] < errors["nearest"]
     assert errors["awq"] < 1.05 * errors["nearest"]
 

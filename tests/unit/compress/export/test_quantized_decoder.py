@@ -34,7 +34,7 @@ def test_a_decoder_in_few_bits_has_the_products_and_logits_of_its_model(scheme, 
     batch = draw_batch()
     calibrate(model, [{name: torch.from_numpy(value) for name, value in batch.items()}])
     source = Source(model.eval(), tokenizer, convert_quantized(model))
-    target = ExportTarget("onnx-decoder", find_lowest_precision(source.rounding))
+    target = ExportTarget("onnx-decoder", find_lowest_precision(source.quantization))
     write_targets(source, [target], tmp_path)
     assert check_layers(source, target, tmp_path, batch) < 1e-5
     decoder, expected = OnnxDecoder(tmp_path / str(target), threads=1), source.runner(batch)

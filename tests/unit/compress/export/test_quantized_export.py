@@ -18,7 +18,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import FORMATS, ExportTarget, by_scheme, check_float, find_target, with_sources
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.onnx.int8 import products_saturate
-from compress.export.onnx.rounded import round_graph
+from compress.export.onnx.quantized import quantize_graph
 from compress.export.probe import PROBES
 from compress.export.runtimes import open_export
 from compress.export.write import check_layers, write_target, write_targets
@@ -30,10 +30,14 @@ from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model
 
 LAYERS = 2
 SIZES = {"num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
-HOLDING = {name: form for name, form in FORMATS.items() if form.rounded and form.attention and name != "onnx-decoder"}
+HOLDING = {
+    name: form
+    for name, form in FORMATS.items()
+    if form.supports_quantized and form.attention and name != "onnx-decoder"
+}
 ALL_PAIRS = [(scheme, name) for scheme in SCHEMES for name in HOLDING]
 SUPPORTED = [(scheme, name) for scheme, name in ALL_PAIRS if scheme not in FORMATS[name].refuses]
-BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "token"]
+BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.input_scales == "token"]
 DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino"), ("int8-weights", "openvino"), ("int4-weights", "onnx")]
@@ -79,8 +83,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         if form in ("executorch", "litert"):  # they take seconds per layer
             model, folder = quantized_source(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
             model.tokenizer.model_max_length = 16
-        assert model.rounding is not None
-        target = ExportTarget(form, find_lowest_precision(model.rounding))
+        assert model.quantization is not None
+        target = ExportTarget(form, find_lowest_precision(model.quantization))
         for each in with_sources([target]):
             if not (folder / str(each)).exists():  # exporting a float graph takes seconds
                 write_target(model, each, folder)
@@ -109,16 +113,16 @@ def test_a_file_computes_the_models_logits_and_has_the_expected_size(scheme: str
     expected = source.runner(padded_batch())
     found = open_export(target, folder / str(target), 1)(padded_batch())
     # A difference in the last bit can move an activation by one quantization step.
-    limit = 1e-4 if resolve_scheme(scheme).inputs == "float" else 0.05 * np.abs(expected).max()
+    limit = 1e-4 if resolve_scheme(scheme).input_scales == "float" else 0.05 * np.abs(expected).max()
     assert np.abs(found - expected).max() <= limit
     weights = sum(p.numel() for p in source.model.parameters() if p.dim() == 2)
     files_made = (folder / str(target)).iterdir()
     size = sum(file.stat().st_size for file in files_made if file.suffix in FILES)
     packed = scheme.startswith("int4") and form != "torchao"
-    assert source.rounding is not None
-    scales = 4 * sum(rounded.scales.numel() for rounded in source.rounding.values())
+    assert source.quantization is not None
+    scales = 4 * sum(quantized.scales.numel() for quantized in source.quantization.values())
     if form == "compressed-tensors":  # that format stores tables in float
-        tables = [name for name, rounded in source.rounding.items() if rounded.scheme is None]
+        tables = [name for name, quantized in source.quantization.items() if quantized.scheme is None]
         scales += 3 * sum(source.model.get_submodule(name).weight.numel() for name in tables)
     assert size - scales < (0.95 if packed else 1.1) * weights + {"executorch": 130_000}.get(form, 80_000)
 
@@ -142,9 +146,9 @@ def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: st
     with pytest.raises(CompressError, match=f"export {form}: doesn't support {scheme}: "):
         by_scheme([form], scheme)
     source = quantized_source(scheme)
-    assert source.rounding is not None
+    assert source.quantization is not None
     with pytest.raises(CompressError, match=f"doesn't support {scheme}: "):
-        write_targets(source, [ExportTarget(form, find_lowest_precision(source.rounding))], tmp_path)
+        write_targets(source, [ExportTarget(form, find_lowest_precision(source.quantization))], tmp_path)
     assert not list(tmp_path.iterdir()), "a float model was exported first"
 
 
@@ -188,7 +192,7 @@ def test_concatenated_rows_of_several_layers_are_found():
     assert np.array_equal(layer.integers, np.concatenate([layers[name].integers for name in layer_names]))
     assert RowIndex(layers).find(whole + 1) is None
     mixed = np.concatenate([layers[layer_names[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
-    with pytest.raises(ExportError, match="rounded in 2 different ways"):
+    with pytest.raises(ExportError, match="quantized in 2 different ways"):
         RowIndex(layers).find(mixed)
 
 
@@ -196,7 +200,7 @@ def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
     _, _, folder = files("int8-static", "onnx")
     source = quantized_source("int4-weights")
     with pytest.raises(ExportError, match=r"no product with the weights of bert.* \(14 of 14 layers that round\)"):
-        round_graph(folder / "onnx" / ONNX_FILE, tmp_path / ONNX_FILE, source.layers)
+        quantize_graph(folder / "onnx" / ONNX_FILE, tmp_path / ONNX_FILE, source.layers)
 
 
 def test_a_quantized_target_rejects_a_float_model(files: Files, tmp_path):
@@ -215,7 +219,7 @@ def test_the_table_in_the_docs_matches_the_formats():
     for line in lines[2:]:
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
         expected[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
-    assert expected == {name: set(form.refuses) for name, form in FORMATS.items() if form.rounded}
+    assert expected == {name: set(form.refuses) for name, form in FORMATS.items() if form.supports_quantized}
 
 
 def test_target_names_match_their_folders_and_sources_precede_them():

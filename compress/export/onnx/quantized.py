@@ -24,7 +24,7 @@ ROUNDED_INPUTS = 4  # accuracy level of MatMulNBits: inputs become bytes
 PRODUCTS = "products"  # metadata key: layer, or several joined by + -> names of its input and output tensors
 
 
-def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
+def quantize_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
     """Rewrites the ONNX file of a converted model with its layers' integers, in standard operators only.
 
     Inputs with per-tensor grids are quantized and dequantized around the product, which runtimes fuse; inputs with
@@ -47,7 +47,7 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     write_model(model, target)
 
 
-def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
+def quantize_fused_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
     """Rewrites the fused file of a converted model for ONNX Runtime with integers.
 
     Attention and products take bytes and return floats, one operator each. The metadata of products omits Attention,
@@ -59,7 +59,7 @@ def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
         layers: Layers of the model that the file was made from, all with per-tensor grids.
 
     Raises:
-        ExportError: As in `round_graph`, or an Attention has a scale or a past, which QAttention doesn't support.
+        ExportError: As in `quantize_graph`, or an Attention has a scale or a past, which QAttention doesn't support.
     """
     import onnx
 
@@ -74,8 +74,8 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
 
     graph = model.graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    linear = RowIndex({name: layer for name, layer in layers.items() if layer.inputs != "table"})
-    tables = {layer.weight.tobytes(): (name, layer) for name, layer in layers.items() if layer.inputs == "table"}
+    linear = RowIndex({name: layer for name, layer in layers.items() if layer.input_scales != "table"})
+    tables = {layer.weight.tobytes(): (name, layer) for name, layer in layers.items() if layer.input_scales == "table"}
     writer, seen = Writer(), set[str]()
     products: dict[str, tuple[str, str]] = {}
     for node in graph.node:
@@ -140,13 +140,13 @@ def look_up(writer: Writer, node: Any, name: str, integers: np.ndarray, scales: 
 def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
     """Writes the product that replaces a MatMul or Gemm, and returns (its input, its output before a bias)."""
     x, product = node.input[0], before_bias(node)
-    if layer.inputs == "token":
+    if layer.input_scales == "token":
         by_token(writer, x, layer, name, product)
-    elif layer.inputs == "group":
+    elif layer.input_scales == "group":
         by_group(writer, x, layer, name, product)
     else:
-        rounded = by_tensor(writer, x, layer) if layer.grid is not None else x
-        writer.node("MatMul", [rounded, write_dequantized_weight(writer, layer, name)], product)
+        quantized = by_tensor(writer, x, layer) if layer.grid is not None else x
+        writer.node("MatMul", [quantized, write_dequantized_weight(writer, layer, name)], product)
     add_bias(writer, node, product)
     return x, product
 
