@@ -9,6 +9,7 @@ import numpy as np
 
 from compress.errors import ExportError
 from compress.export.common.quiet import quiet
+from compress.export.onnx.graph import LARGEST
 
 MASK = "attention_mask"
 INT32 = 6  # onnx.TensorProto.INT32
@@ -30,8 +31,14 @@ def fuse_operators(source: Path, target: Path) -> dict[str, int]:
         Operator -> number in the fused graph.
 
     Raises:
-        ExportError: The rewritten graph computes other logits than the source.
+        ExportError: The rewritten graph computes other logits than the source, or it has more than 2 GiB of weights.
     """
+    size = sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*"))
+    if size > LARGEST:
+        raise ExportError(
+            f"onnx: {source}: expected at most {LARGEST / 1e9:g} GB to fuse operators in, found {size / 1e9:.1f}: "
+            "ONNX Runtime compares the graphs in memory, which can't hold more; export onnx without onnxruntime"
+        )
     import onnx
     import onnx_ir
     from onnxscript.rewriter.ort_fusions import optimize_for_ort

@@ -13,6 +13,7 @@ import numpy as np
 
 from compress.errors import ExportError
 from compress.export.common.rows import Layer, RowIndex
+from compress.export.onnx import graph
 from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
 from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE, find_input_group
@@ -41,10 +42,10 @@ def quantize_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> N
     """
     import onnx
 
-    model = onnx.version_converter.convert_version(onnx.load(str(source)), _OPSET)
+    model = read_model(source)
     rewrite_products(model, layers, write_product)
-    onnx.checker.check_model(model)
     write_model(model, target)
+    onnx.checker.check_model(str(target))
 
 
 def quantize_fused_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
@@ -107,12 +108,26 @@ def rewrite_products(model: Any, layers: Mapping[str, Layer], write: _WriteProdu
     model.metadata_props.add(key=PRODUCTS, value=json.dumps(products))
 
 
+def read_model(source: Path) -> Any:
+    """Returns the model of a file in the opset of quantized ones.
+
+    The converter can't take more than 2 GiB: weights beside the file are read after it.
+    """
+    import onnx
+
+    without_weights = onnx.load(str(source), load_external_data=False)
+    model = onnx.version_converter.convert_version(without_weights, _OPSET)
+    onnx.load_external_data_for_model(model, str(source.parent))
+    return model
+
+
 def write_model(model: Any, target: Path) -> None:
-    """Writes the model to a file."""
+    """Writes the model to a file; weights too large for one file are stored beside it."""
     import onnx
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, str(target))
+    apart = model.ByteSize() > graph.LARGEST
+    onnx.save(model, str(target), save_as_external_data=apart, location=f"{target.name}.data" if apart else None)
 
 
 def find_weight(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from compress.prune.search.cost import CostModel, ModelSizes, predict_slowest
+
+# Nodes of the solver's search tree: unlike a limit of seconds, this doesn't make shapes depend on the machine's load.
+NODE_LIMIT = 20_000
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,14 @@ def allocate(
     Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) chooses among blocks of measured latency by
         dynamic programming; here it is a mixed-integer linear programme, solved by HiGHS through SciPy.
     """
+    limits = [Limit(each, milliseconds) for each in costs] + ([size] if size is not None else [])
+    if uniform:
+        return allocate_uniformly(layers, costs, hidden, depth, limits, among)
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     programme = _Programme(layers, costs, hidden)
     rows = [programme.keep_layers(depth), *programme.choose_one_option()]
-    limits = [Limit(each, milliseconds) for each in costs] + ([size] if size is not None else [])
     rows += [programme.limit_cost(limit) for limit in limits]
-    if uniform:
-        rows += programme.equate_layers()
     if among is not None:
         rows += programme.fix_layers(among)
     matrix, low, high = (np.array(column) for column in zip(*rows, strict=True))
@@ -86,9 +90,34 @@ def allocate(
         constraints=LinearConstraint(matrix, low, high),
         integrality=np.ones(programme.size),
         bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 1e-6, "time_limit": 20},
+        options={"mip_rel_gap": 1e-6, "node_limit": NODE_LIMIT},
     )
     return programme.read_solution(result.x) if result.x is not None else None
+
+
+def allocate_uniformly(
+    layers: Sequence[LayerOptions],
+    costs: Sequence[CostModel],
+    hidden: int,
+    depth: int,
+    limits: Sequence[Limit],
+    among: Sequence[int] | None,
+) -> Allocation | None:
+    """Returns the best allocation whose layers all have the same sizes: every pair of options is tried.
+
+    All kept layers cost the same, so that those with the least loss are kept.
+    """
+    best: Allocation | None = None
+    for (i, heads), (j, ffn) in product(enumerate(layers[0].heads), enumerate(layers[0].ffn)):
+        sizes = ModelSizes(hidden, (heads,) * depth, (ffn,) * depth)
+        if any(limit.costs.predict(sizes) > limit.maximum for limit in limits):
+            continue
+        saved = [each.heads_loss[i] + each.ffn_loss[j] - each.layer_loss for each in layers]
+        kept = sorted(sorted(range(len(layers)), key=saved.__getitem__)[:depth] if among is None else among)
+        loss = sum(saved[number] for number in kept) + sum(each.layer_loss for each in layers)
+        if best is None or loss < best.loss:
+            best = Allocation(tuple(kept), sizes.heads, sizes.ffn, loss, predict_slowest(costs, sizes))
+    return best
 
 
 CostRow = tuple[np.ndarray, float, float]
@@ -151,17 +180,6 @@ class _Programme:
             for number in range(len(self.layers))
             for variables in (self.head_variables(number), self.ffn_variables(number))
         ]
-
-    def equate_layers(self) -> list[CostRow]:
-        """Returns the constraints of equal options in kept layers: for each pair, |a - b| <= 2 - both kept."""
-        rows = []
-        for first in range(len(self.layers)):
-            for second in range(first + 1, len(self.layers)):
-                both_kept = {self.keep_variable(first): 1.0, self.keep_variable(second): 1.0}
-                for variables in (self.head_variables, self.ffn_variables):
-                    for a, b in zip(variables(first), variables(second), strict=True):
-                        rows += [self.make_row(both_kept | {a: x, b: -x}, -np.inf, 2) for x in (1.0, -1.0)]
-        return rows
 
     def fix_layers(self, among: Sequence[int]) -> list[CostRow]:
         """Returns the constraints that keep these layers."""

@@ -16,6 +16,7 @@ from compress.export.common.parity import layer_differences
 from compress.export.common.rows import RowIndex
 from compress.export.common.source import Source
 from compress.export.common.targets import FORMATS, ExportTarget, by_scheme, check_float, find_target, with_sources
+from compress.export.onnx import graph as exporting
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.onnx.int8 import products_saturate
 from compress.export.onnx.quantized import quantize_graph
@@ -194,6 +195,20 @@ def test_concatenated_rows_of_several_layers_are_found():
     mixed = np.concatenate([layers[layer_names[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
     with pytest.raises(ExportError, match="quantized in 2 different ways"):
         RowIndex(layers).find(mixed)
+
+
+def test_weights_stored_beside_the_file_are_quantized_like_those_inside(files: Files, tmp_path, monkeypatch):
+    source, _, folder = files("int4-groups", "onnxruntime")
+    inside, apart = folder / "onnx" / ONNX_FILE, tmp_path / "apart" / ONNX_FILE
+    apart.parent.mkdir()
+    onnx.save(onnx.load(str(inside)), str(apart), save_as_external_data=True, location="weights", size_threshold=0)
+    quantize_graph(inside, tmp_path / "one" / ONNX_FILE, source.layers)
+    monkeypatch.setattr(exporting, "LARGEST", 1000)
+    quantize_graph(apart, tmp_path / "two" / ONNX_FILE, source.layers)
+    assert (tmp_path / "two" / f"{ONNX_FILE}.data").exists()
+    inputs = {name: value.astype(np.int64) for name, value in padded_batch().items()}
+    one, two = (OnnxModel(tmp_path / name, threads=1)(inputs) for name in ("one", "two"))
+    np.testing.assert_array_equal(one, two)
 
 
 def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
