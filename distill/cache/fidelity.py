@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.cache.plan import Samples
+from distill.checkpoint.layers import find_layer_lists, select_layer_settings
 from distill.checkpoint.outputs import find_logits
 from distill.errors import InputError
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
@@ -186,18 +187,19 @@ def halve_layers(teacher: PreTrainedModel) -> PreTrainedModel:
     """Returns the default student, a copy of the teacher with the first half of its layers.
 
     Raises:
-        InputError: The model has no `ModuleList` with all of its layers.
+        InputError: The model has no list of all its layers, or several.
     """
     student: PreTrainedModel = copy.deepcopy(teacher)
     student.eval().requires_grad_(True)
-    layers = student.config.num_hidden_layers
-    lists = [m for m in student.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
-    if not lists:
+    lists = find_layer_lists(student)
+    if len(lists) != 1:
         raise InputError(
-            f"{type(teacher).__name__}: expected a list of its {layers} layers, found none: they can't be halved; "
+            f"{type(teacher).__name__}: expected one list of its layers, found {len(lists)}: they can't be halved; "
             "name a student with --student"
         )
-    del lists[0][max(1, layers // 2) :]
-    student.config.num_hidden_layers = len(lists[0])
+    stack = cast(nn.ModuleList, student.get_submodule(lists[0]))
+    kept = range(max(1, len(stack) // 2))
+    del stack[len(kept) :]
+    select_layer_settings(student.config, kept)
     student.config.use_cache = False
     return student

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.checkpoint.auto_class import AutoClass
+from distill.checkpoint.layers import find_layer_lists
 from distill.errors import InputError
 
 _NANOSECONDS = 10**9
@@ -129,11 +130,7 @@ def find_parts(model: PreTrainedModel) -> ModelParts:
     """
     body = model.base_model
     prefix = "" if body is model else f"{model.base_model_prefix}."
-    count = getattr(model.config, "num_hidden_layers", None)
-    layer_lists = [
-        name for name, each in body.named_modules() if isinstance(each, nn.ModuleList) and len(each) == count
-    ]
-    layer_lists = [name for name in layer_lists if not any(name.startswith(f"{other}.") for other in layer_lists)]
+    count, layer_lists = getattr(model.config, "num_hidden_layers", None), find_layer_lists(cast(PreTrainedModel, body))
     if len(layer_lists) != 1:
         raise InputError(
             f"{type(model).__name__}: expected one list of {count} layers, found {len(layer_lists)}: "

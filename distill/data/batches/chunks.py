@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from distill.data.batches.encode import Batch
 from distill.data.batches.share import loss_counts, loss_mask
+from distill.data.batches.signal_tensors import map_tensors
 from distill.errors import InputError
 
 
@@ -61,7 +63,7 @@ def cut_chunks(batch: Batch, tokens: int) -> Iterator[Chunk]:
         part["shares"] = {name: shares.get(name, 1.0) * part_counts[name] / max(counts[name], 1) for name in counts}
         if batch.get("signals") is not None:
             signals = cast(Mapping[str, Any], batch["signals"])
-            part["signals"] = {name: _take_places(each, present, span, places) for name, each in signals.items()}
+            part["signals"] = map_tensors(signals, partial(_take_places, present=present, span=span, places=places))
         yield Chunk(part, remaining.nonzero()[:, 0], bool(requested.any()))
 
 
@@ -88,14 +90,6 @@ def _take_tokens(value: object, present: Tensor, span: slice, rows: int, length:
     return value
 
 
-def _take_places(value: object, present: Tensor, span: slice, places: Tensor) -> object:
-    """Returns the chunk's part of a signal, a tensor [rows, length, width] or [positions, ...], or layers of them."""
-    if isinstance(value, Tensor):
-        if not value.dim():
-            return value
-        return value[present.to(value.device)][:, span] if value.dim() > 2 else value[places.to(value.device)]
-    if isinstance(value, Mapping):
-        return {name: _take_places(each, present, span, places) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_take_places(each, present, span, places) for each in value)
-    return value
+def _take_places(value: Tensor, present: Tensor, span: slice, places: Tensor) -> Tensor:
+    """Returns the chunk's part of a tensor [rows, length, width] or [positions, ...] of a signal."""
+    return value[present.to(value.device)][:, span] if value.dim() > 2 else value[places.to(value.device)]

@@ -1,6 +1,7 @@
 """Division of the positions of a batch's rows among processes: each has a segment of consecutive positions."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from distill.data.batches.encode import Batch
 from distill.data.batches.share import fields_of_tokens, loss_counts, loss_mask
+from distill.data.batches.signal_tensors import map_tensors
 from distill.losses.logits import IGNORED
 
 ROW_MASK, ROW_DOCUMENTS = "row_mask", "row_documents"  # entries with all positions of a segment's rows
@@ -49,7 +51,7 @@ def cut_segment(batch: Batch, segment: int, segments: int) -> Batch:
         numbers = (mask.flatten().cumsum(0) - 1).view(mask.shape)  # of positions, in the order of the signals
         places = numbers[:, span][mask[:, span]]
         signals = cast(Mapping[str, Any], batch["signals"])
-        part["signals"] = {name: _take_signal(value, span, places, extra) for name, value in signals.items()}
+        part["signals"] = map_tensors(signals, partial(_take_signal, span=span, places=places, extra=extra))
     return part
 
 
@@ -59,14 +61,6 @@ def _find_shares(batch: Batch, part: Batch, segments: int) -> dict[str, float]:
     return {name: shares.get(name, 1.0) * segments * part_counts[name] / max(whole[name], 1) for name in whole}
 
 
-def _take_signal(value: object, span: slice, places: Tensor, extra: int) -> object:
-    """Returns a segment's part of a signal: a tensor [rows, length, width] or [positions, ...], or layers of them."""
-    if isinstance(value, Tensor):
-        if not value.dim():
-            return value
-        return F.pad(value, (0, 0, 0, extra))[:, span] if value.dim() > 2 else value[places.to(value.device)]
-    if isinstance(value, Mapping):
-        return {name: _take_signal(each, span, places, extra) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_take_signal(each, span, places, extra) for each in value)
-    return value
+def _take_signal(value: Tensor, span: slice, places: Tensor, extra: int) -> Tensor:
+    """Returns a segment's part of a tensor [rows, length, width] or [positions, ...] of a signal."""
+    return F.pad(value, (0, 0, 0, extra))[:, span] if value.dim() > 2 else value[places.to(value.device)]
