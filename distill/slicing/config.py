@@ -16,7 +16,7 @@ from distill.slicing.attributes import FFN, find_attribute
 
 AS_HIDDEN = ("embedding_size", "pooler_hidden_size")  # widths that equal the hidden size unless a family sets them
 POSITIONAL = {"layer_idx", "name_or_path", "training"}  # depend on a module's position or origin, not its computation
-Shapes = Mapping[str, tuple[int, ...]]
+WeightShapes = Mapping[str, tuple[int, ...]]
 Setting = bool | int | float | str | tuple[int, ...] | None
 
 
@@ -115,7 +115,7 @@ def resize_pruned(config: PreTrainedConfig, sizes: PrunedSizes) -> PreTrainedCon
 
 
 def find_stock_config(
-    kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: PrunedSizes, shapes: Shapes
+    kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: PrunedSizes, shapes: WeightShapes
 ) -> PreTrainedConfig | str:
     """Returns the config with which the stock class equals the pruned model, or the reason why there is none."""
     if sizes.rank:
@@ -172,7 +172,7 @@ def build_pruned_config(
     kind: type[PreTrainedModel],
     dense: PreTrainedConfig,
     sizes: PrunedSizes,
-    shapes: Shapes,
+    shapes: WeightShapes,
     attributes: Mapping[str, Mapping[str, int]],
 ) -> PreTrainedConfig:
     """Returns the config of the shipped class.

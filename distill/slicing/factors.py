@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.slicing.config import Shapes
+from distill.slicing.config import WeightShapes
 from distill.slicing.weights import Weights
 
 
@@ -16,13 +16,13 @@ def find_factor_names(model: PreTrainedModel) -> tuple[str, str]:
     return f"{name}.weight", f"{name}.projection.weight"
 
 
-def find_kept_rank(model: PreTrainedModel, shapes: Shapes) -> int:
+def find_kept_rank(model: PreTrainedModel, shapes: WeightShapes) -> int:
     """Returns the rank of the token embedding in these shapes, 0 if it isn't factorized."""
     table, projection = find_factor_names(model)
     return shapes[table][1] if projection in shapes else 0
 
 
-def merge_factor_shapes(model: PreTrainedModel, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def merge_factor_shapes(model: PreTrainedModel, shapes: WeightShapes) -> dict[str, tuple[int, ...]]:
     """Returns the shapes, with the factors merged into one table if they save nothing at the pruned width."""
     if not find_kept_rank(model, shapes):
         return dict(shapes)

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from distill.checkpoint.layers import find_layer_stack
 from distill.errors import InputError
 from distill.models.sentence_encoder import get_stock_body
-from distill.slicing.config import Shapes, resize_config
+from distill.slicing.config import WeightShapes, resize_config
 from distill.slicing.tracing.axes import Slot
 from distill.slicing.tracing.classify import OUTER, find_layer
 from distill.slicing.tracing.trace import Traced, trace
@@ -96,7 +96,7 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
     old = family.sizes(teacher.config)
     new = resolve_sizes(spec, old)
     weights = select_layers({k: v.detach() for k, v in teacher.state_dict().items()}, stack, new.layers)
-    if family.bare_first:
+    if family.first_layer_lacks_attention_norm:
         index = new.layers.index(0) if 0 in new.layers else None
         weights = fold_first_attention_norm(weights, new.layers[0], index, teacher.config.norm_eps)
     numbered = getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False)
@@ -111,14 +111,14 @@ def slice_weights(teacher: PreTrainedModel, student: PreTrainedModel, spec: str)
         cuts = select_coordinates(weights, traced, stack, old, new)
         weights = cut_weights(rescale_queries(weights, traced, stack, factors), cuts)
     if new.embeddings:
-        weights = factorize_all_tables(weights, family.projects, new.embeddings)
+        weights = factorize_all_tables(weights, family.embedding_projection, new.embeddings)
     check_shapes(list_weight_shapes(weights), list_weight_shapes(student.state_dict()), left_out, spec)
     return weights
 
 
 def has_other_widths(old: Sizes, new: Sizes) -> bool:
     """Returns whether sizes other than the number of layers differ."""
-    before, after = ((each.hidden, each.heads, each.groups, each.head_width, each.ffn) for each in (old, new))
+    before, after = ((each.hidden, each.heads, each.key_value_heads, each.head_width, each.ffn) for each in (old, new))
     return before != after
 
 
@@ -127,7 +127,7 @@ def list_weight_shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ..
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
-def widen_hidden_axis(traced: Traced, before: Shapes, after: Shapes, old: Sizes, new: Sizes) -> Traced:
+def widen_hidden_axis(traced: Traced, before: WeightShapes, after: WeightShapes, old: Sizes, new: Sizes) -> Traced:
     """Returns the traced axes, with the hidden axis extended to dimensions that the trace doesn't connect to it.
 
     These are outputs that the class builds from the hidden size, such as those of a pooler without a head after it,
@@ -172,7 +172,7 @@ def rescale_queries(weights: Weights, traced: Traced, stack: str, factors: Seque
     return weights | scaled
 
 
-def check_shapes(found: Shapes, expected: Shapes, left_out: Mapping[str, str], spec: str) -> None:
+def check_shapes(found: WeightShapes, expected: WeightShapes, left_out: Mapping[str, str], spec: str) -> None:
     """Checks that the selected weights are those of the student's class.
 
     Raises:
@@ -208,18 +208,20 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
         check_family_kind(parsed.norm, teacher.model_type)
     family, old = find_family(teacher), read_teacher_sizes(teacher)
     new = resolve_sizes(spec, old)
-    if family.fills and new.heads != old.heads:
+    if family.attention_width_attribute and new.heads != old.heads:
         raise InputError(
             f"student heads={new.heads}: expected the teacher's {old.heads}, found another number: the width of this "
             "family's attention is fixed"
         )
-    config = resize_config(teacher, new.layers, new.hidden, heads=new.heads, key_value_heads=new.groups, ffn=new.ffn)
-    if family.free:
+    config = resize_config(
+        teacher, new.layers, new.hidden, heads=new.heads, key_value_heads=new.key_value_heads, ffn=new.ffn
+    )
+    if family.config_sets_head_width:
         config.head_dim = new.head_width
     if new.embeddings:
         check_embeddings(new, family, teacher.model_type)
         config.embedding_size = new.embeddings
-    elif family.fills:  # this class projects embeddings of any width
+    elif family.attention_width_attribute:  # this class projects embeddings of any width
         config.embedding_size = teacher.embedding_size
     elif getattr(teacher, "embedding_size", old.hidden) == config.hidden_size != old.hidden:
         # ELECTRA projects its embeddings only where they are narrower than the layers.
@@ -262,8 +264,8 @@ def check_embeddings(new: Sizes, family: Family, name: str) -> None:
         InputError: The family has no projection from embeddings to layers, or the embeddings are not narrower than the
             layers.
     """
-    if not family.projects:
-        having = ", ".join(each for each, known in FAMILIES.items() if known.projects)
+    if not family.embedding_projection:
+        having = ", ".join(each for each, known in FAMILIES.items() if known.embedding_projection)
         raise InputError(
             f"student embeddings={new.embeddings}: the stock class of a {name!r} has no map between embeddings and "
             f"layers; {having} and the bottleneck presets have one; --prune.embedding_rank writes its own class"

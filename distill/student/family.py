@@ -21,24 +21,24 @@ class Family:
     """Properties of a model family.
 
     Args:
-        rotary: Heads can't be narrowed, because rotary positions turn their coordinates in pairs. The graph contains
-            only the arithmetic of the rotation.
-        free: The config may set the head width, and heads need not fill the hidden width: the possible sizes depend on
-            it, before any model exists.
-        fills: Config attribute of the width that heads fill, if it isn't hidden; the number of heads is then fixed. No
-            weight tells the number of heads.
-        projects: Name of the projection from token embeddings to the hidden width, if the stock class can have one
-            before its first norm; low-rank embeddings are then exact except for the rank. A teacher without the
-            projection has no such weight.
-        bare_first: Only the first layer has no norm before its attention, see `fold_first_attention_norm`: tracing a
-            model doesn't show how its class would treat another first layer.
+        has_rotary_positions: Heads can't be narrowed, because rotary positions turn their coordinates in pairs. The
+            graph contains only the arithmetic of the rotation.
+        config_sets_head_width: The config may set the head width, and heads need not fill the hidden width: the
+            possible sizes depend on it, before any model exists.
+        attention_width_attribute: Config attribute of the width that heads fill, if it isn't hidden; the number of
+            heads is then fixed. No weight tells the number of heads.
+        embedding_projection: Name of the projection from token embeddings to the hidden width, if the stock class can
+            have one before its first norm; low-rank embeddings are then exact except for the rank. A teacher without
+            the projection has no such weight.
+        first_layer_lacks_attention_norm: Only the first layer has no norm before its attention, see
+            `fold_first_attention_norm`: tracing a model doesn't show how its class would treat another first layer.
     """
 
-    rotary: bool = False
-    free: bool = False
-    fills: str = ""
-    projects: str = ""
-    bare_first: bool = False
+    has_rotary_positions: bool = False
+    config_sets_head_width: bool = False
+    attention_width_attribute: str = ""
+    embedding_projection: str = ""
+    first_layer_lacks_attention_norm: bool = False
 
     def sizes(self, config: "PretrainedConfig") -> Sizes:
         """Returns the sizes in a config.
@@ -49,7 +49,9 @@ class Family:
         count, hidden, heads, ffn = (
             getattr(config, find_attribute(config, names)) for names in (LAYER_ATTRIBUTES, HIDDEN, HEAD_ATTRIBUTES, FFN)
         )
-        head_dim = getattr(config, self.fills) // heads if self.fills else getattr(config, "head_dim", None)
+        head_dim = getattr(config, "head_dim", None)
+        if self.attention_width_attribute:
+            head_dim = getattr(config, self.attention_width_attribute) // heads
         kv = getattr(config, "num_key_value_heads", None) or heads
         return Sizes(
             tuple(range(count)),
@@ -57,21 +59,21 @@ class Family:
             heads,
             ffn or 4 * hidden,  # GPT-2 leaves n_inner unset for this width
             kv=kv if kv != heads else 0,
-            head=head_dim or (hidden // heads if self.rotary else 0),
-            free=self.free or bool(self.fills),
+            head=head_dim or (hidden // heads if self.has_rotary_positions else 0),
+            free=self.config_sets_head_width or bool(self.attention_width_attribute),
         )
 
 
 ABSOLUTE = Family()
-LLAMA = Family(rotary=True, free=True)
+LLAMA = Family(has_rotary_positions=True, config_sets_head_width=True)
 FAMILIES = {
     "bert": ABSOLUTE,
     "roberta": ABSOLUTE,
     "xlm-roberta": ABSOLUTE,
     "electra": ABSOLUTE,
     "distilbert": ABSOLUTE,
-    "deberta-v2": Family(projects="deberta.embeddings.embed_proj.weight"),
-    "modernbert": Family(rotary=True, bare_first=True),
+    "deberta-v2": Family(embedding_projection="deberta.embeddings.embed_proj.weight"),
+    "modernbert": Family(has_rotary_positions=True, first_layer_lacks_attention_norm=True),
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
@@ -80,7 +82,7 @@ FAMILIES = {
     "gemma2": LLAMA,
     "gemma3_text": LLAMA,
     "gpt2": ABSOLUTE,
-    "mobilebert": Family(fills="intra_bottleneck_size"),
+    "mobilebert": Family(attention_width_attribute="intra_bottleneck_size"),
 }
 ENCODERS = (
     "bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta-v2", "modernbert", "mobilebert",
@@ -91,4 +93,4 @@ def find_family(config: "PretrainedConfig") -> Family:
     """Returns the family of a checkpoint; for one that isn't listed, what its config shows."""
     listed = FAMILIES.get(config.model_type)
     free = any(getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))
-    return listed or Family(rotary=True, free=free)
+    return listed or Family(has_rotary_positions=True, config_sets_head_width=free)

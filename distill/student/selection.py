@@ -36,7 +36,7 @@ def select_coordinates(weights: Mapping[str, Tensor], traced: Traced, stack: str
     cut = [axis for axis in cut if axis.units == counts[axis.kind][0] > counts[axis.kind][1]]
     kept = {axis.name: find_highest(sum_unit_squares(weights, axis), counts[axis.kind][1]) for axis in cut}
     cuts = list_cuts(cut, kept)
-    if (old.heads, old.groups, old.head_width) == (new.heads, new.groups, new.head_width):
+    if (old.heads, old.key_value_heads, old.head_width) == (new.heads, new.key_value_heads, new.head_width):
         return cuts
     for layer in range(len(new.layers)):
         add_cuts(cuts, select_heads(weights, traced, stack, layer, old, new))
@@ -57,7 +57,9 @@ def select_heads(
     cuts: _Cuts = {}
     for axis in traced.axes:
         if axis.kind == "heads" and axis.layer == layer and is_whole(axis, old, new):
-            add_cuts(cuts, list_cuts([axis], {axis.name: find_highest(sum_unit_squares(weights, axis), new.groups)}))
+            add_cuts(
+                cuts, list_cuts([axis], {axis.name: find_highest(sum_unit_squares(weights, axis), new.key_value_heads)})
+            )
     return cuts
 
 
@@ -105,7 +107,7 @@ def sum_part_squares(
 
 def has_heads(squares: Mapping[ProjectionRole, Squares], sizes: Sizes) -> bool:
     """Returns whether the parts of an attention are those of heads of these sizes."""
-    queries, keys = sizes.heads * sizes.head_width, sizes.groups * sizes.head_width
+    queries, keys = sizes.heads * sizes.head_width, sizes.key_value_heads * sizes.head_width
     return {part: len(each) for part, each in squares.items()} == dict(
         zip(_PARTS, (queries, keys, keys, queries), strict=True)
     )
@@ -113,8 +115,8 @@ def has_heads(squares: Mapping[ProjectionRole, Squares], sizes: Sizes) -> bool:
 
 def is_whole(axis: Axis, old: Sizes, new: Sizes) -> bool:
     """Returns whether whole units of an axis of heads are removed, so that what remains has the same structure."""
-    same = old.head_width == new.head_width and old.heads * new.groups == new.heads * old.groups
-    return same and axis.units == old.groups
+    same = old.head_width == new.head_width and old.heads * new.key_value_heads == new.heads * old.key_value_heads
+    return same and axis.units == old.key_value_heads
 
 
 def cut_projections(
@@ -138,13 +140,13 @@ def select_head_coordinates(
     They belong to the groups with the largest sums of squares, and within each group to its heads with the largest
     ones. Within a head they are the largest ones of queries and keys together, and of values and outputs together.
     """
-    each, width = old.heads // old.groups, old.head_width
-    q, o = (squares[part].reshape(old.groups, each, width) for part in ("query", "output"))
-    k, v = (squares[part].reshape(old.groups, width) for part in ("key", "value"))
+    each, width = old.heads // old.key_value_heads, old.head_width
+    q, o = (squares[part].reshape(old.key_value_heads, each, width) for part in ("query", "output"))
+    k, v = (squares[part].reshape(old.key_value_heads, width) for part in ("key", "value"))
     strength = (q + o).sum((1, 2)) + (k + v).sum(1)
     coordinates: dict[ProjectionRole, list[Tensor]] = {part: [] for part in _PARTS}
-    for group in find_highest(strength, new.groups).tolist():
-        heads = find_highest((q + o)[group].sum(1), new.heads // new.groups)
+    for group in find_highest(strength, new.key_value_heads).tolist():
+        heads = find_highest((q + o)[group].sum(1), new.heads // new.key_value_heads)
         qk = find_highest(q[group, heads].sum(0) + k[group], new.head_width)
         vo = find_highest(o[group, heads].sum(0) + v[group], new.head_width)
         starts = (group * each + heads)[:, None] * width

@@ -39,7 +39,7 @@ class Sizes:
         return self.head or self.hidden // self.heads
 
     @property
-    def groups(self) -> int:
+    def key_value_heads(self) -> int:
         """Number of key-value heads."""
         return self.kv or self.heads
 

@@ -100,7 +100,7 @@ def read_stored_sizes(checkpoint: Checkpoint) -> Sizes | None:
         return None
     try:
         family = find_family(config)  # type: ignore[arg-type]
-        if family.free and not {"num_key_value_heads", "head_dim"} <= checkpoint.description.keys():
+        if family.config_sets_head_width and not {"num_key_value_heads", "head_dim"} <= checkpoint.description.keys():
             return None
         sizes = family.sizes(config)  # type: ignore[arg-type]
     except (AttributeError, TypeError, ZeroDivisionError):

@@ -151,7 +151,7 @@ def check_layout_sizes(f: Facts) -> None:
         ("teacher.layout", f.finetuning_layout, f.teacher_sizes),
     ):
         if layout is not None and sizes is not None:
-            check_layout_fits(layout, sizes.heads, sizes.groups, len(sizes.layers), name)
+            check_layout_fits(layout, sizes.heads, sizes.key_value_heads, len(sizes.layers), name)
 
 
 def check_language_heads(f: Facts) -> None:
