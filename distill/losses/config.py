@@ -51,7 +51,7 @@ class LossConfig:
             first is 1; 0 is the last.
         ramps: Linear schedules of term weights or the temperature, in place of their own settings: name to values at
             the start and end of training, as in {"hidden": [1, 0], "temperature": [4, 1]}.
-        balance: Rescale the weights every so many steps, so that each term's share of the gradient is that of its
+        balance_every: Rescale the weights every so many steps, so that each term's share of the gradient is that of its
             weight; 0: never.
         layer_map: Which layers `hidden` and `attention` compare: `uniform` (evenly spaced); `skip`, every k-th of the
             teacher's without the last (PKD); `last`; pairs student:teacher such as `0:0,2:6` (0 is the embeddings); for
@@ -82,7 +82,7 @@ class LossConfig:
     relation_layer: int = 0
     layer_map: str = "uniform"
     ramps: dict[str, tuple[float, float]] = field(default_factory=dict, hash=False)
-    balance: int = 0
+    balance_every: int = 0
 
     def __post_init__(self) -> None:
         self._check_ramps()
@@ -106,8 +106,8 @@ class LossConfig:
                     f"loss.ramps: expected weights with a sum > 0 at the {when}, found {total:g}: nothing would be "
                     "learnt there"
                 )
-        if self.balance < 0:
-            raise InputError(f"loss.balance: expected at least 0 steps, found {self.balance}")
+        if self.balance_every < 0:
+            raise InputError(f"loss.balance_every: expected at least 0 steps, found {self.balance_every}")
         weights = {name: self.peak_weight(name) for name in TERMS}
         for name, weight in weights.items():
             if weight < 0:

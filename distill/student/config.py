@@ -24,7 +24,7 @@ class StudentConfig:
         offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
         attention_free: Students without attention to train as well, as specs separated by semicolons, such as
             `static;cnn,hidden=128`; if omitted with `budget.frontier`, several of each kind that can do the task.
-        stages: How layers are divided among pipeline stages: size minimizes the parameters of the largest stage; time
+        pipeline_split: How layers are divided among pipeline stages: size minimizes the parameters of the largest; time
             minimizes the time of the slowest one, as measured on its parts.
     """
 
@@ -33,4 +33,4 @@ class StudentConfig:
     trained: bool = False
     offload: bool = False
     attention_free: str = ""
-    stages: Literal["size", "time"] = "size"
+    pipeline_split: Literal["size", "time"] = "size"

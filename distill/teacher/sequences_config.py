@@ -14,18 +14,18 @@ class SequencesConfig:
         new_tokens: Maximum number of tokens per answer; an answer that hasn't ended by then is discarded.
         temperature: Temperature of the generation; 0 decodes greedily.
         top_p: Sampling is restricted to the smallest set of most probable tokens with this total probability.
-        at_once: Number of answers generated in one batch.
+        batch_size: Number of answers generated in one batch.
     """
 
     share: float = 0.0
     new_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
-    at_once: int = 16
+    batch_size: int = 16
 
     def __post_init__(self) -> None:
         check_setting(self, "sequences.share", 0 <= self.share <= 1, "a share from 0 to 1")
         check_setting(self, "sequences.new_tokens", self.new_tokens >= 1, "at least 1")
         check_setting(self, "sequences.temperature", self.temperature >= 0, "at least 0")
         check_setting(self, "sequences.top_p", 0 < self.top_p <= 1, "a share above 0, up to 1")
-        check_setting(self, "sequences.at_once", self.at_once >= 1, "at least 1")
+        check_setting(self, "sequences.batch_size", self.batch_size >= 1, "at least 1")

@@ -124,7 +124,10 @@ class DistillationModule(lightning.LightningModule):
         self.scratch = Path(gettempdir())  # for temporary files
         self.rate_control, self.spikes = RateControl(), SpikeWatch(train.spike)
         self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
-        self.total_steps, self.balance = 1, GradientBalance(loss.balance)  # optimizer steps of the entire training
+        self.total_steps, self.balance = (
+            1,
+            GradientBalance(loss.balance_every),
+        )  # optimizer steps of the entire training
         if train.freeze_embeddings:
             freeze_embeddings(student)
 
@@ -250,7 +253,7 @@ class DistillationModule(lightning.LightningModule):
     @property
     def can_split_batches(self) -> bool:
         """Whether the loss of a batch is the sum of those of its parts."""
-        compares_rows = self.loss.computes("similarity") or self.loss.layer_map == DYNAMIC or self.loss.balance
+        compares_rows = self.loss.computes("similarity") or self.loss.layer_map == DYNAMIC or self.loss.balance_every
         compares_rows = compares_rows or BATCHNORM in getattr(self.student.config, "norms", {}).values()
         return not compares_rows and self.cross_tokenizer is None and self.on_policy is None and self.stages is None
 

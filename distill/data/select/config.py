@@ -35,7 +35,7 @@ class SelectConfig:
             which needs no forward pass.
         weight: For mixture: weight of typical rows; diverse ones have 1 - weight.
         target: For similarity: table or text file with texts like those that the student will meet.
-        follow_share: Multiply the weight of ce by the share of rows kept, and add the difference to that of kl.
+        scale_ce: Multiply the weight of ce by the share of rows kept, and add the difference to that of kl.
     """
 
     method: Method = ""
@@ -48,7 +48,7 @@ class SelectConfig:
     vectors: Literal["teacher", "embeddings"] = "teacher"
     weight: float = 0.5
     target: str = ""
-    follow_share: bool = True
+    scale_ce: bool = True
 
     def __post_init__(self) -> None:
         if not self.method:

@@ -75,7 +75,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
             ("train.ema_decay", train.ema_decay, "0", train.ema_decay),
             ("sampling.by", s.sampling.by, "uniform", s.sampling.by != "uniform"),
             ("on_policy.share", s.on_policy.share, "0", s.on_policy.share),
-            ("loss.balance", s.loss.balance, "0", s.loss.balance),
+            ("loss.balance_every", s.loss.balance_every, "0", s.loss.balance_every),
             ("loss.ramps", s.loss.ramps, "none", is_wild and s.loss.ramps),
             ("sparsity", "a schedule of zeros", "none", s.sparsity.requested),
             ("student", s.student.spec, "no norm=batchnorm", read_norm(s.student.spec) == "batchnorm"),

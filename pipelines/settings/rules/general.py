@@ -9,7 +9,7 @@ def teaches_single_layers(s: DistillConfig) -> bool:
     """Returns whether the loss of the general phase pairs each layer of the student with one layer of the teacher."""
     loss = s.general.loss
     named = loss.layer_map in LAYER_MAPS and loss.layer_map != "uniform"
-    return not (named or loss.balance or loss.ramps)
+    return not (named or loss.balance_every or loss.ramps)
 
 
 GENERAL_RULES: tuple[Rule | Check, ...] = (
@@ -34,8 +34,8 @@ GENERAL_RULES: tuple[Rule | Check, ...] = (
     Rule(
         lambda s, f: s.general.progressive_share and not teaches_single_layers(s),
         "general.progressive_share: expected loss.layer_map uniform or pairs, no ramps and no balance, found "
-        "{s.general.loss.layer_map}, {s.general.loss.ramps} and {s.general.loss.balance}: a layer that is trained "
-        "alone needs one layer of the teacher",
+        "{s.general.loss.layer_map}, {s.general.loss.ramps} and {s.general.loss.balance_every}: a layer that is "
+        "trained alone needs one layer of the teacher",
     ),
     Rule(
         lambda s, f: s.general.progressive_share == 1 and s.general.loss.uses_outputs,

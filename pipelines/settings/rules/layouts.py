@@ -223,9 +223,9 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         ("student_layout",),
     ),
     Rule(
-        lambda s, f: s.student.stages == "time" and f.student_layout is not None and f.student_layout.pp == 1,
-        "student.stages time: expected a student.layout with pipeline stages, such as pp=2, found {f.student_layout}: "
-        "there is nothing to divide; leave it out",
+        lambda s, f: s.student.pipeline_split == "time" and f.student_layout is not None and f.student_layout.pp == 1,
+        "student.pipeline_split time: expected a student.layout with pipeline stages, such as pp=2, found "
+        "{f.student_layout}: there is nothing to divide; leave it out",
         ("student_layout",),
     ),
     Rule(
@@ -293,8 +293,8 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         ("student_layout",),
     ),
     Rule(
-        lambda s, f: s.loss.balance and is_sharded(f),
-        "loss.balance: expected a student whose weights are whole on each process, found {f.student_layout} "
+        lambda s, f: s.loss.balance_every and is_sharded(f),
+        "loss.balance_every: expected a student whose weights are whole on each process, found {f.student_layout} "
         "{s.machine.deepspeed}: the gradient of a single term isn't available",
         ("student_layout",),
     ),

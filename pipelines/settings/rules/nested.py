@@ -38,8 +38,8 @@ def list_nested_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]
         yield "prune.embedding_rank", s.prune.embedding_rank, "0"
     if s.loss != s.loss.without_layer_terms:
         yield "loss", "terms on layers, which slices lack", "terms on outputs"
-    if s.loss.balance:
-        yield "loss.balance", s.loss.balance, "0"
+    if s.loss.balance_every:
+        yield "loss.balance_every", s.loss.balance_every, "0"
     if s.sparsity.requested:
         yield "sparsity.pattern", s.sparsity.pattern, "none"
     if s.machine.asynchronous:

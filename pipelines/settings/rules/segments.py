@@ -48,7 +48,13 @@ def list_student_conflicts(f: Facts) -> Iterator[tuple[str, object, str, str]]:
                 for name in ("attention", "relations")
                 if loss.computes(name)
             ),
-            ("loss.balance", loss.balance, "0", "a process has a part of a term's gradient", loss.balance),
+            (
+                "loss.balance_every",
+                loss.balance_every,
+                "0",
+                "a process has a part of a term's gradient",
+                loss.balance_every,
+            ),
             ("on_policy.share", s.on_policy.share, "0", "texts are generated token by token", s.on_policy.share),
             ("general.data", s.general.data, "none", "its terms compare whole texts", s.general.data),
             ("budget", "a target speed", "none", "pruned layers have different heads", s.budget.requested),

@@ -70,9 +70,9 @@ WINDOW_RULES: tuple[Rule | Check, ...] = (
         "whole documents",
     ),
     Rule(
-        lambda s, f: s.train.backward_window and s.loss.balance,
-        "train.backward_window {s.train.backward_window}: expected loss.balance 0, found {s.loss.balance}: the "
-        "gradient of a term is known after its last chunk only",
+        lambda s, f: s.train.backward_window and s.loss.balance_every,
+        "train.backward_window {s.train.backward_window}: expected loss.balance_every 0, found {s.loss.balance_every}: "
+        "the gradient of a term is known after its last chunk only",
     ),
     Rule(
         lambda s, f: s.train.backward_window and s.on_policy.share,

@@ -94,7 +94,7 @@ class AnswerGenerator:
         rows = enumerate(encode_prompts(self.tokenizer, chats, self.length, self.task.chat))
         prompts = {number: row for number, row in rows if row is not None and len(row) < limit}
         order = sorted(prompts, key=lambda number: len(prompts[number]))
-        answers, size = dict(read_answers(self.file)), self.settings.at_once
+        answers, size = dict(read_answers(self.file)), self.settings.batch_size
         with self.run.console.track("answers: generating", len(order)) as advance, self.file.open("a") as file:
             for start in range(0, len(order), size):
                 # Batches stay the same after a restart: the longest prompt limits the length of all its answers.

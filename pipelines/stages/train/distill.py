@@ -176,7 +176,7 @@ class StudentTraining:
         """Returns the rows and tokens of a micro-batch, if pipeline stages are cut by measured time."""
         config, layout = self.plan.settings, self.plan.layouts.student
         rows = max(1, config.train.rows // (layout.dp * MICRO_BATCHES))
-        return (rows, config.data.max_length) if config.student.stages == "time" else None
+        return (rows, config.data.max_length) if config.student.pipeline_split == "time" else None
 
     @cached_property
     def teacher_config(self) -> PretrainedConfig:

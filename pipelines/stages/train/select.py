@@ -21,7 +21,7 @@ from distill.data.select.scores import DYNAMICS, compute_label_loss, entropy, ma
 from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Examples, Splits, take_rows
 from distill.errors import InputError
-from distill.losses.share import follow_share
+from distill.losses.kept_share import scale_ce_by_kept_share
 from distill.models.inputs import build_inputs
 from distill.models.sentence_encoder import pool_states
 from distill.tasks.task import Task
@@ -77,13 +77,13 @@ def list_split_names(config: SelectConfig) -> tuple[str, ...]:
 
 
 def adapt_loss(run: Run, plan: RunPlan, selection: Artefact) -> RunPlan:
-    """Returns the plan with the loss weights for the share of rows that was kept, if `follow_share` is set.
+    """Returns the plan with the loss weights for the share of rows that was kept, if `scale_ce` is set.
 
     Changed weights are printed.
     """
-    if not plan.settings.select.follow_share or not selection.digest:
+    if not plan.settings.select.scale_ce or not selection.digest:
         return plan
-    loss = follow_share(plan.settings.loss, float(selection.metrics["select_share"]))
+    loss = scale_ce_by_kept_share(plan.settings.loss, float(selection.metrics["select_share"]))
     if loss != plan.settings.loss:
         run.console.say(f"  select: loss weights adjusted to the share of rows: kl {loss.kl:.3g}, ce {loss.ce:.3g}")
     return replace(plan, settings=replace(plan.settings, loss=loss))
@@ -95,7 +95,7 @@ def select_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact, cac
     Answers of the teacher are read from the cache if there is one, and computed otherwise.
     """
     config = plan.settings.select
-    used = {name: value for name, value in vars(config).items() if name not in ("target", "follow_share")}
+    used = {name: value for name, value in vars(config).items() if name not in ("target", "scale_ce")}
     inputs: dict[str, Artefact | str] = {"data": data}
     settings: JsonObject = {"select": used, "max_length": plan.settings.data.max_length}
     if config.needs_outputs and cache is not None:

@@ -105,7 +105,7 @@ def test_restricted_scores_are_those_of_the_remaining_units():
     (("--prune.schedule", "gradual"), "prune.schedule: expected oneshot with prune.nested, found gradual"),
     (("--prune.embedding_rank", "8"), "prune.embedding_rank: expected 0 with prune.nested, found 8"),
     (("--loss.hidden", "1"), "loss: expected terms on outputs with prune.nested, found terms on layers"),
-    (("--loss.balance", "10"), "loss.balance: expected 0 with prune.nested, found 10"),
+    (("--loss.balance_every", "10"), "loss.balance_every: expected 0 with prune.nested, found 10"),
     (("--sparsity.pattern", "2:4"), "sparsity.pattern: expected none with prune.nested, found 2:4"),
 ])  # fmt: skip
 def test_what_a_nested_family_cannot_have_is_refused_before_any_stage(more, message, tmp_path, monkeypatch, capsys):

@@ -66,7 +66,7 @@ def test_a_ramp_interpolates_linearly_between_its_two_values():
         ({"ramps": {"ce": (1.0, -1.0)}}, "with two values >= 0, found ce"),
         ({"ramps": {"kl": (1.0, 0.0)}}, "expected weights with a sum > 0 at the end, found 0"),
         ({"ramps": {"temperature": (2.0, 0.0)}}, "loss.temperature: expected more than 0"),
-        ({"balance": -1}, "loss.balance: expected at least 0 steps"),
+        ({"balance_every": -1}, "loss.balance_every: expected at least 0 steps"),
     ],
 )
 def test_an_invalid_schedule_is_refused(settings, message):
@@ -114,7 +114,7 @@ def test_the_gradient_of_a_term_on_frozen_weights_has_norm_0():
 
 
 def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path):  # noqa: F811
-    distiller = module(LossConfig(kl=1, ce=1, hidden=100, balance=2))
+    distiller = module(LossConfig(kl=1, ce=1, hidden=100, balance_every=2))
     rows = logged(distiller, data, tmp_path, max_epochs=1)
     assert float(rows[-1]["train/hidden_weight"]) != 100
     assert set(distiller.balance.factors) == {"kl", "ce", "hidden"}
@@ -127,7 +127,7 @@ def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path
 
 
 def test_weights_outside_training_are_not_scaled():
-    distiller = module(LossConfig(kl=1, ce=1, balance=1))
+    distiller = module(LossConfig(kl=1, ce=1, balance_every=1))
     assert distiller.current_loss is distiller.loss
     assert isinstance(distiller.student, nn.Module)
     assert weighted_sum(distiller.current_loss, {"kl": torch.ones(()), "ce": torch.ones(())}) == 2

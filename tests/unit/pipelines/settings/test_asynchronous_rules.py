@@ -47,7 +47,7 @@ def test_plain_settings_are_accepted(strategy):
         ({"train": TrainConfig(optimizer="schedule-free")}, "train.optimizer: expected another optimizer"),
         ({"train": TrainConfig(recoveries=1)}, "train.recoveries: expected 0"),
         ({"sampling": SamplingConfig(by="distance")}, "sampling.by: expected uniform"),
-        ({"loss": LossConfig(balance=5)}, "loss.balance: expected 0"),
+        ({"loss": LossConfig(balance_every=5)}, "loss.balance_every: expected 0"),
     ],
 )
 def test_settings_that_asynchronous_replicas_do_not_support_are_refused(parts, message):

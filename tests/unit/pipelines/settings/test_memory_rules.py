@@ -84,7 +84,7 @@ def read_refusal(facts: Facts) -> str:
         ({"loss": LossConfig(kl=1, hidden=0.5)}, "expected kl and ce alone, found loss.hidden 0.5"),
         ({"loss": LossConfig(kl=1, attention=0.5)}, "expected kl and ce alone"),
         ({"loss": LossConfig(kl=1, ramps={"relations": (0, 1)})}, "expected kl and ce alone"),
-        ({"loss": LossConfig(kl=1, ce=1, balance=10)}, "expected loss.balance 0, found 10"),
+        ({"loss": LossConfig(kl=1, ce=1, balance_every=10)}, "expected loss.balance_every 0, found 10"),
         ({"on_policy": OnPolicyConfig(share=0.5)}, "expected on_policy.share 0, found 0.5"),
         ({"budget": Budget(speedup="2"), "loss": LossConfig(kl=1)}, "expected no target speed"),
         ({"quantize": QuantizeConfig(scheme="int8"), "loss": LossConfig(kl=1)}, "expected no quantize.scheme, found"),

@@ -60,7 +60,7 @@ def test_other_tasks_are_refused(task):
     [
         ({"loss": LossConfig(attention=1)}, "loss.attention: expected 0 with student.layout cp=2, found 1.0: it compa"),
         ({"loss": LossConfig(relations=1)}, "loss.relations: expected 0 with"),
-        ({"loss": LossConfig(balance=5)}, "loss.balance: expected 0 .* found 5: a process has a part"),
+        ({"loss": LossConfig(balance_every=5)}, "loss.balance_every: expected 0 .* found 5: a process has a part"),
         ({"on_policy": OnPolicyConfig(share=0.5)}, "on_policy.share: expected 0 .* found 0.5: texts are generated"),
         ({"general": GeneralConfig(data="texts")}, "general.data: expected none .* found texts"),
         ({"budget": Budget(speedup="2")}, "budget: expected none .* pruned layers have different heads"),

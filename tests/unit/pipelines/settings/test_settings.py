@@ -309,7 +309,7 @@ REFUSALS = [
         "machine.gradient_compression fp16",
     ),
     (
-        ("--devices", "2", "--student.layout", "fsdp=2", "--teacher.layout", "replicated", "--loss.balance", "2"),
+        ("--devices", "2", "--student.layout", "fsdp=2", "--teacher.layout", "replicated", "--loss.balance_every", "2"),
         "loss.b",
     ),
     (

@@ -19,7 +19,7 @@ from distill.data.select.coverage import (
 from distill.data.select.scores import area_under_margin, compute_label_loss, el2n, entropy, forgetting, margin
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.share import follow_share
+from distill.losses.kept_share import scale_ce_by_kept_share
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(6, 20, 4, generator=GENERATOR)  # epochs, rows, classes
@@ -146,15 +146,15 @@ def test_a_class_without_rows_gets_one_in_place_of_the_largest_classs_last():
 
 
 def test_the_teacher_counts_more_the_fewer_rows_there_are():
-    loss = follow_share(LossConfig(kl=0.5, ce=0.5), 0.2)
+    loss = scale_ce_by_kept_share(LossConfig(kl=0.5, ce=0.5), 0.2)
     assert (loss.kl, loss.ce) == (0.9, 0.1)
-    assert follow_share(LossConfig(kl=1, ce=0), 0.2) == LossConfig(kl=1, ce=0)
+    assert scale_ce_by_kept_share(LossConfig(kl=1, ce=0), 0.2) == LossConfig(kl=1, ce=0)
 
 
 @pytest.mark.parametrize("ramps", [{"ce": (0, 1)}, {"kl": (2, 1)}, {"ce": (1, 0.5), "kl": (0, 1)}])
 def test_the_share_of_the_rows_is_followed_by_ramps_too(ramps):
     loss = LossConfig(kl=1, ce=0.5, ramps=ramps)
-    followed = follow_share(loss, 0.2)
+    followed = scale_ce_by_kept_share(loss, 0.2)
     for progress in (0.0, 0.3, 1.0):
         before, after = loss.interpolate_ramps(progress), followed.interpolate_ramps(progress)
         assert after.ce == pytest.approx(0.2 * before.ce)

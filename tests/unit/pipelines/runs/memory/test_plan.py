@@ -113,7 +113,7 @@ def test_only_the_parts_change_where_the_settings_name_a_mode(data):
 
 def test_batches_whose_rows_are_compared_stay_whole(data):
     module = build_module()
-    module.loss = LossConfig(kl=0, ce=1, balance=5)
+    module.loss = LossConfig(kl=0, ce=1, balance_every=5)
     assert list(plan_with(module, data, PLENTY).list_parts()) == [1]
     assert list(plan_with(build_module(), data, PLENTY).list_parts()) == [1, 2, 4, 8, 16, 32, 64]
 

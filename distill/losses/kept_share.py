@@ -5,7 +5,7 @@ from dataclasses import replace
 from distill.losses.config import LossConfig
 
 
-def follow_share(config: LossConfig, share: float) -> LossConfig:
+def scale_ce_by_kept_share(config: LossConfig, share: float) -> LossConfig:
     """Returns the loss with ce · share, and what ce loses added to kl: the fewer rows, the more the teacher counts.
 
     Ramps of the two weights follow it too. A loss with one of the two terms only stays as it is.
