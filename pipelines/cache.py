@@ -27,7 +27,7 @@ EXAMPLES = {
   python -m pipelines.cache write --teacher T --data books/ --cache C --signals sampled,hidden --draws 48 --layers 6,12
   python -m pipelines.cache write --teacher T --data books/ --cache C --dry-run
   # several writers share the work, by hand on one or more machines, or a process a GPU:
-  python -m pipelines.cache write … --rank 0 --ranks 2 & python -m pipelines.cache write … --rank 1 --ranks 2
+  python -m pipelines.cache write … --writer 0 --writers 2 & python -m pipelines.cache write … --writer 1 --writers 2
   torchrun --nproc-per-node 8 -m pipelines.cache write …
   # a teacher too large for one process
   python -m pipelines.cache write … --devices 4 --layout fsdp=4""",
@@ -92,7 +92,7 @@ def write(argv: Sequence[str]) -> None:
     if starts and not config.dry_run:
         check_layout(config, opened.checkpoint, config.devices)
         if config.engine == "ray":
-            workers = Workers(config.devices, 0, config.threads, config.timeout, config.device)
+            workers = Workers(config.devices, 0, config.threads, config.timeout, config.accelerator)
             launch_on_ray("pipelines.cache", ["write", *argv], workers, Path(config.cache))
         else:
             launch_processes("pipelines.cache", ["write", *argv], config.devices)

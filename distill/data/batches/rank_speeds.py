@@ -44,7 +44,7 @@ class RankSpeeds:
 
 
 def parse_speeds(text: str, replicas: int) -> RankSpeeds | None:
-    """Returns the speeds that `data.rank_speeds` names; None if it names none.
+    """Returns the speeds that `machine.rank_speeds` names; None if it names none.
 
     Raises:
         InputError: They are no numbers above 0, or not one for each replica.
@@ -59,7 +59,7 @@ def parse_speeds(text: str, replicas: int) -> RankSpeeds | None:
         speeds = []
     if len(speeds) != replicas or min(speeds) <= 0:
         raise InputError(
-            f"data.rank_speeds: expected auto, or {replicas} numbers above 0 separated by commas, one for each "
+            f"machine.rank_speeds: expected auto, or {replicas} numbers above 0 separated by commas, one for each "
             f"replica, found {text!r}"
         )
     return RankSpeeds(speeds)

@@ -81,10 +81,10 @@ class WriteConfig:
         batch_tokens: Tokens per batch of the teacher, including padding; at least 1.
         limit: Use only this number of samples, from the start of the data; 0 uses all.
         threads: CPU threads; 0 uses PyTorch's default.
-        device: Device of the teacher, such as cpu or cuda; auto uses a GPU if there is one.
-        rank: Index of this writer, from 0 to ranks - 1, if several writers are started by hand; each begins at a
-            different shard.
-        ranks: Number of writers that are started by hand.
+        accelerator: Device of the teacher, such as cpu or cuda; auto uses a GPU if there is one.
+        writer: Number of this writer, from 0 to writers - 1, if several are started by hand; each begins at a different
+            shard.
+        writers: Number of writers that are started by hand.
         devices: Number of processes to start on this machine, which share the work; under torchrun, its own options set
             the number.
         engine: Launcher of the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster at
@@ -106,9 +106,9 @@ class WriteConfig:
     batch_tokens: int = 2048
     limit: int = 0
     threads: int = 0
-    device: str = "auto"
-    rank: int = 0
-    ranks: int = 1
+    accelerator: str = "auto"
+    writer: int = 0
+    writers: int = 1
     devices: int = 1
     engine: Engine = "torchrun"
     layout: str = "replicated"
@@ -121,14 +121,14 @@ class WriteConfig:
         for name, value in (("cache", self.cache), ("teacher", self.teacher), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
-        if self.batch_tokens < 1 or self.limit < 0 or not 0 <= self.rank < self.ranks:
+        if self.batch_tokens < 1 or self.limit < 0 or not 0 <= self.writer < self.writers:
             raise InputError(
-                "expected batch_tokens of at least 1, limit of at least 0 and rank below ranks, "
-                f"found {self.batch_tokens}, {self.limit}, {self.rank} of {self.ranks}"
+                "expected batch_tokens of at least 1, limit of at least 0 and writer below writers, "
+                f"found {self.batch_tokens}, {self.limit}, {self.writer} of {self.writers}"
             )
-        if self.devices > 1 and self.ranks > 1:
+        if self.devices > 1 and self.writers > 1:
             raise InputError(
-                f"ranks {self.ranks}: expected 1 with devices {self.devices}: a writer that is started by hand is one "
+                f"writers {self.writers}: expected 1 with devices {self.devices}: a writer started by hand is one "
                 "process"
             )
         check_local("cache", self.cache)

@@ -38,7 +38,6 @@ SHORT_OPTIONS = {
     "data.clean.deploy": "clean.deploy",
     "data.augment": "augment.kinds",
     "data.select": "select.method",
-    "data.rank_speeds": "machine.rank_speeds",
     "epochs": "train.epochs",
     "learning_rate": "train.learning_rate",
     "batch_size": "train.batch_size",

@@ -206,7 +206,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
             and f.student_layout is not None
             and (f.student_layout.processes == 1 or f.student_layout.shards_gradients)
         ),
-        "data.rank_speeds {s.machine.rank_speeds}: expected replicas (student.layout replicated or zero1), found "
+        "machine.rank_speeds {s.machine.rank_speeds}: expected replicas (student.layout replicated or zero1), found "
         "{f.student_layout}: processes that share weights compute together, the fastest no earlier than the slowest",
         ("student_layout",),
     ),

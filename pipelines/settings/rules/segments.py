@@ -58,7 +58,7 @@ def list_student_conflicts(f: Facts) -> Iterator[tuple[str, object, str, str]]:
             ("on_policy.share", s.on_policy.share, "0", "texts are generated token by token", s.on_policy.share),
             ("general.data", s.general.data, "none", "its terms compare whole texts", s.general.data),
             ("budget", "a target speed", "none", "pruned layers have different heads", s.budget.requested),
-            ("data.rank_speeds", s.machine.rank_speeds, "none", "rows are computed together", s.machine.rank_speeds),
+            ("machine.rank_speeds", s.machine.rank_speeds, "none", "rows are computed together", s.machine.rank_speeds),
             ("machine.memory", s.machine.memory, "none", "steps are measured on whole rows", s.machine.memory),
             ("train.checkpointing", AUTO, "a mode", "steps are measured on whole rows", s.train.checkpointing == AUTO),
             ("teacher.processes", apart, "0", "processes of its own are sent whole rows", apart),

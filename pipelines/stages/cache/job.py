@@ -126,7 +126,7 @@ def prepare_job(
         # One micro-batch: a different batch composition may change last bits, and so a rebuilt cache's bytes.
         stages = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=hidden)
         return Job(task, model, stages, tokenizer, samples, identity, opened.note)
-    device = parse_device(config.device)
+    device = parse_device(config.accelerator)
     if not (layout and layout.sharded):
         model.to(device)  # type: ignore[arg-type]
     teacher = OnlineTeacher(
@@ -213,7 +213,7 @@ def find_task(model_config: PretrainedConfig, name: str) -> str:
 
 
 def parse_device(name: str) -> torch.device:
-    """Returns the device of the setting `device`; `auto` is this process's GPU, or the CPU if there is none.
+    """Returns the device of the setting `accelerator`; `auto` is this process's GPU, or the CPU if there is none.
 
     Raises:
         InputError: There is no such device.
@@ -225,7 +225,7 @@ def parse_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {name!r}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"--accelerator {name!r}: {str(error).splitlines()[0]}") from error
 
 
 def build_task_samples(

@@ -12,8 +12,8 @@ from distill.errors import InputError
 from pipelines.runs.manifest import JsonObject
 from pipelines.settings.commands.cache import KeepConfig, WriteConfig
 
-NOT_RECORDED = ("cache", "force", "dry_run", "rank", "ranks", "devices", "layout", "timeout", "device", "threads",
-                "engine")  # fmt: skip
+NOT_RECORDED = ("cache", "force", "dry_run", "writer", "writers", "devices", "layout", "timeout", "accelerator",
+                "threads", "engine")  # fmt: skip
 
 
 def record_settings(config: WriteConfig) -> JsonObject:

@@ -35,9 +35,10 @@ def check_layout(config: WriteConfig, teacher: Checkpoint, processes: int) -> La
         )
     check_model_fits(layout, teacher.config, "layout")
     default = detect_device_type()
-    if layout.sharded and config.device not in ("auto", default):
+    if layout.sharded and config.accelerator not in ("auto", default):
         raise InputError(
-            f"--device: expected {default} or auto, found {config.device!r}: a sharded teacher is on {default} here"
+            f"--accelerator: expected {default} or auto, found {config.accelerator!r}: a sharded teacher is on {default} "
+            "here"
         )
     return layout
 
@@ -58,8 +59,8 @@ def write_on_one_process(
         batch_tokens=config.batch_tokens,
         force=config.force,
         made_from=record_settings(config) if made_from is None else made_from,
-        rank=config.rank,
-        ranks=config.ranks,
+        rank=config.writer,
+        ranks=config.writers,
     )
     if written.computed_shards == 0:
         console.say("  cache: nothing was missing")

@@ -80,7 +80,7 @@ def write_settings(
         keep,
         task.masking if isinstance(task, MaskedLM) else config.masking,
         config.chat,
-        device=detect_device_type(),
+        accelerator=detect_device_type(),
         seed=run.seed,
     )
 

@@ -67,7 +67,7 @@ def export_checkpoint(run: Run, config: EvaluateConfig, checkpoint: Checkpoint, 
         targets=requested_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
         reduce_range=needs_reduced_range(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
     )
-    return EvaluatedModel(name, "given", export)
+    return EvaluatedModel(name, "checkpoint", export)
 
 
 def check_evaluated_models(

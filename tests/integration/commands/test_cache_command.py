@@ -246,8 +246,11 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
         (("verify",), "--cache: missing"),
         (("verify", "--cache", "nowhere"), "expected the folder of a cache"),
         (("rebuild", "--cache", "nowhere"), "expected the folder of a cache"),
-        (("write", "--cache", "c", "--teacher", "t", "--data", "d", "--signals", "dense"), "expected names among"),
-        (("write", "--cache", "c", "--teacher", "t", "--data", "d", "--rank", "2"), "rank below ranks"),
+        (
+            ("write", "--cache", "c", "--teacher", "t", "--data", "d", "--signals", "dense"),
+            "expected auto alone, or names among",
+        ),
+        (("write", "--cache", "c", "--teacher", "t", "--data", "d", "--writer", "2"), "writer below writers"),
     ],
 )
 def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch, capsys, tmp_path):
@@ -273,7 +276,7 @@ def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch,
             "expected signals of sentence-embedding, found generated",
         ),
         (("--task", "masked-lm"), "no head of the task (AutoModelForMaskedLM knows none); name another --task"),
-        (("--device", "nowhere"), "--device 'nowhere'"),
+        (("--accelerator", "nowhere"), "--accelerator 'nowhere'"),
         (
             ("--signals", "generated", "--keep.new_tokens", str(MAX_LENGTH - 15)),
             f"data.max_length and keep.new_tokens together: expected at most {MAX_LENGTH} tokens",

@@ -152,7 +152,7 @@ def flag_cases() -> Iterator[Case]:
     ):
         yield Case(f"--{name}={value}", lambda p, name=name, value=value: {f"--{name}": value}, message)
     yield Case("a layer that isn't there", flags(loss__hidden="1", loss__layer_map="0:9"), "layer_map")
-    yield Case("a speed too few", flags(devices="2", data__rank_speeds="1"), "rank_speeds.*2 numbers")
+    yield Case("a speed too few", flags(devices="2", machine__rank_speeds="1"), "rank_speeds.*2 numbers")
     yield Case("a flag twice", lambda p: {"--seed": ["1", "2"]}, "seed")
     yield Case("a flag in two spellings", lambda p: {"--epochs": "1", "--train.epochs": "2"}, "epochs")
     yield Case("a flag given twice in another spelling", lambda p: {"--learning_rate": "1e-3"}, "learning.rate")

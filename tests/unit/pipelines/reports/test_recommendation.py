@@ -1,4 +1,4 @@
-"""Tests of which student is recommended for which loss of score."""
+"""Tests of which student is recommended for which drop in score."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def family():
 
 def test_the_fastest_student_that_keeps_enough_is_recommended(family):
     recommended = recommend_students(family)
-    assert [(each.loss, each.name) for each in recommended] == [
+    assert [(each.score_drop, each.name) for each in recommended] == [
         (0.0, "student-2x"),
         (0.01, "student-8x"),
         (0.1, "student-15x"),

@@ -64,7 +64,7 @@ def test_other_tasks_are_refused(task):
         ({"on_policy": OnPolicyConfig(share=0.5)}, "on_policy.share: expected 0 .* found 0.5: texts are generated"),
         ({"general": GeneralConfig(data="texts")}, "general.data: expected none .* found texts"),
         ({"budget": Budget(speedup="2")}, "budget: expected none .* pruned layers have different heads"),
-        ({"machine": MachineConfig(rank_speeds="1,2")}, "data.rank_speeds: expected none .* found 1,2"),
+        ({"machine": MachineConfig(rank_speeds="1,2")}, "machine.rank_speeds: expected none .* found 1,2"),
         ({"machine": MachineConfig(memory="8GB")}, "machine.memory: expected none .* found 8GB"),
         ({"train": TrainConfig(checkpointing="auto")}, "train.checkpointing: expected a mode .* found auto"),
         ({"teacher": replace(ONLINE, processes=1)}, "teacher.processes: expected 0 .* found 1"),
