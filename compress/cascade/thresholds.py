@@ -15,7 +15,7 @@ _ROUNDING = 1e-9  # of scores and milliseconds that are equal but for the order 
 
 
 @dataclass(frozen=True)
-class CascadeAim:
+class CascadeTarget:
     """What a cascade is chosen for: the least mean latency at a score, or the best score at a mean latency.
 
     Args:
@@ -87,9 +87,9 @@ def choose_cascade(
     probabilities: Mapping[str, np.ndarray],
     truth: np.ndarray,
     milliseconds: Mapping[str, float],
-    aim: CascadeAim,
+    aim: CascadeTarget,
     *,
-    margin_ms: float = 0.0,
+    margin_cost_ms: float = 0.0,
 ) -> ChosenCascade:
     """Returns the best cascade of one to three of the members.
 
@@ -103,7 +103,7 @@ def choose_cascade(
             micro F1. They may be the teacher's answers.
         milliseconds: Member -> mean latency of a text.
         aim: What to reach.
-        margin_ms: Milliseconds that the margin of an answer takes, which every member but the last computes.
+        margin_cost_ms: Milliseconds that the margin of an answer takes, which every member but the last computes.
 
     Raises:
         CompressError: No combination reaches the aim; the message says what is the most that one reaches.
@@ -118,7 +118,7 @@ def choose_cascade(
     best: tuple[tuple[float, float], ChosenCascade] | None = None
     highest, quickest = 0.0, np.inf
     for chain in list_chains(members):
-        sums = sum_chain(chain, np.arange(len(truth)), margin_ms)
+        sums = sum_chain(chain, np.arange(len(truth)), margin_cost_ms)
         scores = sums.hits[:, 0] / np.maximum(sums.hits[:, 1], 1)
         means = sums.milliseconds / len(truth)
         highest, quickest = max(highest, *scores, 0.0), min(quickest, *means, np.inf)
@@ -133,7 +133,7 @@ def choose_cascade(
     return best[1]
 
 
-def describe_unreached(aim: CascadeAim, highest: float, quickest: float) -> str:
+def describe_unreached(aim: CascadeTarget, highest: float, quickest: float) -> str:
     """Returns the message for an aim that isn't reached, with the highest score and the smallest mean latency."""
     if aim.score is not None:
         return (
@@ -165,10 +165,10 @@ def list_chains(members: Sequence[MemberRows]) -> Iterator[tuple[MemberRows, ...
         yield from combinations(members, length)
 
 
-def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_ms: float) -> ChainSums:
+def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_cost_ms: float) -> ChainSums:
     """Returns what a chain reaches on these rows with each combination of thresholds; none if it can't divide them."""
     first, others = chain[0], chain[1:]
-    hits, paid = first.hits[rows], len(rows) * (first.milliseconds + (margin_ms if others else 0))
+    hits, paid = first.hits[rows], len(rows) * (first.milliseconds + (margin_cost_ms if others else 0))
     if not others:
         return ChainSums(np.zeros((1, 0)), hits.sum(0)[None], np.array([paid]))
     cuts = list_thresholds(first.margins[rows])
@@ -176,7 +176,7 @@ def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_ms: float) -
     if len(others) == 1:  # all thresholds at once
         both = answered @ hits + ~answered @ others[0].hits[rows]
         return ChainSums(cuts[:, None], both, paid + (~answered).sum(1) * others[0].milliseconds)
-    parts = [sum_chain(others, rows[~accepted], margin_ms) for accepted in answered]
+    parts = [sum_chain(others, rows[~accepted], margin_cost_ms) for accepted in answered]
     if not parts:
         return ChainSums(np.zeros((0, len(others))), np.zeros((0, 2)), np.zeros(0))
     thresholds = [
@@ -198,7 +198,7 @@ def list_thresholds(margins: np.ndarray) -> np.ndarray:
     return between
 
 
-def find_best(scores: np.ndarray, means: np.ndarray, aim: CascadeAim) -> int | None:
+def find_best(scores: np.ndarray, means: np.ndarray, aim: CascadeTarget) -> int | None:
     """Returns which of the combinations, [combinations] each, reaches the aim best; None if none does."""
     if aim.score is not None:
         fits, order = scores >= aim.score - _ROUNDING, np.lexsort((-scores, means))

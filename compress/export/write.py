@@ -15,7 +15,7 @@ from compress.export.onnx.quantized import quantize_fused_graph, quantize_graph
 from compress.export.probe import PROBES, ProbeInputs
 from compress.quantize.store import save_quantization
 
-LAYER = 1e-5  # largest allowed difference of a deployed product, as a share of its largest value
+MAX_LAYER_DIFFERENCE = 1e-5  # largest allowed difference of a deployed product, as a share of its largest value
 _WriteExport = Callable[[Source, ExportTarget, Path], None]  # (model, target, folder of all targets)
 
 
@@ -77,11 +77,11 @@ def check_layers(source: Source, target: ExportTarget, folder: Path, inputs: Pro
     if all(layer.input_scales == "table" for layer in source.layers.values()):
         return 0.0
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
-    if not difference <= LAYER:  # also catches NaN
+    if not difference <= MAX_LAYER_DIFFERENCE:  # also catches NaN
         saturated = target.kind.saturates and not source.has_reduced_range and products_saturate()
         raise ExportError(
             f"{target}: {name} has other outputs than in training: they differ by {difference:.1e} of the largest, "
-            f"expected at most {LAYER:.0e}"
+            f"expected at most {MAX_LAYER_DIFFERENCE:.0e}"
             + (
                 "; this processor has no VNNI, and its products of 8-bit weights saturate: quantize the float model "
                 "with --quantize.reduce_range true, or export this one on a processor with VNNI"

@@ -78,7 +78,7 @@ def round_with_gptq(
         CompressError: The inputs aren't finite.
     """
     order = gram.diagonal().argsort(descending=True, stable=True)
-    factor = invert_gram("gptq", gram[order][:, order], _DAMPING).to(weight.dtype)
+    factor = factor_inverse_gram("gptq", gram[order][:, order], _DAMPING).to(weight.dtype)
     steps = scales.repeat_interleave(weight.shape[1] // scales.shape[1], dim=1)[:, order]
     remaining, result = weight.detach()[:, order].clone(), torch.empty_like(weight)
     for start in range(0, remaining.shape[1], LAZY_INPUTS):
@@ -93,7 +93,9 @@ def round_with_gptq(
     return torch.empty_like(result).index_copy_(1, order, result)
 
 
-def invert_gram(name: str, gram: Float[Tensor, "inputs inputs"], damping: float) -> Float[Tensor, "inputs inputs"]:
+def factor_inverse_gram(
+    name: str, gram: Float[Tensor, "inputs inputs"], damping: float
+) -> Float[Tensor, "inputs inputs"]:
     """Returns the upper Cholesky factor of the inverse of the damped Gram matrix, in float64.
 
     An input that is always 0 is decoupled from all others.

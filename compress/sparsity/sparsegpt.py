@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from compress.quantize.gptq import invert_gram
+from compress.quantize.gptq import factor_inverse_gram
 from compress.sparsity.patterns import check_divisible, drop_lowest, find_lowest_of_groups
 from compress.sparsity.schedule import SparsitySchedule
 
@@ -43,7 +43,7 @@ def prune_with_sparsegpt(
     that the layer's total is exact. All weights of an input that is always 0 become 0.
     """
     check_divisible(name, weight, config)
-    work, factor = weight.double().clone(), invert_gram(f"weight {name!r}", gram, damping)
+    work, factor = weight.double().clone(), factor_inverse_gram(f"weight {name!r}", gram, damping)
     work[:, gram.diagonal() == 0] = 0
     mask = torch.ones_like(work, dtype=torch.bool)
     step = max(block_inputs // config.n_m[1], 1) * config.n_m[1] if config.n_m else block_inputs

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compress.export.common.source import Source
 
 _FILE = "model.pte"
-MOST = 32  # texts per call: ExecuTorch plans its memory for the largest batch
+MAX_BATCH = 32  # texts per call: ExecuTorch plans its memory for the largest batch
 _INPUTS = "inputs.json"
 
 
@@ -33,7 +33,7 @@ def check_executorch() -> None:
 
 
 def export_executorch(source: "Source", folder: Path, *, quantized: bool) -> None:
-    """Writes `folder/model.pte` for batches of 1 to MOST texts, each at most as long as the model allows.
+    """Writes `folder/model.pte` for batches of 1 to MAX_BATCH texts, each at most as long as the model allows.
 
     Args:
         source: The model.
@@ -55,7 +55,10 @@ def export_executorch(source: "Source", folder: Path, *, quantized: bool) -> Non
     # Of a fused attention XNNPACK takes only the products: the rest of it, which covers every pair of tokens, would run
     # in ExecuTorch's portable kernels and take half of the time of a text of 128 tokens.
     model.set_attn_implementation("eager")
-    axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=source.longest)}
+    axes = {
+        0: torch.export.Dim("batch", min=1, max=MAX_BATCH),
+        1: torch.export.Dim("length", min=2, max=source.longest),
+    }
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
     program = lower_module(logits_only(model, source.inputs), example, {"tensors": tuple(axes for _ in example)})
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,5 +206,5 @@ class ExecutorchModel:
         """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         import torch
 
-        columns = [torch.from_numpy(inputs[name]).split(MOST) for name in self.names]
+        columns = [torch.from_numpy(inputs[name]).split(MAX_BATCH) for name in self.names]
         return np.concatenate([self.program(list(rows))[0] for rows in zip(*columns, strict=True)])

@@ -15,7 +15,7 @@ class Writer:
     constants: dict[str, Any] = field(default_factory=dict)
     shared: dict[tuple[Any, ...], str] = field(default_factory=dict)  # computes inputs shared by products once
 
-    def constant(self, name: str, value: np.ndarray) -> str:
+    def add_constant(self, name: str, value: np.ndarray) -> str:
         """Adds a constant and returns its name."""
         from onnx import numpy_helper
 
@@ -23,7 +23,7 @@ class Writer:
             self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
         return name
 
-    def nibbles(self, name: str, value: np.ndarray) -> str:
+    def add_int4_constant(self, name: str, value: np.ndarray) -> str:
         """Adds a constant of 4-bit integers, two per byte, the first in the lower half."""
         from onnx import TensorProto, helper
 
@@ -32,20 +32,20 @@ class Writer:
         self.constants[name] = helper.make_tensor(name, TensorProto.INT4, value.shape, packed, raw=True)
         return name
 
-    def number(self, value: float, kind: Any = np.float32) -> str:
+    def add_scalar(self, value: float, kind: Any = np.float32) -> str:
         """Adds a scalar constant and returns its name."""
-        return self.constant(f"number_{np.dtype(kind).name}_{value!r}", np.asarray(value, kind))
+        return self.add_constant(f"number_{np.dtype(kind).name}_{value!r}", np.asarray(value, kind))
 
-    def node(self, operator: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
+    def add_node(self, operator: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
         """Adds a node and returns the name of its output."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(operator, list(inputs), [output], domain=domain, **attributes))
         return output
 
-    def once(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+    def add_node_once(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Adds a node, or reuses an equal node added before, and returns its output."""
         key = (operator, *inputs, *sorted(attributes.items()))
         if key not in self.shared:
-            self.shared[key] = self.node(operator, inputs, output, **attributes)
+            self.shared[key] = self.add_node(operator, inputs, output, **attributes)
         return self.shared[key]

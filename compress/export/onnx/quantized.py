@@ -147,9 +147,11 @@ def look_up(writer: Writer, node: Any, name: str, integers: np.ndarray, scales: 
     """Writes a lookup of byte rows [rows, columns], each multiplied by its scale [rows, 1]."""
     # Not `out_scale`: a product that reads the rows names the scale of its bytes so.
     ids, out = node.input[1], node.output[0]
-    rows = writer.node("Gather", [writer.constant(f"{name}.int8", integers), ids], f"{out}_rows_int8", axis=0)
-    factors = writer.node("Gather", [writer.constant(f"{name}.scales", scales), ids], f"{out}_rows_scale", axis=0)
-    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_rows_float", to=1), factors], out)
+    rows = writer.add_node("Gather", [writer.add_constant(f"{name}.int8", integers), ids], f"{out}_rows_int8", axis=0)
+    factors = writer.add_node(
+        "Gather", [writer.add_constant(f"{name}.scales", scales), ids], f"{out}_rows_scale", axis=0
+    )
+    writer.add_node("Mul", [writer.add_node("Cast", [rows], f"{out}_rows_float", to=1), factors], out)
 
 
 def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
@@ -161,7 +163,7 @@ def write_product(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[s
         by_group(writer, x, layer, name, product)
     else:
         quantized = by_tensor(writer, x, layer) if layer.grid is not None else x
-        writer.node("MatMul", [quantized, write_dequantized_weight(writer, layer, name)], product)
+        writer.add_node("MatMul", [quantized, write_dequantized_weight(writer, layer, name)], product)
     add_bias(writer, node, product)
     return x, product
 
@@ -174,7 +176,7 @@ def before_bias(node: Any) -> str:
 def add_bias(writer: Writer, node: Any, product: str) -> None:
     """Adds the bias that follows a node to the product, under the name of the sum."""
     if len(node.input) > 2:
-        writer.node("Add", [product, node.input[2]], node.output[0])
+        writer.add_node("Add", [product, node.input[2]], node.output[0])
 
 
 def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
@@ -187,31 +189,31 @@ def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[
     x = node.input[0]
     quantized, scale, zero = write_quantized_input(writer, x, layer)
     weight = add_integers(writer, layer.integers.T, layer.bits, name)
-    scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
+    scales, none = writer.add_constant(f"{name}.scales", layer.scales[:, 0]), writer.add_scalar(0, np.int8)
     if node.op_type != "Attention":
         product = before_bias(node)
-        writer.node("MatMulIntegerToFloat", [quantized, weight, scale, scales, zero, none], product, MICROSOFT)
+        writer.add_node("MatMulIntegerToFloat", [quantized, weight, scale, scales, zero, none], product, MICROSOFT)
         add_bias(writer, node, product)
         return x, product
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if "scale" in attributes or set(node.input[4:]) - {""}:
         raise ExportError(f"onnxruntime: the Attention of {name} has a scale or past input, which QAttention lacks")
     inputs = [quantized, weight, node.input[2], scale, scales, node.input[3], zero, none]
-    writer.node("QAttention", inputs, node.output[0], MICROSOFT, **attributes)
+    writer.add_node("QAttention", inputs, node.output[0], MICROSOFT, **attributes)
     return None
 
 
 def write_quantized_input(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
     """Writes the quantization of the input, and returns the names of the bytes, their scale and zero point."""
     assert layer.grid is not None
-    scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
-    return writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.shared)}"), scale, zero
+    scale, zero = writer.add_scalar(layer.grid[0]), writer.add_scalar(layer.grid[1], np.uint8)
+    return writer.add_node_once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.shared)}"), scale, zero
 
 
 def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
     """Adds the quantization of `x` with one scale for the whole tensor, and returns the result's name."""
     quantized = write_quantized_input(writer, x, layer)
-    return writer.once("DequantizeLinear", quantized, f"{quantized[0]}_float")
+    return writer.add_node_once("DequantizeLinear", quantized, f"{quantized[0]}_float")
 
 
 def write_dequantized_weight(writer: Writer, layer: Layer, name: str) -> str:
@@ -219,16 +221,16 @@ def write_dequantized_weight(writer: Writer, layer: Layer, name: str) -> str:
     whole = add_integers(writer, layer.integers.T, layer.bits, name)
     groups = layer.scales.shape[1]
     if groups == 1:
-        scales = writer.constant(f"{name}.scales", layer.scales[:, 0])
-        return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=1)
+        scales = writer.add_constant(f"{name}.scales", layer.scales[:, 0])
+        return writer.add_node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=1)
     size = layer.weight.shape[1] // groups
-    scales = writer.constant(f"{name}.scales", layer.scales.T)
-    return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=0, block_size=size)
+    scales = writer.add_constant(f"{name}.scales", layer.scales.T)
+    return writer.add_node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=0, block_size=size)
 
 
 def add_integers(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
     """Adds a constant of integers with `bits` bits and returns its name."""
-    return writer.nibbles(f"{name}.int4", value) if bits == 4 else writer.constant(f"{name}.int8", value)
+    return writer.add_int4_constant(f"{name}.int4", value) if bits == 4 else writer.add_constant(f"{name}.int8", value)
 
 
 def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
@@ -246,16 +248,16 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
         group_input = quantized if groups == 1 else write_slice(writer, quantized, rows)
         weight = add_integers(writer, whole[rows], layer.bits, f"{name}.{group}")
         if layer.bits == 4:  # cast once, when the file is loaded
-            weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
-        product = writer.node("MatMulInteger", [group_input, weight], f"{out}_int32_{group}")
-        sums = writer.constant(f"{name}.sums.{group}", whole[rows].sum(axis=0, dtype=np.int32))
-        added = writer.node("Mul", [zero, sums], f"{out}_zero_{group}")
-        product = writer.node("Sub", [product, added], f"{out}_whole_{group}")
-        product = writer.node("Cast", [product], f"{out}_float_{group}", to=1)
-        scales = writer.constant(f"{name}.scales.{group}", layer.scales[:, group])
-        parts.append(writer.node("Mul", [product, scales], f"{out}_part_{group}"))
-    total = parts[0] if groups == 1 else writer.node("Sum", parts, f"{out}_total")
-    writer.node("Mul", [total, scale], out)
+            weight = writer.add_node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
+        product = writer.add_node("MatMulInteger", [group_input, weight], f"{out}_int32_{group}")
+        sums = writer.add_constant(f"{name}.sums.{group}", whole[rows].sum(axis=0, dtype=np.int32))
+        added = writer.add_node("Mul", [zero, sums], f"{out}_zero_{group}")
+        product = writer.add_node("Sub", [product, added], f"{out}_whole_{group}")
+        product = writer.add_node("Cast", [product], f"{out}_float_{group}", to=1)
+        scales = writer.add_constant(f"{name}.scales.{group}", layer.scales[:, group])
+        parts.append(writer.add_node("Mul", [product, scales], f"{out}_part_{group}"))
+    total = parts[0] if groups == 1 else writer.add_node("Sum", parts, f"{out}_total")
+    writer.add_node("Mul", [total, scale], out)
 
 
 def by_group(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
@@ -265,9 +267,9 @@ def by_group(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
     levels = (layer.integers.astype(np.int16) + zero).astype(np.uint8).reshape(outputs, inputs // group, group)
     packed = levels if layer.bits == 8 else levels[..., ::2] | levels[..., 1::2] << 4
     scales = np.repeat(layer.scales, inputs // group // layer.scales.shape[1], axis=1)
-    constants = [writer.constant(f"{name}.groups", packed), writer.constant(f"{name}.scales", scales)]
+    constants = [writer.add_constant(f"{name}.groups", packed), writer.add_constant(f"{name}.scales", scales)]
     sizes = {"K": inputs, "N": outputs, "bits": layer.bits, "block_size": group, "accuracy_level": ROUNDED_INPUTS}
-    writer.node("MatMulNBits", [x, *constants], out, MICROSOFT, **sizes)
+    writer.add_node("MatMulNBits", [x, *constants], out, MICROSOFT, **sizes)
 
 
 def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
@@ -277,27 +279,31 @@ def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
     """
     from onnx import TensorProto
 
-    nothing, levels = writer.number(0.0), writer.number(LARGEST_LEVEL)
-    low = writer.once("Min", [writer.once("ReduceMin", [x, last_axis(writer)], f"{x}_least"), nothing], f"{x}_low")
-    high = writer.once("Max", [writer.once("ReduceMax", [x, last_axis(writer)], f"{x}_most"), nothing], f"{x}_high")
-    share = writer.once("Div", [writer.once("Sub", [high, low], f"{x}_range"), levels], f"{x}_share")
-    scale = writer.once("Max", [share, writer.number(SMALLEST_SCALE)], f"{x}_scale")
-    below = writer.once("Div", [writer.once("Neg", [low], f"{x}_below"), scale], f"{x}_below_steps")
-    zero = writer.once("Round", [below], f"{x}_zero")
-    inverse = writer.once("Div", [writer.number(1.0), scale], f"{x}_inverse")
-    steps = writer.once("Round", [writer.once("Mul", [x, inverse], f"{x}_steps")], f"{x}_rounded")
-    moved = writer.once("Add", [steps, zero], f"{x}_moved")
-    clipped = writer.once("Clip", [moved, nothing, levels], f"{x}_kept")
-    quantized = writer.once("Cast", [clipped], f"{x}_uint8", to=int(TensorProto.UINT8))
-    return quantized, scale, writer.once("Cast", [zero], f"{x}_zero_int32", to=int(TensorProto.INT32))
+    nothing, levels = writer.add_scalar(0.0), writer.add_scalar(LARGEST_LEVEL)
+    low = writer.add_node_once(
+        "Min", [writer.add_node_once("ReduceMin", [x, last_axis(writer)], f"{x}_least"), nothing], f"{x}_low"
+    )
+    high = writer.add_node_once(
+        "Max", [writer.add_node_once("ReduceMax", [x, last_axis(writer)], f"{x}_most"), nothing], f"{x}_high"
+    )
+    share = writer.add_node_once("Div", [writer.add_node_once("Sub", [high, low], f"{x}_range"), levels], f"{x}_share")
+    scale = writer.add_node_once("Max", [share, writer.add_scalar(SMALLEST_SCALE)], f"{x}_scale")
+    below = writer.add_node_once("Div", [writer.add_node_once("Neg", [low], f"{x}_below"), scale], f"{x}_below_steps")
+    zero = writer.add_node_once("Round", [below], f"{x}_zero")
+    inverse = writer.add_node_once("Div", [writer.add_scalar(1.0), scale], f"{x}_inverse")
+    steps = writer.add_node_once("Round", [writer.add_node_once("Mul", [x, inverse], f"{x}_steps")], f"{x}_rounded")
+    moved = writer.add_node_once("Add", [steps, zero], f"{x}_moved")
+    clipped = writer.add_node_once("Clip", [moved, nothing, levels], f"{x}_kept")
+    quantized = writer.add_node_once("Cast", [clipped], f"{x}_uint8", to=int(TensorProto.UINT8))
+    return quantized, scale, writer.add_node_once("Cast", [zero], f"{x}_zero_int32", to=int(TensorProto.INT32))
 
 
 def last_axis(writer: Writer) -> str:
     """Adds the constant of the last axis and returns its name."""
-    return writer.constant("last_axis", np.asarray([-1], np.int64))
+    return writer.add_constant("last_axis", np.asarray([-1], np.int64))
 
 
 def write_slice(writer: Writer, x: str, rows: slice) -> str:
     """Adds a slice of the rows of `x` and returns its name."""
-    ends = [writer.constant(f"place_{bound}", np.asarray([bound], np.int64)) for bound in (rows.start, rows.stop)]
-    return writer.once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")
+    ends = [writer.add_constant(f"place_{bound}", np.asarray([bound], np.int64)) for bound in (rows.start, rows.stop)]
+    return writer.add_node_once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")

@@ -56,7 +56,7 @@ def allocate(
     milliseconds: float,
     *,
     uniform: bool = False,
-    among: Sequence[int] | None = None,
+    fixed_layers: Sequence[int] | None = None,
     size: Limit | None = None,
 ) -> Allocation | None:
     """Returns the allocation of lowest estimated loss with `depth` layers within `milliseconds`, None if infeasible.
@@ -68,7 +68,7 @@ def allocate(
         depth: Number of layers to keep.
         milliseconds: Maximum latency of a call.
         uniform: Whether every layer gets the same sizes.
-        among: Layers to keep; None leaves the selection to the solver.
+        fixed_layers: Layers to keep; None leaves the selection to the solver.
         size: A further limit, on bytes.
 
     Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) chooses among blocks of measured latency by
@@ -76,14 +76,14 @@ def allocate(
     """
     limits = [Limit(each, milliseconds) for each in costs] + ([size] if size is not None else [])
     if uniform:
-        return allocate_uniformly(layers, costs, hidden, depth, limits, among)
+        return allocate_uniformly(layers, costs, hidden, depth, limits, fixed_layers)
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     programme = _Programme(layers, costs, hidden)
     rows = [programme.keep_layers(depth), *programme.choose_one_option()]
     rows += [programme.limit_cost(limit) for limit in limits]
-    if among is not None:
-        rows += programme.fix_layers(among)
+    if fixed_layers is not None:
+        rows += programme.fix_layers(fixed_layers)
     matrix, low, high = (np.array(column) for column in zip(*rows, strict=True))
     result = milp(
         programme.make_objective(),
@@ -101,7 +101,7 @@ def allocate_uniformly(
     hidden: int,
     depth: int,
     limits: Sequence[Limit],
-    among: Sequence[int] | None,
+    fixed_layers: Sequence[int] | None,
 ) -> Allocation | None:
     """Returns the best allocation whose layers all have the same sizes: every pair of options is tried.
 
@@ -113,7 +113,9 @@ def allocate_uniformly(
         if any(limit.costs.predict(sizes) > limit.maximum for limit in limits):
             continue
         saved = [each.heads_loss[i] + each.ffn_loss[j] - each.layer_loss for each in layers]
-        kept = sorted(sorted(range(len(layers)), key=saved.__getitem__)[:depth] if among is None else among)
+        kept = sorted(
+            sorted(range(len(layers)), key=saved.__getitem__)[:depth] if fixed_layers is None else fixed_layers
+        )
         loss = sum(saved[number] for number in kept) + sum(each.layer_loss for each in layers)
         if best is None or loss < best.loss:
             best = Allocation(tuple(kept), sizes.heads, sizes.ffn, loss, predict_slowest(costs, sizes))
@@ -181,9 +183,9 @@ class _Programme:
             for variables in (self.head_variables(number), self.ffn_variables(number))
         ]
 
-    def fix_layers(self, among: Sequence[int]) -> list[CostRow]:
+    def fix_layers(self, fixed_layers: Sequence[int]) -> list[CostRow]:
         """Returns the constraints that keep these layers."""
-        return [self.make_row({self.keep_variable(number): 1}, 1, 1) for number in among]
+        return [self.make_row({self.keep_variable(number): 1}, 1, 1) for number in fixed_layers]
 
     def read_solution(self, solution: np.ndarray) -> Allocation:
         chosen = solution > 0.5

@@ -62,12 +62,19 @@ class SearchSpace:
     size: Limit | None = None
 
     def allocate(
-        self, hidden: int, depth: int, milliseconds: float, among: Sequence[int] | None = None
+        self, hidden: int, depth: int, milliseconds: float, fixed_layers: Sequence[int] | None = None
     ) -> Allocation | None:
         """Allocates units to `depth` layers of a width, within a latency and the bytes."""
         options = list_layer_options(self, hidden)
         return allocate(
-            options, self.costs, hidden, depth, milliseconds, uniform=self.uniform, among=among, size=self.size
+            options,
+            self.costs,
+            hidden,
+            depth,
+            milliseconds,
+            uniform=self.uniform,
+            fixed_layers=fixed_layers,
+            size=self.size,
         )
 
     def predict(self, sizes: ModelSizes) -> float:
@@ -112,8 +119,8 @@ def list_candidates(space: SearchSpace, milliseconds: float) -> list[Candidate]:
     candidates: dict[tuple[object, ...], Candidate] = {}
     for hidden in space.list_widths():
         for count in range(1, depth + 1):
-            for among in (None, space_layers_evenly(count, depth)):
-                allocation = space.allocate(hidden, count, milliseconds, among)
+            for fixed_layers in (None, space_layers_evenly(count, depth)):
+                allocation = space.allocate(hidden, count, milliseconds, fixed_layers)
                 if allocation is not None:
                     candidate = _make_candidate(space, hidden, allocation)
                     candidates.setdefault((hidden, allocation.layers, *candidate.unit_counts), candidate)

@@ -37,8 +37,8 @@ def check_layout(config: WriteConfig, teacher: Checkpoint, processes: int) -> La
     default = detect_device_type()
     if layout.sharded and config.accelerator not in ("auto", default):
         raise InputError(
-            f"--accelerator: expected {default} or auto, found {config.accelerator!r}: a sharded teacher is on {default} "
-            "here"
+            f"--accelerator: expected {default} or auto, found {config.accelerator!r}: a sharded teacher is on "
+            f"{default} here"
         )
     return layout
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from compress.cascade.reader import Cascade, Member, compute_probabilities, measure_margins
 from compress.cascade.temperature import fit_temperature
-from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascade
+from compress.cascade.thresholds import CascadeTarget, ChosenCascade, choose_cascade
 from compress.cascade.write import classify_in_subprocess, write_cascade
 from compress.errors import ExportError
 from compress.export.verify import MIN_AGREEMENT
@@ -29,7 +29,7 @@ from pipelines.stages.deliver.standalone import check_evaluated_models, export_c
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
-VERSION = 3  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
 CASCADE, EVALUATION = "cascade", "evaluation.json"
 
 
@@ -100,8 +100,8 @@ def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonO
     runners |= {f"margin of {name}": build_margin_runner(member, models) for name, member in students.items()}
     timed_inputs = inputs | {f"margin of {name}": each for name, each in inputs.items()}
     means = {name: float(each.mean()) for name, each in models.time_texts(runners, timed_inputs).items()}
-    margin_ms = float(np.median([means[f"margin of {name}"] - means[name] for name in students]))
-    return {"milliseconds": {name: means[name] for name in students}, "margin_ms": max(0.0, margin_ms)}
+    margin_cost_ms = float(np.median([means[f"margin of {name}"] - means[name] for name in students]))
+    return {"milliseconds": {name: means[name] for name in students}, "margin_cost_ms": max(0.0, margin_cost_ms)}
 
 
 def build_margin_runner(member: Member, models: CascadeModels) -> Any:
@@ -165,13 +165,15 @@ def choose_members(
         name: compute_probabilities(logits[name], temperatures[name], models.multi_label) for name in models.students
     }
     if models.config.latency_ms:
-        aim = CascadeAim(milliseconds=models.config.latency_ms)
+        aim = CascadeTarget(milliseconds=models.config.latency_ms)
     else:
         references = [TEACHER_ROLE] if TEACHER_ROLE in logits else models.students
         scores = [next(iter(models.score_logits("validation", logits[name]).values())) for name in references]
-        aim = CascadeAim(score=models.config.score * max(scores))
+        aim = CascadeTarget(score=models.config.score * max(scores))
     truth = models.find_truth("validation")
-    return choose_cascade(probabilities, truth, measured["milliseconds"], aim, margin_ms=measured["margin_ms"])
+    return choose_cascade(
+        probabilities, truth, measured["milliseconds"], aim, margin_cost_ms=measured["margin_cost_ms"]
+    )
 
 
 def combine_logits(

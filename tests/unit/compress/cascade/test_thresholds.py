@@ -7,7 +7,7 @@ import pytest
 
 from compress.cascade.reader import compute_probabilities, measure_margins
 from compress.cascade.temperature import fit_temperature
-from compress.cascade.thresholds import CascadeAim, ChosenCascade, choose_cascade
+from compress.cascade.thresholds import CascadeTarget, ChosenCascade, choose_cascade
 from compress.errors import CompressError
 
 MILLISECONDS = {"small": 0.1, "middle": 0.7, "large": 2.0}
@@ -71,19 +71,25 @@ def test_no_cascade_beats_the_chosen_one(seed, multi_label):
     cascades = list_all_cascades(probabilities, truth)
     for share in (0.8, 0.95, 1.0):
         least = share * max(each[0] for each in cascades)
-        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(score=least), margin_ms=MARGIN_MS)
+        chosen = choose_cascade(
+            probabilities, truth, MILLISECONDS, CascadeTarget(score=least), margin_cost_ms=MARGIN_MS
+        )
         assert chosen.score >= least - 1e-9
         assert chosen.milliseconds == pytest.approx(min(ms for achieved, ms in cascades if achieved >= least - 1e-9))
         assert apply_cascade(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     for limit in (0.1, 0.4, 1.0, 3.0):
-        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=limit), margin_ms=MARGIN_MS)
+        chosen = choose_cascade(
+            probabilities, truth, MILLISECONDS, CascadeTarget(milliseconds=limit), margin_cost_ms=MARGIN_MS
+        )
         assert chosen.milliseconds <= limit * (1 + 1e-6)
         assert chosen.score == pytest.approx(max(achieved for achieved, ms in cascades if ms <= limit + 1e-9))
 
 
 def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
     probabilities, truth = draw_probabilities(3000, 0, multi_label=False)
-    chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeAim(milliseconds=1.0), margin_ms=MARGIN_MS)
+    chosen = choose_cascade(
+        probabilities, truth, MILLISECONDS, CascadeTarget(milliseconds=1.0), margin_cost_ms=MARGIN_MS
+    )
     assert chosen.milliseconds <= 1.0
     assert sum(chosen.shares) == pytest.approx(1)
     assert apply_cascade(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
@@ -98,7 +104,7 @@ def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
 def test_a_single_student_is_chosen_where_another_member_gains_nothing():
     probabilities, truth = draw_probabilities(50, 1, multi_label=False)
     perfect = {**probabilities, "small": np.eye(4)[truth]}
-    chosen = choose_cascade(perfect, truth, MILLISECONDS, CascadeAim(score=1.0))
+    chosen = choose_cascade(perfect, truth, MILLISECONDS, CascadeTarget(score=1.0))
     assert (chosen.order, chosen.thresholds, chosen.shares) == (("small",), (0.0,), (1.0,))
 
 
@@ -106,11 +112,11 @@ def test_an_aim_that_nothing_reaches_is_refused_with_the_best_that_is_reached():
     truth = np.array([0, 1, 1])
     wrong = {"small": np.eye(2)[1 - truth], "large": np.eye(2)[[0, 0, 1]]}
     with pytest.raises(CompressError, match=r"reach a score of 0\.9000 .* found 0\.6667"):
-        choose_cascade(wrong, truth, MILLISECONDS, CascadeAim(score=0.9))
+        choose_cascade(wrong, truth, MILLISECONDS, CascadeTarget(score=0.9))
     with pytest.raises(CompressError, match=r"at most 0\.05 ms, found 0\.1 ms"):
-        choose_cascade(wrong, truth, MILLISECONDS, CascadeAim(milliseconds=0.05))
+        choose_cascade(wrong, truth, MILLISECONDS, CascadeTarget(milliseconds=0.05))
     with pytest.raises(CompressError, match="found both"):
-        CascadeAim(score=0.9, milliseconds=1.0)
+        CascadeTarget(score=0.9, milliseconds=1.0)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

@@ -141,7 +141,7 @@ def test_packing_of_4_bit_integers_matches_onnx_at_odd_sizes():
         integers = np.arange(-7, -7 + shape[0] * shape[1], dtype=np.int8).reshape(shape)
         layer = Layer(integers.astype(np.float32), integers, np.ones((shape[0], 1), np.float32), 4, "token", None)
         writer = Writer()
-        assert pack_integers(layer).tobytes() == writer.constants[writer.nibbles("w", integers)].raw_data
+        assert pack_integers(layer).tobytes() == writer.constants[writer.add_int4_constant("w", integers)].raw_data
 
 
 def test_signature_lengths_double_from_16_up_to_the_model_length_or_512():

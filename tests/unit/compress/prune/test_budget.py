@@ -263,10 +263,10 @@ def test_scaled_costs_predict_the_scaled_time():
 
 def test_allocation_keeps_exactly_the_requested_layers():
     options = some_options(1)
-    for among in ((0, 1), (0, 2), (1, 2)):
-        allocation = allocate(options, [COSTS], 16, 2, 3.4, among=among)
+    for fixed_layers in ((0, 1), (0, 2), (1, 2)):
+        allocation = allocate(options, [COSTS], 16, 2, 3.4, fixed_layers=fixed_layers)
         assert allocation is not None
-        assert allocation.layers == among
+        assert allocation.layers == fixed_layers
 
 
 def test_allocation_returns_none_when_nothing_fits():
