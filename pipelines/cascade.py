@@ -31,12 +31,12 @@ def main(argv: Sequence[str]) -> None:
 
     from pipelines.reports.cascade_table import build_cascade_table, describe_cascade_result
     from pipelines.runs.publication import check_publishable
-    from pipelines.stages.deliver.cascade import CASCADE, EVALUATION, run_cascade
+    from pipelines.stages.deliver.cascade import CASCADE, CASCADE_EVALUATION, run_cascade
 
     check_publishable(Path(config.output) / CASCADE)
     console = Console()
     done = run_cascade(config, console)
-    result = json.loads((done.folder / CASCADE / EVALUATION).read_text("utf-8"))
+    result = json.loads((done.folder / CASCADE / CASCADE_EVALUATION).read_text("utf-8"))
     console.table("Cascade", *build_cascade_table(result["metric"], result["models"]))
     for line in describe_cascade_result(result["metric"], result["models"]):
         console.say(f"  {line}")

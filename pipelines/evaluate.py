@@ -29,11 +29,12 @@ def main(argv: Sequence[str]) -> None:
 
     from pipelines.reports.schema import Results
     from pipelines.reports.tables import build_scores, build_summary
+    from pipelines.stages.deliver.evaluate import EVALUATION
     from pipelines.stages.deliver.standalone import evaluate_standalone
 
     console = Console()
     run, candidates, _, done = evaluate_standalone(config, console)
-    entries = json.loads((done.folder / "evaluation.json").read_text())
+    entries = json.loads((done.folder / EVALUATION).read_text())
     metric = next(iter(entries[0]["scores"]))
     results = cast(Results, {"models": entries, "metric": metric} | read_baseline(done.folder))
     console.table("Evaluation", *build_summary(results))

@@ -88,6 +88,7 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     from distill.data.config import DataConfig
     from pipelines.settings.commands.distill import MeasureConfig
     from pipelines.settings.commands.evaluate import EvaluateConfig
+    from pipelines.stages.deliver.evaluate import EVALUATION
     from pipelines.stages.deliver.standalone import evaluate_standalone
 
     settings = EvaluateConfig(
@@ -100,7 +101,7 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
         processor=config.processor,
     )
     _, candidates, _, done = evaluate_standalone(settings, console)
-    entries = json.loads((done.folder / "evaluation.json").read_text())
+    entries = json.loads((done.folder / EVALUATION).read_text())
     metric, batch = next(iter(entries[0]["scores"])), settings.measure.batch
     header = ("target", "difference", metric, "MB", "load ms", "peak MB", "ms, 1 text", f"ms, {batch} texts", "where")
     exports = [candidate.export for candidate in candidates]

@@ -29,8 +29,8 @@ def recommend_students(report: Report) -> list[Recommendation]:
     if teacher is None or len(judged) < 2 or not teacher["validation"] > 0:
         return []
     recommendations: list[Recommendation] = []
+    shares = {name: entry["validation"] / teacher["validation"] for name, entry in judged.items()}
     for drop in SCORE_DROPS:
-        shares = {name: entry["validation"] / teacher["validation"] for name, entry in judged.items()}
         speeds = {name: read_speedup(entry) or 0.0 for name, entry in judged.items() if shares[name] >= 1 - drop}
         if speeds:
             best = max(speeds, key=lambda name: speeds[name])

@@ -168,7 +168,7 @@ def render_card(report: Report, name: str | None = None) -> str:
         measurement_notes=write_measurement_notes(student_report),
         remarks=report["data"].get("remarks", []),
         max_length=report["config"].get("data", {}).get("max_length"),
-        folders={entry["runtime"]: entry["path"].removesuffix("/model.onnx") for entry in reversed(entries)},
+        folders={entry["runtime"]: entry["path"] for entry in reversed(entries)},
         onnx=[entry for entry in entries if entry["runtime"] == "onnxruntime"],
         int8=next(iter(int8), None),
         code=next((entry["code"] for entry in entries if entry.get("code")), None),

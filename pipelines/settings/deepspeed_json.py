@@ -59,6 +59,6 @@ def read_deepspeed_json(file: str) -> dict[str, Any]:
         raise InputError(f"{where}: expected JSON in the file, found other text: {error}") from error
     if not isinstance(settings, dict) or "zero_optimization" not in settings:
         raise InputError(f"{where}: expected an object with zero_optimization in it")
-    for key in settings.keys() & OURS.keys():
+    for key in (key for key in OURS if key in settings):
         raise InputError(f"{where}: {key} is decided by {OURS[key]}; take it out of the file")
     return settings

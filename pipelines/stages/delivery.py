@@ -120,7 +120,7 @@ class Delivery:
             reason = WIDE if measured and factor is None and is_slow(measured["share"]["value"]) else ""
             if factor is not None:
                 target = replace(target, correction=target.correction * factor)
-                reason = self.cut_again(target, factor, retries)
+                reason = self.prune_further(target, factor, retries)
             if factor is None or reason:
                 wanted = target_for(self.config.budget)
                 self.speeds[self.find_scored(target).name] = RequestedSpeed(wanted, stage, retries, reason)
@@ -148,7 +148,7 @@ class Delivery:
         """Returns a target's student in all its precisions."""
         return [each for each in self.students if each.target is not None and each.target.name == target.name]
 
-    def cut_again(self, target: SpeedTarget, factor: float, retries: int) -> str:
+    def prune_further(self, target: SpeedTarget, factor: float, retries: int) -> str:
         """Replaces a target's student by one that is pruned further, trained and exported; returns why not if it isn't.
 
         The pruned model is cut from the same start as before, not from the trained one, so that the student is the one

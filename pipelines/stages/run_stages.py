@@ -170,11 +170,12 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
         InputError: A student preserves less; the message names all such students.
     """
     from pipelines.reports.targets import deployed_shares
+    from pipelines.stages.deliver.evaluate import EVALUATION
 
     least = config.budget.min_score
     if not (config.budget.requested and least):
         return
-    shares = deployed_shares(json.loads((evaluation.folder / "evaluation.json").read_text()))
+    shares = deployed_shares(json.loads((evaluation.folder / EVALUATION).read_text()))
     if not shares:
         raise InputError(
             f"budget.min_score {least:g}: expected the teacher's file on {config.budget.runtime} to compare with, "

@@ -22,8 +22,8 @@ from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import pruning_start_stage
 from pipelines.stages.train.distill import student_stage
 from pipelines.stages.train.nested import NestedTraining, nested_stage, slice_stage
-from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.quantize import quantize_stage
+from pipelines.stages.train.student_start import StudentStart
 
 Stages = dict[str, Artefact]
 
@@ -68,7 +68,7 @@ class PruningContext:
         settings = replace(self.config, train=replace(self.config.train, epochs=epochs))
         return replace(self, plan=replace(self.plan, settings=settings))
 
-    def train(self, pruned: PrunedStart, epochs: int) -> Artefact:
+    def train(self, pruned: StudentStart, epochs: int) -> Artefact:
         """Trains a pruned student for `epochs` epochs."""
         plan, inputs = self.with_epochs(epochs).plan, self.inputs
         return student_stage(self.run, plan, inputs.data, inputs.teacher, inputs.cache, self.precision, pruned)
@@ -101,7 +101,7 @@ def prune_students(
     config, data, teacher, cache = plan.settings, earlier["data"], earlier["teacher"], earlier["cache"]
     start = pruning_start_stage(run, plan, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
-    stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
+    stages["scores"] = scores_stage(run, config, data, cache, StudentStart("start", start, None, start))
     pipeline = build_pruning_context(run, plan, {**earlier, **stages}, precision)
     targets = list_targets(config.budget)
     if config.prune.nested:
@@ -141,7 +141,7 @@ def build_pruning_context(run: Run, plan: RunPlan, stages: Mapping[str, Artefact
 
 
 def prune_to(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
-    """Returns the stages that prune a student to a target and train it; see `cut_shape` for `previous`."""
+    """Returns the stages that prune a student to a target and train it; see `choose_shape` for `previous`."""
     return SCHEDULES[pipeline.config.prune.schedule](pipeline, target, previous)
 
 
@@ -151,7 +151,7 @@ def collect_student(stages: Stages, target: SpeedTarget, targets: int) -> Traine
     return TrainedStudent(student_name(target.name, targets), f"-{target.name}", stage, shape, target=target)
 
 
-def cut_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Artefact:
+def choose_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Artefact:
     """Returns the stage that chooses the shape for a target, or corrects a `previous` shape that was too slow.
 
     Raises:
@@ -187,7 +187,7 @@ def quantize_students(
         for scheme in schemes:
             addition = f"-{scheme}" if scheme != schemes[0] else ""
             name, suffix = f"{student.name}{addition}", f"{student.suffix}{addition}"
-            start = PrunedStart(suffix, student.stage, None, stages.get("start"))
+            start = StudentStart(suffix, student.stage, None, stages.get("start"))
             settings = quantization_by(config, scheme)
             stage = quantize_stage(run, config, data, earlier["teacher"], cache, start, precision, settings)
             stages = stages | {f"quantize{suffix}": stage}
@@ -198,7 +198,7 @@ def quantize_students(
 def prune_at_once(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Prunes to the target at once, then trains, unless no shape of a frontier reaches it."""
     inputs = pipeline.inputs
-    shape = cut_shape(pipeline, target, previous)
+    shape = choose_shape(pipeline, target, previous)
     if UNREACHED in shape.metrics:
         return {f"shape-{target.name}": shape}
     stage = pipeline.train(inputs.begin(pipeline.config, target.name, shape), pipeline.config.train.epochs)
@@ -211,7 +211,7 @@ def prune_nested(pipeline: PruningContext, targets: Sequence[SpeedTarget]) -> St
     stages: Stages = {}
     shapes: Stages = {}
     for number, target in enumerate(targets, 1):
-        shape = shapes[target.name] = cut_shape(replace(pipeline, inputs=inputs), target)
+        shape = shapes[target.name] = choose_shape(replace(pipeline, inputs=inputs), target)
         stages[f"shape-{target.name}"] = shape
         if number < len(targets):
             cut = stages[f"cut-{target.name}"] = cut_stage(run, inputs, shape, target.name)
@@ -238,7 +238,7 @@ def prune_iteratively(pipeline: PruningContext, target: SpeedTarget, previous: A
         name = round_name(target, number)
         shape = round_stage(pipeline.run, pipeline.config, inputs, target.uncorrected, number)
         stage = pipeline.train(inputs.begin(pipeline.config, name, shape), epochs)
-        start = PrunedStart(name, stage, None, inputs.tokens)
+        start = StudentStart(name, stage, None, inputs.tokens)
         scores = scores_stage(pipeline.run, pipeline.config, inputs.data, inputs.cache, start)
         stages |= {f"shape-{name}": shape, f"distill-{name}": stage, f"scores-{name}": scores}
         inputs = replace(inputs, start=stage, scores=scores)
@@ -249,12 +249,12 @@ def prune_iteratively(pipeline: PruningContext, target: SpeedTarget, previous: A
 def prune_gradually(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:
     """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     inputs, epochs = pipeline.inputs, pipeline.config.train.epochs
-    shape = cut_shape(pipeline, target, previous)
+    shape = choose_shape(pipeline, target, previous)
     masking_epochs = count_masking_epochs(pipeline.config)
     masked = gradual_masking_stage(
         pipeline.run, pipeline.config, inputs, shape, target.name, pipeline.precision, masking_epochs
     )
-    stage = pipeline.train(PrunedStart(target.name, masked, None, inputs.tokens), epochs - masking_epochs)
+    stage = pipeline.train(StudentStart(target.name, masked, None, inputs.tokens), epochs - masking_epochs)
     return {f"shape-{target.name}": shape, f"mask-{target.name}": masked, f"distill-{target.name}": stage}
 
 

@@ -126,7 +126,19 @@ class ReplicatedStrategy(PortableStrategy, DDPStrategy):
         register_compression(cast(DistributedDataParallel, self.model), self.compress)
 
 
-class SegmentStrategy(ReplicatedStrategy):
+class MeshSampling:
+    """Which rows the processes of a mesh read, of which some may read the same."""
+
+    mesh: DeviceMesh
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """The rank of this process among those that read different rows, and their number."""
+        rank, ranks = find_data_rank(self.mesh)
+        return {"num_replicas": ranks, "rank": rank}
+
+
+class SegmentStrategy(MeshSampling, ReplicatedStrategy):
     """A replica on every process, some of which have segments of the same rows.
 
     Args:
@@ -138,25 +150,13 @@ class SegmentStrategy(ReplicatedStrategy):
         super().__init__(compress=compress, bucket_mb=bucket_mb)
         self.mesh, self.segment = mesh, find_segment(mesh)
 
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """The rank of this process among those that read different rows, and their number."""
-        rank, ranks = find_data_rank(self.mesh)
-        return {"num_replicas": ranks, "rank": rank}
 
-
-class MeshStrategy(PortableStrategy, ModelParallelStrategy):
+class MeshStrategy(MeshSampling, PortableStrategy, ModelParallelStrategy):
     """A student whose parameters are already on the mesh; its parallel modules reduce the gradients."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh):
         super().__init__(data_parallel_size=layout.data_parallel, tensor_parallel_size=layout.tp)
         self.mesh, self.segment = mesh, find_segment(mesh)
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """The rank of this process among those that read different rows, and their number."""
-        rank, ranks = find_data_rank(self.mesh)
-        return {"num_replicas": ranks, "rank": rank}
 
     def setup_environment(self) -> None:
         """Creates the process group; the mesh exists already."""

@@ -30,7 +30,7 @@ from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
 VERSION = 4  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
-CASCADE, EVALUATION = "cascade", "evaluation.json"
+CASCADE, CASCADE_EVALUATION = "cascade", "evaluation.json"
 
 
 def run_cascade(config: CascadeConfig, console: Console) -> Artefact:
@@ -140,7 +140,7 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
         entries = evaluate_cascade(models, cascade_folder, {CASCADE: combined} | logits["test"])
         entries[0]["shares"] = shares
         metric = next(iter(entries[0]["scores"]))
-        write_json(cascade_folder / EVALUATION, {"metric": metric, "chosen": asdict(chosen), "models": entries})
+        write_json(cascade_folder / CASCADE_EVALUATION, {"metric": metric, "chosen": asdict(chosen), "models": entries})
         return {"score": entries[0]["score"], "mean_ms": entries[0]["mean_ms"], "shares": shares}
 
     inputs = models.inputs | {"answers": answers}

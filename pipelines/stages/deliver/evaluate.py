@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
+EVALUATION = "evaluation.json"
 VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
@@ -63,7 +64,7 @@ def evaluate_stage(
         tests = {each.name: encode_split(each.path(HUGGINGFACE), splits.test, max_length, task) for each in candidates}
         entries = score_models(run, candidates, splits, max_length, task, tests)
         add_latencies(run, candidates, entries, tests, measure, end)
-        (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
+        (folder / EVALUATION).write_text(json.dumps(entries, indent=1))
         if baseline := baseline_scores(task, splits, tests[candidates[0].name]):
             (folder / BASELINE).write_text(json.dumps(baseline, indent=1))
         return {"_".join(read_key(entry)): entry["score"] for entry in entries}

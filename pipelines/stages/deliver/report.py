@@ -24,6 +24,7 @@ from pipelines.runs.publication import link_tree, republish_folder
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.this_machine import describe_machine, find_commit
 from pipelines.stages.deliver.baseline import read_baseline
+from pipelines.stages.deliver.evaluate import EVALUATION
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.training_events import read_training_events
 
@@ -42,10 +43,10 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
 
     def work(folder: Path) -> dict[str, Any]:
         report = build_report(run, config, task, evaluation, stages)
-        curves = {stage.name: read_curves(stage.folder / LOGS) for stage in stages}
+        curves = {stage.name: rows for stage in stages if (rows := read_curves(stage.folder / LOGS))}
         write_json(folder / REPORT, report)
-        (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
-        (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}), "utf-8")
+        (folder / "curves.json").write_text(json.dumps(curves))
+        (folder / PAGE).write_text(render_html(report, curves), "utf-8")
         published_report = cast(Report, {**report, "models": list_published_models(run, report["models"])})
         for name, card in render_cards(published_report).items():
             (folder / name).write_text(card, "utf-8")
@@ -60,7 +61,7 @@ def build_report(
     """Returns the report as one dict; see `pipelines.reports.schema`."""
     named = {stage.name: stage for stage in stages}
     data = next(named[each] for each in ("answers", "select", "augment", "clean", "data") if each in named)
-    models = json.loads((evaluation.folder / "evaluation.json").read_text())
+    models = json.loads((evaluation.folder / EVALUATION).read_text())
     codes, pruning = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {
         "task": task.name,

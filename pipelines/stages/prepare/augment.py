@@ -41,7 +41,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.plan import RunPlan
-from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
+from pipelines.stages.prepare.data import print_new_remarks, read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_logits, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
 
@@ -123,8 +123,7 @@ def augment_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) ->
         return {**data.metrics, split: len(joined), **notes, "remarks": [*data.metrics.get("remarks", []), *remarks]}
 
     done = run.stage("augment", settings, inputs, work, version=VERSION)
-    for remark in done.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
-        run.console.say(f"  {remark}")
+    print_new_remarks(run.console, done, data)
     return done
 
 

@@ -24,7 +24,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import RunPlan
-from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
+from pipelines.stages.prepare.data import print_new_remarks, read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.fold_logits import compute_out_of_fold_logits
 from pipelines.stages.prepare.teacher import finetuning_settings
 
@@ -80,8 +80,7 @@ def clean_stage(run: Run, plan: RunPlan, data: Artefact, precision: str) -> Arte
         return {**data.metrics, **left, **cleaning.name_counts(), "remarks": remarks}
 
     done = run.stage("clean", settings, inputs, work, version=VERSION)
-    for remark in done.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
-        run.console.say(f"  {remark}")
+    print_new_remarks(run.console, done, data)
     return done
 
 

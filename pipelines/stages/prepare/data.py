@@ -67,6 +67,12 @@ def data_stage(
     return done
 
 
+def print_new_remarks(console: Console, stage: Artefact, data: Artefact) -> None:
+    """Prints the remarks of a stage that writes the data anew, after those of the data that it read."""
+    for remark in stage.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
+        console.say(f"  {remark}")
+
+
 def read_task_splits(task: str, config: DataConfig, seed: int, scratch: Path) -> Splits:
     """Returns the splits of a data set; those of plain text that may not fit into memory are files in `scratch`."""
     if task in PLAIN_TEXT:

@@ -16,7 +16,7 @@ from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.importance import SCORES
 from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import find_prunable_axes
-from pipelines.stages.train.pruned_start import read_shape
+from pipelines.stages.train.student_start import read_shape
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 

@@ -13,7 +13,7 @@ from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune.shape import MEASURED, ShapeSearch, describe_search, write_shape
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import AIM
-from pipelines.stages.train.pruned_start import SHAPE
+from pipelines.stages.train.student_start import SHAPE
 
 VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 

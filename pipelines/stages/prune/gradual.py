@@ -49,7 +49,7 @@ from pipelines.stages.prune.gradual_masking import (
 )
 from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import find_prunable_axes
-from pipelines.stages.train.pruned_start import SHAPE, PrunedStart, read_shape
+from pipelines.stages.train.student_start import SHAPE, StudentStart, read_shape
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
 VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -141,7 +141,7 @@ def gradual_masking_stage(
 
     def work(folder: Path) -> JsonObject:
         task, tokenizer = read_task(inputs.data), load_student_tokenizer(inputs.start.folder / MODEL)
-        signals = open_cached_signals(inputs.cache, PrunedStart(name, inputs.start, None, inputs.tokens))
+        signals = open_cached_signals(inputs.cache, StudentStart(name, inputs.start, None, inputs.tokens))
         texts = build_training_texts(run, config, read_data(inputs.data), tokenizer, signals, task)
         student = load_model_folder(inputs.start.folder / MODEL)
         axes = find_prunable_axes(student, task)

@@ -33,7 +33,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.start import find_prunable_axes
-from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
+from pipelines.stages.train.student_start import MOMENTS, StudentStart
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -41,7 +41,7 @@ SCORES = "scores.safetensors"
 NOISE = 0.5**0.5  # standard deviation of the normal distribution whose KL divergence is the squared difference
 
 
-def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: PrunedStart) -> Artefact:
+def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: StudentStart) -> Artefact:
     """Writes the scores of every unit and layer of the start model, shared by all targets with the same start.
 
     Where pruned layers are reconstructed, it also writes the moments of their inputs.

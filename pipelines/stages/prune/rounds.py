@@ -17,7 +17,7 @@ from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import build_space, list_allowed_ms
 from pipelines.stages.prune.start import find_prunable_axes
-from pipelines.stages.train.pruned_start import SHAPE
+from pipelines.stages.train.student_start import SHAPE
 
 VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 

@@ -22,8 +22,8 @@ from pipelines.stages.prune.deployed_models import rounding_key
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, list_allowed_ms
 from pipelines.stages.prune.trials import Trial, eliminate_trials
-from pipelines.stages.train.pruned_start import SHAPE
 from pipelines.stages.train.recovery_rate import RULE
+from pipelines.stages.train.student_start import SHAPE
 from pipelines.stages.train.training_inputs import open_cached_signals
 
 VERSION = 7  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -142,7 +142,7 @@ class ShapeSearch:
         trials = []
         for each in candidates:
             torch.manual_seed(self.loaded.run.seed)
-            student = start.cut(self.loaded.model, self.loaded.axes, each.shape)
+            student = start.prune(self.loaded.model, self.loaded.axes, each.shape)
             train = start.adapt_training(self.config.train, student)
             if train.checkpointing == AUTO:  # the mode that always fits; the weights are the same
                 train = replace(train, checkpointing=FULL)

@@ -22,7 +22,7 @@ from pipelines.stages.prepare.scoring import SplitOutputs, compute_outputs
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.start import find_prunable_axes
-from pipelines.stages.train.pruned_start import PrunedStart
+from pipelines.stages.train.student_start import StudentStart
 from pipelines.stages.train.training_inputs import build_training_texts
 
 
@@ -38,9 +38,9 @@ class ShapeInputs:
     scores: Artefact
     costs: Artefact
 
-    def begin(self, config: DistillConfig, name: str, shape: Artefact | None) -> PrunedStart:
+    def begin(self, config: DistillConfig, name: str, shape: Artefact | None) -> StudentStart:
         """Returns the start of a student's training, with a shape that the search has chosen, or None before it has."""
-        return PrunedStart(name, self.start, shape, self.tokens, self.scores if config.prune.reconstruct else None)
+        return StudentStart(name, self.start, shape, self.tokens, self.scores if config.prune.reconstruct else None)
 
     def by_name(self) -> dict[str, Artefact]:
         """Returns the stages by their names in stage keys."""

@@ -43,11 +43,11 @@ from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.train.general import attach_head
 from pipelines.stages.train.prepared_training import STUDENT_TRAINING, PreparedTraining, Tokenizers
-from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.replicas import replica_settings, train_replicas
 from pipelines.stages.train.sampling import build_sampler
 from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share
+from pipelines.stages.train.student_start import StudentStart
 from pipelines.stages.train.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
 
 VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -60,7 +60,7 @@ def student_stage(
     teacher: Artefact,
     cache: Artefact | None,
     precision: str,
-    pruned: PrunedStart | None = None,
+    pruned: StudentStart | None = None,
     general: Artefact | None = None,
     name: str = "",
 ) -> Artefact:
@@ -86,7 +86,7 @@ class StudentTraining:
     teacher: Artefact
     cache: Artefact | None
     precision: str
-    pruned: PrunedStart | None
+    pruned: StudentStart | None
     general: Artefact | None
 
     def inputs(self) -> dict[str, Artefact | str]:

@@ -22,7 +22,7 @@ from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.train.distill import VERSION as TRAINING_VERSION
 from pipelines.stages.train.distill import StudentTraining
-from pipelines.stages.train.pruned_start import read_shape
+from pipelines.stages.train.student_start import read_shape
 
 VERSION = 2  # of these stages' algorithm; bump it when the same inputs give a different result (docs/stages.md)
 

@@ -34,8 +34,8 @@ from pipelines.stages.prepare.scoring import SplitOutputs, TeacherComparison, co
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint, training_settings
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
-from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.sparsity import SparsityCallback
+from pipelines.stages.train.student_start import StudentStart
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
 
 VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -76,7 +76,7 @@ def quantize_stage(
     data: Artefact,
     teacher: Artefact,
     cache: Artefact,
-    student: PrunedStart,
+    student: StudentStart,
     precision: str,
     settings: QuantizeConfig,
 ) -> Artefact:
@@ -105,7 +105,7 @@ class QuantizedTraining:
     data: Artefact
     teacher: Artefact
     cache: Artefact
-    student: PrunedStart
+    student: StudentStart
     precision: str
     quantization: QuantizeConfig
 

@@ -29,7 +29,7 @@ from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import RunPlan
-from pipelines.stages.prepare.data import read_data, read_task, read_task_settings, write_splits
+from pipelines.stages.prepare.data import print_new_remarks, read_data, read_task, read_task_settings, write_splits
 from pipelines.stages.prepare.scoring import compute_outputs
 from pipelines.stages.prepare.teacher import MODEL, load_stage_teacher, open_stage_checkpoint
 from pipelines.stages.prepare.training_dynamics import read_dynamics
@@ -126,8 +126,7 @@ def select_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact, cac
         return {**data.metrics, **counts, **notes, "select_share": share, "remarks": remarks}
 
     done = run.stage("select", settings, inputs, work, version=VERSION)
-    for remark in done.metrics.get("remarks", [])[len(data.metrics.get("remarks", [])) :]:
-        run.console.say(f"  {remark}")
+    print_new_remarks(run.console, done, data)
     return done
 
 

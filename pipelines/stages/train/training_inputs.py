@@ -22,8 +22,8 @@ from pipelines.settings.tokenizers import build_cross_tokenizer_rows
 from pipelines.stages.cache.stage import CACHE
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, TranslatedSignals
-from pipelines.stages.train.pruned_start import PrunedStart
 from pipelines.stages.train.sampling import share_synthetic_rows
+from pipelines.stages.train.student_start import StudentStart
 
 
 def build_training_texts(
@@ -84,7 +84,7 @@ def open_reader(folder: Path) -> CacheReader:
     return CacheReader(folder)
 
 
-def open_cached_signals(cache: Artefact, pruned: PrunedStart | None = None) -> SignalSource:
+def open_cached_signals(cache: Artefact, pruned: StudentStart | None = None) -> SignalSource:
     """Returns the cached signals; a student with fewer tokens queries them with its own tokenizer's ids."""
     reader = open_reader(cache.folder / CACHE)
     if pruned is None or pruned.tokens is None:

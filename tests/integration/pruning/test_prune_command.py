@@ -23,7 +23,7 @@ from pipelines.runs.stage import Artefact
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.run_stages import check_scores
-from pipelines.stages.train.pruned_start import MOMENTS, PrunedStart
+from pipelines.stages.train.student_start import MOMENTS, StudentStart
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
 from support.run_inputs import write_data
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
@@ -237,7 +237,7 @@ def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):
 )
 def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path):
     start = Artefact("start", tmp_path, "", {"config": {"student": spec, "embedding_rank": rank}})
-    pruned = PrunedStart("4x", start, None, start)
+    pruned = StudentStart("4x", start, None, start)
     assert pruned.is_untrained is untrained
     if untrained:
         student, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
@@ -306,7 +306,7 @@ def test_a_reconstructed_student_starts_from_other_weights_of_the_same_units(fol
         Artefact(stage, next((output / stage).glob("*")), "digest", {}) for stage in ("scores", "shape-1.3x", "start")
     )
     assert len(load_moments(scores.folder / MOMENTS)) == 8  # two layers of each of four read units
-    plain, fitted = (PrunedStart("1.3x", start, shape, None, moments).build_student() for moments in (None, scores))
+    plain, fitted = (StudentStart("1.3x", start, shape, None, moments).build_student() for moments in (None, scores))
     same, other = plain.state_dict(), fitted.state_dict()
     changed = {name for name, value in other.items() if not torch.equal(value, same[name])}
     assert changed

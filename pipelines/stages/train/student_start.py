@@ -21,7 +21,7 @@ SHAPE, MOMENTS = "shape.json", "moments.safetensors"
 
 
 @dataclass(frozen=True)
-class PrunedStart:
+class StudentStart:
     """The starting point of a pruned student.
 
     Args:
@@ -75,9 +75,9 @@ class PrunedStart:
     def build_student(self) -> PreTrainedModel:
         """Returns the student before it is trained."""
         model = load_model_folder(self.folder)
-        return model if self.shape is None else self.cut(model, find_axes(model), read_shape(self.shape))
+        return model if self.shape is None else self.prune(model, find_axes(model), read_shape(self.shape))
 
-    def cut(self, model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTrainedModel:
+    def prune(self, model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTrainedModel:
         """Returns the model pruned to a shape, reconstructed if there are moments."""
         if self.moments is not None:
             model = reconstruct(model, axes, shape, self._loaded_moments)
