@@ -194,7 +194,7 @@ def test_a_student_without_attention_is_trained_for_regression_on_pairs(spec, bo
 
 
 @pytest.mark.slow
-def test_exports_truncate_texts_at_the_side_of_the_teachers_tokenizer(inputs, tmp_path):
+def test_exports_truncate_texts_at_the_side_of_the_teachers_tokenizer_and_the_card_counts_them(inputs, tmp_path):
     teacher = Path(shutil.copytree(inputs[0], tmp_path / "teacher"))
     settings = json.loads((teacher / "tokenizer_config.json").read_text())
     (teacher / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
@@ -205,3 +205,5 @@ def test_exports_truncate_texts_at_the_side_of_the_teachers_tokenizer(inputs, tm
     (_, whole), (_, alone), (_, other) = reader.classify([f"{beginning} {end}", end, beginning], max_length=8)
     np.testing.assert_array_equal(whole, alone)
     assert not np.allclose(whole, other)
+    truncated = json.loads((tmp_path / "run" / "report.json").read_text())["data"]["truncated"]
+    assert f"{truncated:,} texts of train and validation exceeded" in (tmp_path / "run/student/README.md").read_text()
