@@ -12,6 +12,7 @@ from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose_task
 from pipelines import distill
+from pipelines.reports.wording import WORDING
 from pipelines.settings.commands.distill import TaskName
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
 from support.task_data import TAGS, multi_label_data, regression_data, tagged_data
@@ -89,7 +90,10 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
     assert student.config.num_labels == (6 if task == "multi-label" else 1)
     wanted = {"multi-label": "multi_label_classification", "regression": "regression"}
     assert student.config.problem_type == wanted[task]
-    assert metric in (output / "student" / "README.md").read_text()
+    assert report["task"] == task
+    card = (output / "student" / "README.md").read_text()
+    assert metric in card
+    assert WORDING[task].model in card
 
 
 @pytest.mark.parametrize(

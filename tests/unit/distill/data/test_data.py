@@ -16,8 +16,9 @@ from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.config import DataConfig
 from distill.data.sources.cells import find_multi_hot_width
 from distill.data.sources.tables import _read_hub, read_splits, read_table
+from distill.data.splits.evaluated import find_label_column
 from distill.data.splits.examples import Examples
-from distill.data.splits.holdout import hold_out
+from distill.data.splits.holdout import draw_held_out, hold_out
 from distill.data.splits.labelled import load_all_texts, load_labelled, load_splits
 from distill.errors import InputError
 from distill.losses.logits import IGNORED
@@ -549,3 +550,17 @@ def test_the_label_format_of_train_holds_for_every_split(tmp_path):
 def test_lists_of_names_are_not_read_as_multi_hot_labels():
     for cells in ([["0", "1"], ["1"]], [["a", "b"], ["b", "c"]], [[0], [1]], [["0", "2"], ["1", "0"]]):
         assert find_multi_hot_width(cells) == 0
+
+
+def test_a_label_column_is_found_by_the_name_that_the_user_writes():
+    table = pa.table({"Text": ["a"], "Label": ["x"]})
+    assert find_label_column(table, DataConfig("unread", label="Label"), ("label",)) == "Label"
+    assert find_label_column(table, DataConfig("unread"), ("label",)) == "Label"
+    assert find_label_column(table, DataConfig("unread", label="Topic"), ("label",)) is None
+
+
+def test_a_share_that_leaves_no_row_is_refused():
+    with pytest.raises(InputError, match="expected a held-out share that leaves some of the 10 documents"):
+        draw_held_out(10, 0.96, 0, "documents")
+    with pytest.raises(InputError, match="expected at least two documents to hold one out, found 1"):
+        draw_held_out(1, 0.1, 0, "documents")
