@@ -41,7 +41,7 @@ def test_templates_are_filled_from_lists(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("templates: ['in {town}']\nslots: {city: [Rome]}", "template 'in {town}': expected fillers of the slot 'town'"),
+        ("templates: ['in {town}']\nslots: {city: [Rome]}", "'in {town}': expected fillers of the slot 'town'"),
         ("slots: [a, b]", "slots: expected a list of fillers for each name, found list"),
         ("templates: ['in {town}']", "expected fillers of the slot 'town', found no slots"),
         ("slots: {city: []}", r"slot city: expected a list of texts, found \[\]"),
