@@ -45,9 +45,12 @@ def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
         model: In eval mode and float32; restored afterwards, up to rounding.
         batch: A small batch of model inputs.
     """
-    expected, folds = read_logits(model(**batch)), []
+    expected = read_logits(model(**batch))
+    folds: list[Fold] = []
     generator = torch.Generator().manual_seed(0)
     for fold in _generate_candidates(model, batch):
+        if any(fold.consumers == each.consumers for each in folds):
+            continue  # both factors of a gated product could absorb the scales: once is enough
         inputs = get_weight(model, fold.consumers[0]).shape[1]
         scales = tie_scales(torch.rand(inputs, generator=generator) + 0.5, model, fold)
         apply_scales(model, fold, scales)

@@ -143,6 +143,14 @@ def test_folds_are_found_in_question_answering_models():
     assert producers == FOUND["bert"] | {"output.LayerNorm"}
 
 
+def test_only_one_factor_of_a_gated_product_absorbs_the_scales():
+    model = build("llama", hidden_act="relu").eval()  # positive factors go through ReLU
+    folds = find_folds(model, token_batches()[0])
+    consumers = [fold.consumers for fold in folds]
+    assert len(consumers) == len(set(consumers))
+    assert any("down_proj" in name for names in consumers for name in names)
+
+
 def test_layers_kept_in_float_need_not_divide_into_groups():
     model = build("llama", intermediate_size=80)
     config = QuantizeConfig(scheme="int4-weights", weights="awq", float_layers="*.down_proj")
