@@ -80,7 +80,7 @@ def test_with_little_memory_the_layout_with_the_lowest_peak_is_planned(tmp_path,
     make_plan(tmp_path, decoder, *options)
     pairs = json.loads((tmp_path / "plan" / "pairs.json").read_text())
     least = min(pairs, key=lambda pair: pair["peak_bytes"])
-    found = make_plan(tmp_path, decoder, *options, f"--gpu-memory={least['peak_bytes'] + RESERVED + 1}")
+    found = make_plan(tmp_path / "little", decoder, *options, f"--gpu-memory={least['peak_bytes'] + RESERVED + 1}")
     assert found["student"]["layout"] == least["student"]["layout"].partition(", ")[0]
 
 
@@ -90,7 +90,7 @@ def test_a_student_that_only_fits_alone_needs_a_cache(tmp_path, decoder, capsys)
     make_plan(tmp_path, decoder, *options)
     pairs = json.loads((tmp_path / "plan" / "pairs.json").read_text())
     least = min(pair["peak_bytes"] for pair in pairs if pair["signals"] == "cached")
-    make_plan(tmp_path, decoder, *options, f"--gpu-memory={least + RESERVED + 1}")
+    make_plan(tmp_path / "little", decoder, *options, f"--gpu-memory={least + RESERVED + 1}")
     assert "no layout of the student fits beside the teacher's weights: a cache is needed" in capsys.readouterr().out
 
 
