@@ -554,7 +554,8 @@ def test_quantization_on_several_processes_is_refused(folder):
 
 @pytest.mark.parametrize("task", ["multi-label", "question-answering"])
 def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(folder, task):
-    staged, plan = Layout(pp=2), resolve(replace(settings(folder, "run"), budget=Budget()), 1)
+    unpruned = replace(settings(folder, "run"), budget=Budget(), prune=PruneConfig())
+    staged, plan = Layout(pp=2), resolve(unpruned, 1)
     config = replace(plan.settings, task=task)
 
     def check(config: DistillConfig, layouts: Layouts) -> None:
