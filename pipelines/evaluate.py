@@ -27,9 +27,8 @@ def main(argv: Sequence[str]) -> None:
     )
     check_places(config)
 
-    from pipelines.reports.schema import Results
+    from pipelines.reports.schema import EVALUATION, Results
     from pipelines.reports.tables import build_scores, build_summary
-    from pipelines.stages.deliver.evaluate import EVALUATION
     from pipelines.stages.deliver.standalone import evaluate_standalone
 
     console = Console()

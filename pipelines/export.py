@@ -86,9 +86,9 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     import json
 
     from distill.data.config import DataConfig
+    from pipelines.reports.schema import EVALUATION
     from pipelines.settings.commands.distill import MeasureConfig
     from pipelines.settings.commands.evaluate import EvaluateConfig
-    from pipelines.stages.deliver.evaluate import EVALUATION
     from pipelines.stages.deliver.standalone import evaluate_standalone
 
     settings = EvaluateConfig(

@@ -6,6 +6,8 @@ from typing import NotRequired, TypedDict
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.training_logs import RankTimes
 
+EVALUATION = "evaluation.json"  # file of the models' entries, which the report reads
+
 
 class LatencyEntry(TypedDict):
     """Milliseconds per call, see `compress.measure.latency.Latency`."""

@@ -169,8 +169,8 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
     Raises:
         InputError: A student preserves less; the message names all such students.
     """
+    from pipelines.reports.schema import EVALUATION
     from pipelines.reports.targets import deployed_shares
-    from pipelines.stages.deliver.evaluate import EVALUATION
 
     least = config.budget.min_score
     if not (config.budget.requested and least):

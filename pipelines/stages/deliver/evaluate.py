@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from compress.export.common.targets import ExportTarget
 from compress.export.runtimes import open_export
+from pipelines.reports.schema import EVALUATION
 from pipelines.runs.console import TEXTS
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
-EVALUATION = "evaluation.json"
 VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 

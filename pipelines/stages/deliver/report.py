@@ -12,7 +12,7 @@ from pipelines.reports.pruning_summary import find_code, read_pruning
 from pipelines.reports.pruning_table import build_speed_table
 from pipelines.reports.recommendation import build_recommendations
 from pipelines.reports.render import render_cards, render_html
-from pipelines.reports.schema import ModelEntry, Report, StageEntry
+from pipelines.reports.schema import EVALUATION, ModelEntry, Report, StageEntry
 from pipelines.reports.tables import build_scores, build_summary
 from pipelines.reports.targets import write_verdicts
 from pipelines.reports.training_notes import write_training_notes
@@ -24,7 +24,6 @@ from pipelines.runs.publication import link_tree, republish_folder
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.this_machine import describe_machine, find_commit
 from pipelines.stages.deliver.baseline import read_baseline
-from pipelines.stages.deliver.evaluate import EVALUATION
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.training_events import read_training_events
 
