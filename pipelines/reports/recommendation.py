@@ -1,4 +1,4 @@
-"""Which student to take for a drop in score that is acceptable."""
+"""The student to take for each acceptable drop in score."""
 
 from typing import NamedTuple
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from compress.errors import ExportError
 from compress.export.common.rows import Layer, RowIndex
-from compress.export.onnx import graph
+from compress.export.onnx import graph as float_graph
 from compress.export.onnx.fuse import read_attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
 from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE, find_input_group
@@ -126,7 +126,7 @@ def write_model(model: Any, target: Path) -> None:
     import onnx
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    apart = model.ByteSize() > graph.LARGEST
+    apart = model.ByteSize() > float_graph.LARGEST
     onnx.save(model, str(target), save_as_external_data=apart, location=f"{target.name}.data" if apart else None)
 
 

@@ -127,7 +127,7 @@ class ReplicatedStrategy(PortableStrategy, DDPStrategy):
 
 
 class MeshSampling:
-    """Which rows the processes of a mesh read, of which some may read the same."""
+    """Sampler settings of processes on a mesh, some of which read the same rows."""
 
     mesh: DeviceMesh
 

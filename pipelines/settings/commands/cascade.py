@@ -6,7 +6,7 @@ from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines.settings.commands.distill import MeasureConfig, TaskName
-from pipelines.settings.commands.evaluate import EvaluateConfig
+from pipelines.settings.commands.evaluate import EvaluateConfig, check_processor_used
 from pipelines.settings.places import check_data, check_local, open_local
 from pipelines.settings.values import expand_home
 
@@ -54,10 +54,7 @@ class CascadeConfig:
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
         check_local("output", self.output)
-        if self.processor != "here" and not self.dynamic:
-            raise InputError(
-                f"--processor {self.processor}: expected --dynamic with it, found none: no int8 file is made for it"
-            )
+        check_processor_used(self.processor, dynamic=self.dynamic)
         if len(self.names) < 2:
             raise InputError(
                 f"models: expected two or more checkpoints separated by commas, found {self.models!r}: a cascade hands "

@@ -45,11 +45,20 @@ class EvaluateConfig:
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
         check_local("output", self.output)
-        if self.processor != "here" and not self.dynamic:
-            raise InputError(
-                f"--processor {self.processor}: expected --dynamic with it, found none: no int8 file is made for it"
-            )
+        check_processor_used(self.processor, dynamic=self.dynamic)
         check_installed(parse_formats(self.export))
+
+
+def check_processor_used(processor: Processor, *, dynamic: bool) -> None:
+    """Checks that a processor is only named where a dynamic int8 file is made for it.
+
+    Raises:
+        InputError: It would be ignored.
+    """
+    if processor != "here" and not dynamic:
+        raise InputError(
+            f"--processor {processor}: expected --dynamic with it, found none: no int8 file is made for it"
+        )
 
 
 def check_places(config: EvaluateConfig) -> None:

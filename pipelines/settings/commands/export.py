@@ -6,6 +6,7 @@ from compress.export.common.targets import check_installed, parse_formats
 from compress.quantize.config import Processor
 from distill.data.config import SHORTEST
 from distill.errors import InputError
+from pipelines.settings.commands.evaluate import check_processor_used
 from pipelines.settings.places import check_local
 
 
@@ -50,8 +51,5 @@ class ExportConfig:
             raise InputError(f"--parity: expected at least 1 text, found {self.parity}: no file could be verified")
         if self.max_length and self.max_length < SHORTEST:
             raise InputError(f"--max_length: expected 0 or at least {SHORTEST} tokens, found {self.max_length}")
-        if self.processor != "here" and not self.dynamic:
-            raise InputError(
-                f"--processor {self.processor}: expected --dynamic with it, found none: no int8 file is made for it"
-            )
+        check_processor_used(self.processor, dynamic=self.dynamic)
         check_installed(parse_formats(self.export))

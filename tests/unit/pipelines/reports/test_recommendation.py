@@ -1,4 +1,4 @@
-"""Tests of which student is recommended for which drop in score."""
+"""Tests the recommended student for each acceptable drop in score."""
 
 import pytest
 
