@@ -48,7 +48,7 @@ ISA := avx2
 ONEDNN := AVX2
 LESS := ATEN_CPU_CAPABILITY=$(ISA) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(ONEDNN) \
 	FBGEMM_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell ARROW_USER_SIMD_LEVEL=AVX2
-NUMBERS := rounded_export export export_verification quantize sensitivity float8 grid packing embedding_rank sentence_embedding losses \
+NUMBERS := quantized_export export export_verification quantize sensitivity float8 grid packing embedding_rank sentence_embedding losses \
 	fused_losses sparse_losses cross_tokenizer matching layer_terms padding signals cached_features processors
 
 test-less: .venv/ready-dev
