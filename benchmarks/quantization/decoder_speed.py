@@ -98,7 +98,7 @@ def prepare_step(folder: Path, length: int) -> Callable[[], object]:
     """Returns a function that computes a token after a text of `length` tokens."""
     decoder = OnnxDecoder(folder, threads=1)
     ids, mask = np.full((1, length), 7, np.int64), np.ones((1, length), np.int64)
-    _, past = decoder.step(ids, mask, decoder.empty(1))
+    _, past = decoder.step(ids, mask, decoder.create_cache(1))
     return partial(decoder.step, ids[:, :1], np.ones((1, length + 1), np.int64), past)
 
 

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from compress.errors import ExportError
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.targets import FORMATS
-from compress.export.onnx.generate import PAST, PRESENT, OnnxDecoder, perplexity
+from compress.export.onnx.generate import PAST, PRESENT, OnnxDecoder, compute_perplexity
 from compress.export.onnx.graph import ONNX_FILE, write_graph
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -241,7 +241,7 @@ def verify_decoder(
             f"{tolerance:.0e}: generated text would change"
         )
     return DecoderParity(
-        sum(map(len, expected)), difference, perplexity(decoder, blocks), perplexity(reference, blocks)
+        sum(map(len, expected)), difference, compute_perplexity(decoder, blocks), compute_perplexity(reference, blocks)
     )
 
 

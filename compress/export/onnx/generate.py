@@ -32,22 +32,16 @@ class OnnxDecoder:
         shapes = {value.name: value.shape for value in self.session.get_inputs() if value.name.startswith(PAST)}
         self.sizes = {name: (heads, width) for name, (_, heads, _, width) in shapes.items()}
         self.outputs = ["logits", *(name.replace(PAST, PRESENT) for name in self.sizes)]
-        settings, self.ends = read_generation_settings(folder)
-        self.longest = settings.get("max_position_embeddings") or settings.get("n_positions")
-        self.words = settings.get("vocab_size")
+        config, self.end_tokens = read_config(folder)
+        self.max_length = config.get("max_position_embeddings") or config.get("n_positions")
+        self.vocabulary_size = config.get("vocab_size")
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns logits [batch, length, vocabulary] of ids and mask, [batch, length] int64, padded on any side."""
-        return self.logits(inputs["input_ids"], inputs["attention_mask"])
+        ids = inputs["input_ids"]
+        return self.step(ids, inputs["attention_mask"], self.create_cache(len(ids)))[0]
 
-    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Returns logits [batch, length, vocabulary] in one pass.
-
-        Arguments are [batch, length] int64, padded on any side.
-        """
-        return self.step(ids, mask, self.empty(len(ids)))[0]
-
-    def empty(self, rows: int) -> Cache:
+    def create_cache(self, rows: int) -> Cache:
         """Returns a cache of no tokens."""
         return {name: np.zeros((rows, heads, 0, width), np.float32) for name, (heads, width) in self.sizes.items()}
 
@@ -86,28 +80,28 @@ class OnnxDecoder:
             CompressError: There is no prompt, a prompt is empty or has ids outside the vocabulary, no new token is
                 requested, the tokens exceed the model's positions, or the temperature is below 0.
         """
-        self.check(prompts, new_tokens, temperature)
-        ids, mask = left_padded(prompts)
+        self.check_arguments(prompts, new_tokens, temperature)
+        ids, mask = pad_left(prompts)
         keys = [tuple(prompt) for prompt in prompts]
         streams = [np.random.default_rng([seed, keys[:i].count(key), *key]) for i, key in enumerate(keys)]
-        written: list[list[int]] = [[] for _ in prompts]
-        rows, past = list(range(len(prompts))), self.empty(len(prompts))
+        new_ids: list[list[int]] = [[] for _ in prompts]
+        rows, past = list(range(len(prompts))), self.create_cache(len(prompts))
         for _ in range(new_tokens):
             logits, past = self.step(ids, mask, past)
             tokens = [draw_token(row, temperature, streams[i]) for i, row in zip(rows, logits[:, -1], strict=True)]
             for i, token in zip(rows, tokens, strict=True):
-                written[i].append(token)
-            going = [i for i, token in enumerate(tokens) if token not in self.ends]
-            if not going:
+                new_ids[i].append(token)
+            unfinished = [i for i, token in enumerate(tokens) if token not in self.end_tokens]
+            if not unfinished:
                 break
-            if len(going) < len(rows):
-                rows, mask = [rows[i] for i in going], mask[going]
-                past = {name: value[going] for name, value in past.items()}
-            ids = np.asarray(tokens, np.int64)[going, None]
+            if len(unfinished) < len(rows):
+                rows, mask = [rows[i] for i in unfinished], mask[unfinished]
+                past = {name: value[unfinished] for name, value in past.items()}
+            ids = np.asarray(tokens, np.int64)[unfinished, None]
             mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
-        return written
+        return new_ids
 
-    def check(self, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float) -> None:
+    def check_arguments(self, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float) -> None:
         """Checks the arguments of `generate`."""
         if not len(prompts) or new_tokens < 1 or temperature < 0:
             raise CompressError(
@@ -117,32 +111,33 @@ class OnnxDecoder:
         for number, prompt in enumerate(prompts):
             if not len(prompt):
                 raise CompressError(f"generate: prompt {number} has no token: there is nothing to continue")
-            if self.words and not 0 <= min(prompt) <= max(prompt) < self.words:
+            if self.vocabulary_size and not 0 <= min(prompt) <= max(prompt) < self.vocabulary_size:
                 raise CompressError(
-                    f"generate: prompt {number}: expected ids from 0 to {self.words - 1}, found {min(prompt)} to "
-                    f"{max(prompt)}: they are of another tokenizer than the model's"
+                    f"generate: prompt {number}: expected ids from 0 to {self.vocabulary_size - 1}, found "
+                    f"{min(prompt)} to {max(prompt)}: they are of another tokenizer than the model's"
                 )
         longest = max(map(len, prompts)) + new_tokens
-        if self.longest and longest > self.longest:
+        if self.max_length and longest > self.max_length:
             raise CompressError(
                 f"generate: the longest prompt and {new_tokens} new tokens are {longest}, and the model has "
-                f"{self.longest} positions: it wasn't trained on longer texts"
+                f"{self.max_length} positions: it wasn't trained on longer texts"
             )
 
 
-def read_generation_settings(folder: Path) -> tuple[dict[str, Any], set[int]]:
+def read_config(folder: Path) -> tuple[dict[str, Any], set[int]]:
     """Returns the content of config.json and the end tokens.
 
     The end tokens are read from generation_config.json, or from config.json if there is no such file, as in `generate`
     of transformers.
     """
-    config, habits = (folder / f"{name}.json" for name in ("config", "generation_config"))
-    settings = json.loads(config.read_text(encoding="utf-8"))
-    ends = (json.loads(habits.read_text(encoding="utf-8")) if habits.is_file() else settings).get("eos_token_id")
-    return settings, set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    file = folder / "generation_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else config
+    ends = settings.get("eos_token_id")
+    return config, set(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
 
-def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Returns (ids, mask), int64 [batch, length] each; every prompt ends in the last column."""
     width = max(map(len, prompts))
     ids, mask = np.zeros((len(prompts), width), np.int64), np.zeros((len(prompts), width), np.int64)
@@ -158,12 +153,12 @@ def draw_token(logits: np.ndarray, temperature: float, stream: np.random.Generat
     return int((logits / temperature + stream.gumbel(size=len(logits))).argmax())
 
 
-def perplexity(model: _RunStep, blocks: Sequence[np.ndarray], batch: int = 8) -> float:
+def compute_perplexity(model: _RunStep, blocks: Sequence[np.ndarray], batch: int = 8) -> float:
     """Returns exp of the mean negative log-likelihood, in nats, of every token but each block's first.
 
     Args:
-        model: Maps ids and mask, each [batch, length] int64, padded on the right, to logits [batch, length,
-            vocabulary].
+        model: Maps input_ids and attention_mask, each [batch, length] int64, padded on the right, to logits [batch,
+            length, vocabulary].
         blocks: Token ids, int64 [length] each.
         batch: Blocks per batch.
 

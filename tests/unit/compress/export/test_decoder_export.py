@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from compress.errors import CompressError
 from compress.export.onnx import graph as exporting
 from compress.export.onnx.decoder import export_decoder, verify_decoder
-from compress.export.onnx.generate import OnnxDecoder, draw_token, perplexity
+from compress.export.onnx.generate import OnnxDecoder, compute_perplexity, draw_token
 from compress.export.onnx.graph import ONNX_FILE, OPSET
 from distill.checkpoint.custom_models import is_pruned
 from distill.slicing import Shape, find_axes, prune
@@ -162,7 +162,7 @@ def test_the_proof_passes_for_the_exported_model(exported):
 def test_a_prompt_processed_in_chunks_gives_the_logits_of_one_pass(exported, cuts):
     decoder, ids = exported.decoder, np.random.default_rng(0).integers(3, WORDS, (3, 22))
     mask = mask_of([22, 16, 2])
-    cache, found = decoder.empty(3), []
+    cache, found = decoder.create_cache(3), []
     for start, end in zip((0, *cuts), (*cuts, 22), strict=True):
         part, cache = decoder.step(ids[:, start:end], mask[:, :end], cache)
         found.append(part)
@@ -197,7 +197,7 @@ def test_each_text_stops_at_its_first_end_token(export):
     free = [greedy_tokens(model, prompt)[0] for prompt in PROMPTS]
     ends = (free[0][20], free[2][40])
     decoder = OnnxDecoder(folder, threads=1)
-    decoder.ends = set(ends)
+    decoder.end_tokens = set(ends)
     expected = [greedy_tokens(model, prompt, ends)[0] for prompt in PROMPTS]
     assert len({len(tokens) for tokens in expected}) > 1, "all texts end together"
     assert decoder.generate(PROMPTS, TOKENS) == expected
@@ -205,7 +205,7 @@ def test_each_text_stops_at_its_first_end_token(export):
 
 
 @pytest.mark.parametrize(
-    ("habits", "config", "ends"),
+    ("generation_config", "config", "ends"),
     [
         ({"eos_token_id": 7}, {"eos_token_id": 9}, {7}),
         ({"eos_token_id": [7, 8]}, {}, {7, 8}),
@@ -214,12 +214,14 @@ def test_each_text_stops_at_its_first_end_token(export):
         (None, {}, set()),
     ],
 )
-def test_end_tokens_come_from_the_generation_config_before_the_model_config(qwen2, tmp_path, habits, config, ends):
+def test_end_tokens_come_from_the_generation_config_before_the_model_config(
+    qwen2, tmp_path, generation_config, config, ends
+):
     (tmp_path / ONNX_FILE).symlink_to(qwen2.folder / ONNX_FILE)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    if habits is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(habits))
-    assert OnnxDecoder(tmp_path, threads=1).ends == ends
+    if generation_config is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation_config))
+    assert OnnxDecoder(tmp_path, threads=1).end_tokens == ends
 
 
 def test_drawn_tokens_follow_the_softmax_at_the_given_temperature():
@@ -248,9 +250,9 @@ def test_perplexity_counts_every_token_and_no_padding(qwen2):
         nats -= float(chances[:-1].gather(-1, torch.from_numpy(block[1:, None])).sum())
         count += len(block) - 1
     for batch in (1, 2, 8):
-        assert perplexity(qwen2.decoder, BLOCKS, batch) == pytest.approx(np.exp(nats / count), rel=1e-4)
+        assert compute_perplexity(qwen2.decoder, BLOCKS, batch) == pytest.approx(np.exp(nats / count), rel=1e-4)
     with pytest.raises(CompressError, match="at least two tokens"):
-        perplexity(qwen2.decoder, [BLOCKS[0][:1]])
+        compute_perplexity(qwen2.decoder, [BLOCKS[0][:1]])
 
 
 # --- exported files
