@@ -7,11 +7,13 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo quick test test-all test-less check docs bench clean
 
-# torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build. Byte code is compiled on
+# torch comes first and pinned, from TORCH_INDEX if that is set: PyPI's build for Linux brings CUDA, and
+# `make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo` spares several GB without a GPU. Byte code is compiled on
 # first import instead of for every file that is installed.
+TORCH_INDEX ?=
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[demo]'
 	touch $@
 

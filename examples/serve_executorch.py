@@ -1,6 +1,6 @@
 """Classifies texts with a model that a run exported to student/executorch-int8 (or executorch).
 
-    python examples/serve_executorch.py runs/few-bits/student/executorch-int8 "Where is my card?" "Top up failed"
+    python examples/serve_executorch.py runs/phone-int8/student/executorch-int8 "Where is my card?" "Top up failed"
 
 Needs: pip install executorch torch tokenizers numpy, and exported_folder.py beside it. ExecuTorch's Python bindings
 import torch; its C++, Java and Swift ones run the same file without.

@@ -1,6 +1,6 @@
 """Classifies texts with a model that a run exported to student/litert-int8 (or litert), without torch or transformers.
 
-    python examples/serve_litert.py runs/few-bits/student/litert-int8 "Where is my card?" "Top up failed"
+    python examples/serve_litert.py runs/phone-int8/student/litert-int8 "Where is my card?" "Top up failed"
 
 Needs: pip install ai-edge-litert tokenizers numpy, and exported_folder.py beside it. LiteRT's Java,
 Swift and C++ run the same file.

@@ -1,6 +1,6 @@
 """Classifies texts with a model that a run exported to an ONNX folder, without importing torch.
 
-    python examples/serve_onnxruntime.py runs/few-bits/student/onnxruntime-int8 "Where is my card?" "Top up failed"
+    python examples/serve_onnxruntime.py runs/quantized/student/onnxruntime-int8 "Where is my card?" "Top up failed"
 
 Needs: pip install onnxruntime tokenizers numpy, and exported_folder.py beside it
 """

@@ -1,6 +1,6 @@
 """Classifies texts with a model that a run exported to student/openvino-int8 (or openvino). Torch is not imported.
 
-    python examples/serve_openvino.py runs/few-bits/student/openvino-int8 "Where is my card?" "Top up failed"
+    python examples/serve_openvino.py runs/quantized/student/openvino-int8 "Where is my card?" "Top up failed"
 
 Needs: pip install openvino tokenizers numpy, and exported_folder.py beside it
 """

@@ -23,8 +23,8 @@ from pipelines.stages.deliver.export import (
 EXAMPLES = """\
   python -m pipelines.export --model runs/demo/student --data examples/data/banking77/test.csv --output runs/exported
   python -m pipelines.export --model MODEL --data texts.jsonl --text question --export onnx --output runs/exported
-  python -m pipelines.export --model runs/few-bits/student --data examples/data/banking77 \\
-      --export onnx,onnxruntime,openvino,executorch,torchao --output runs/everywhere"""
+  python -m pipelines.export --model runs/quantized/student --data examples/data/banking77 \\
+      --export onnx,onnxruntime,openvino --output runs/everywhere"""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -29,7 +29,8 @@ class HarnessConfig:
     """Settings of `python -m pipelines.harness`.
 
     Args:
-        model: Checkpoint of a causal language model: a local folder or a hub id.
+        model: Checkpoint of a causal language model: a local folder or a hub id. It runs on a GPU if there is one;
+            CUDA_VISIBLE_DEVICES= in front of the command keeps it on the CPU.
         teacher: Checkpoint to compare with: a local folder or a hub id; if omitted, only the model is evaluated.
         tasks: Names of the harness's tasks, separated by commas.
         include: Folder with YAML files of additional tasks.

@@ -48,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
         f"ENGINE is {', '.join(ENGINES)}.",
         examples=EXAMPLES,
         short={},
+        command="-- python -m pipelines.COMMAND ...",
     )
     check_engine(engine, config)
     job = read_command(command, config)

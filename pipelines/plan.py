@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     console = Console()
     plan = make_plan(config, console)
     print_plan(plan, console)
-    files = write_plan(plan, Path(config.output or "plan"))
+    files = write_plan(plan, Path(config.output))
     console.table("Files", ("what", "where"), [(name, str(file)) for name, file in files.items()])
 
 

@@ -1,6 +1,6 @@
 """How much faster quantized files are than those in float32, on each runtime, and where OpenVINO's time goes.
 
-    python -m benchmarks.quantization.low_bit_speed --student runs/few-bits/student --data examples/data/banking77
+    python -m benchmarks.quantization.low_bit_speed --student runs/quantized/student --data examples/data/banking77
 
 The folder holds the same student as a run exported it, in float32 and quantized. The files take turns: each runs all
 texts of a round, one a call and one after another as in deployment, on one thread. A text's time is its fastest call;

@@ -75,7 +75,10 @@ def locate_in_package(model: str, role: str) -> Path:
     name, _, inside = model.removeprefix(PACKAGE).partition("/")
     package = find_spec(name) if name.isidentifier() else None
     if package is None or not package.submodule_search_locations:
-        raise InputError(f"{role} {model!r}: no package {name!r} is installed; install it, or name a folder")
+        raise InputError(
+            f"{role} {model!r}: no package {name!r} is installed; install it, or name a folder (the "
+            "teacher of the recipes is in the extra demo: pip install -c constraints.txt -e '.[demo]')"
+        )
     return Path(next(iter(package.submodule_search_locations))) / inside
 
 

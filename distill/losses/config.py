@@ -40,7 +40,7 @@ class LossConfig:
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.
         skew: Share of the first distribution that skewed_kl and skewed_reverse_kl mix into the second.
-        decoupled: Weights of decoupled_kl's two parts: the label against the rest, and within the rest.
+        decoupled: Weights of decoupled_kl's two parts, the label against the rest and within the rest, as JSON: [1, 8].
         hidden_kind: Distance of `hidden`: `mse`, `cosine`, or `normalized_mse` (mse of unit vectors, patient KD).
         attention_kind: Distance of `attention`: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
         embedding_kind: Distance of `embedding`: `cosine` or `mse`.

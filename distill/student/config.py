@@ -19,7 +19,8 @@ class StudentConfig:
             `positions=`. If omitted, distilbert, or teacher if a budget determines the pruning.
         layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N,
             pp=N,dp=M; for long texts cp=N, dp=N,cp=M, fsdp=N,cp=M; auto is replicated where training either model takes
-            at most half of a process's memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.
+            at most half of a process's memory, otherwise that of the fastest pair as `pipelines.plan` predicts it. N,
+            M, R and S are numbers of processes, see docs/howto/distributed.md.
         trained: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
         offload: With FSDP, keep weights, gradients and optimizer state in CPU memory.
         attention_free: Students without attention to train as well, as specs separated by semicolons, such as

@@ -13,9 +13,9 @@ class TeacherConfig:
     Args:
         model: A hub id, a local folder with config.json, safetensors and a tokenizer, or `package:NAME/FOLDER`, the
             same in an installed package.
-        additional: Further teachers, checkpoints of the same kind, whose predictions are averaged with the first one's;
-            layer-wise loss terms aren't available with them.
-        weights: Weight of each teacher, starting with `model`; equal if omitted.
+        additional: Further teachers, checkpoints of the same kind, as JSON: '["runs/b/model"]'. Their predictions are
+            averaged with the first one's; layer-wise loss terms aren't available with them.
+        weights: Weight of each teacher, starting with `model`, as JSON: [2, 1]; equal if omitted.
         mix: `weighted`, by `weights` alone, or `confidence`, which for each text gives more weight to the more
             confident teachers.
         sharpness: For `confidence`: weights are multiplied by exp(-sharpness * entropy in nats).
@@ -24,7 +24,8 @@ class TeacherConfig:
         probe: Fit a new head on frozen features before fine-tuning.
         layout: Layout on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M, dp=N,tp=M, pp=N, pp=N,dp=M, or
             the student's with cp; auto is replicated where training either model takes at most half of a process's
-            memory, otherwise that of the fastest pair as `pipelines.plan` predicts it.
+            memory, otherwise that of the fastest pair as `pipelines.plan` predicts it. N, M, R and S are numbers of
+            processes, see docs/howto/distributed.md.
         offload: With FSDP, keep the teacher's weights in CPU memory.
         signals: `cached` computes the teacher's signals once and trains without it; `online` runs the teacher in every
             step.

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import SUPPRESS, ArgumentParser, DefaultHelpFormatter, Namespace
 
 from compress.errors import CompressError, ExportError, VerificationError
 from distill.errors import InputError
@@ -33,7 +33,14 @@ KNOWN_WARNINGS = {
 
 
 def parse(
-    config_class: type[_Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
+    config_class: type[_Config],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    about: str,
+    examples: str,
+    short: Mapping[str, str],
+    command: str = "",
 ) -> _Config:
     """Returns an instance of `config_class` with the values of the YAML files and flags.
 
@@ -46,6 +53,7 @@ def parse(
         about: What the program does, shown by `--help`.
         examples: Example command lines, shown by `--help`.
         short: Short name -> full name, such as `teacher` -> `teacher.model`; also valid in YAML.
+        command: What follows the options, shown by `--help`.
 
     Raises:
         InputError: A config file is missing or malformed; a key or flag is unknown, occurs twice or has no value; or
@@ -56,7 +64,9 @@ def parse(
     arguments, files = split_arguments(argv, fields, short, prog)
     from_files = _merge_files(files, fields, short)
     build = build_parser.__wrapped__ if from_files else build_parser  # the help of one with files shows their values
-    parser = build(cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items()))
+    parser = build(
+        cast(type, config_class), prog=prog, about=about, examples=examples, short=tuple(short.items()), command=command
+    )
     # Without defaults: the classes have them, and the parser would check each of hundreds.
     checked = parser.parse_object(from_files, defaults=False) if from_files else None
     if checked is not None:
@@ -86,20 +96,26 @@ def _merge_files(files: Sequence[str], fields: Mapping[str, object], short: Mapp
 
 @cache
 def build_parser(
-    config_class: type, *, prog: str, about: str, examples: str, short: tuple[tuple[str, str], ...]
+    config_class: type, *, prog: str, about: str, examples: str, short: tuple[tuple[str, str], ...], command: str = ""
 ) -> "Parser":
     """Returns a parser that knows the types of all settings and formats the help; built once for each command."""
     short_names = ", ".join(f"--{name} for --{full}" for name, full in short)
+    notes = [f"short names: {short_names}"] if short else []
+    notes += ["Hyphens and underscores are interchangeable; a boolean flag alone means true.", f"examples:\n{examples}"]
     parser = Parser(
         prog=prog,
-        usage=f"python -m {prog} [--{CONFIG_OPTION} FILE.yaml] [options]",
+        usage=f"python -m {prog} [--{CONFIG_OPTION} FILE.yaml] [options] {command}".rstrip(),
         description=about,
-        epilog=f"short names: {short_names}\n\nexamples:\n{examples}",
+        epilog="\n\n".join(notes),
         formatter_class=HelpFormatter,
     )
     config_help = "YAML file, or recipe:NAME; later files override earlier ones, and flags override files"
     parser.add_argument(f"--{CONFIG_OPTION}", type=str, default=None, help=config_help)
     parser.add_class_arguments(config_class, as_group=False)
+    groups = {name.rpartition(".")[0] for name in list_settings(config_class)}
+    for action in parser._actions:
+        if action.dest in groups:  # `--loss FILE.yaml` of jsonargparse: here files are read by --config alone
+            action.help = SUPPRESS
     return parser
 
 

@@ -172,8 +172,10 @@ def prerequisites_of(line: str) -> list[str]:
     wanted = list(dict.fromkeys(re.findall(r"(?:runs|caches)/[\w-]+", read)))
     if " cache" in line:
         wanted = [name for name in wanted if name.startswith("runs/")] if "cache write" in line else wanted
-    if re.search(r"my[_-]llama", line) or "recipes/sampled" in line:
+    if re.search(r"my[_-]llama", line):
         wanted = ["runs/small-lm", *(name for name in wanted if name != "runs/small-lm")]
+    if "recipes/sampled" in line:
+        wanted.append("runs/questions-lm")
     if "other-llama" in line:
         wanted.append("runs/other-lm")
     return [find_maker(name) for name in wanted]

@@ -32,7 +32,10 @@ TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs
 SMALL_LM = (
     "python -m benchmarks.tasks.small_lm --config benchmarks/tasks/small-lm.yaml --steps 400 --output runs/small-lm"
 )
-SAMPLED = "python -m pipelines.distill --config configs/recipes/sampled.yaml --data my_prose/ --output runs/sampled"
+SAMPLED = (
+    "python -m pipelines.distill --config configs/recipes/sampled.yaml --teacher runs/small-lm/model --data my_prose/"
+    " --output runs/sampled"
+)
 
 ONNX = ("onnx", "onnxruntime")
 QUESTIONS = 3080  # in Banking77's test split

@@ -89,7 +89,8 @@ class WriteConfig:
             the number.
         engine: Launcher of the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster at
             RAY_ADDRESS, or else on this machine.
-        layout: Layout of the teacher on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, pp=N or fsdp=N,tp=M.
+        layout: Layout of the teacher on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, pp=N or fsdp=N,tp=M,
+            with numbers of processes for the letters, see docs/howto/distributed.md.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails.
         seed: Seed of sampling (`sampled`, `generated`).
         force: Write even if the disk has too little space.

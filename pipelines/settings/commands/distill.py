@@ -183,7 +183,7 @@ class GeneralConfig:
     """Distillation on plain text before the task, from the teacher before its own fine-tuning.
 
     Args:
-        data: Text to train on: txt files or a table, see `python -m pipelines.cache`; empty disables this phase.
+        data: Text to train on: a txt file, a folder of them, or a table, as in `data.path`; empty disables this phase.
         text: Column of a table that contains the text; `text` if omitted.
         length: Tokens per block; texts are concatenated and split into blocks of this length.
         blocks: Maximum number of blocks, from texts selected by the seed; 0 uses all.
@@ -226,8 +226,10 @@ class DistillConfig:
         prune: How the student is pruned.
         sparsity: Which weights are set to zero while the student trains.
         quantize: Quantization of the final student, and how it is trained for it.
-        export: Formats in which the student is exported in addition to its checkpoint, separated by commas: onnx,
-            onnxruntime, openvino, executorch, litert, torchao, compressed-tensors, numpy, model2vec, static-embedding.
+        export: Formats in which the student is exported in addition to its checkpoint, separated by commas: onnx
+            (standard operators; causal language models also get onnx-decoder, with a key-value cache), onnxruntime
+            (operators fused for its CPU kernels), openvino, executorch, litert, numpy (students without attention),
+            model2vec, static-embedding (static students), torchao or compressed-tensors (quantized students).
         data: The data set.
         clean: Cleaning of the data before anything is trained on it; none if `steps` is empty.
         augment: Synthetic examples for the student; none if `kinds` is empty.
@@ -241,8 +243,9 @@ class DistillConfig:
         cross_tokenizer: How a causal-lm or masked-lm student with its own tokenizer is compared with the teacher; such
             a student must be a checkpoint.
         on_policy: Training of a causal-lm or chat student on text that it generates itself; none if share is 0.
-        keep: What is cached of a language model teacher's output; signals: sampled, topk or logits. For other tasks the
-            loss determines everything except dtype and compression. The temperature is always that of the loss.
+        keep: What is cached of a language model teacher's output: signals (sampled, topk or logits), draws, k and step.
+            For other tasks the loss determines everything except dtype and compression. The temperature is always
+            that of the loss; layers, vectors and new_tokens are for `python -m pipelines.cache write` alone.
         loss: Loss terms that the student is trained on.
         train: Optimizer, schedule and training loop of the student.
         attention_free_train: Optimizer, schedule and training loop of the students in `student.attention_free`.

@@ -54,7 +54,8 @@ class ClusterConfig:
     Args:
         gpus: GPUs per node, at least 1; processes if `gpu` is cpu.
         nodes: Number of nodes, at least 1.
-        gpu: Kind of GPU: t4, v100, a100, l4, l40s, h100 or h200; or cpu, which is measured on this machine.
+        gpu: Kind of GPU: t4, v100 (needs a torch built for CUDA 12), a100, l4, l40s, h100 or h200; or cpu, which is
+            measured on this machine.
         gpu_memory: Memory of each GPU, such as 80GB; if omitted, that of its kind.
         tflops: Matrix-product throughput that a GPU reaches, in TFLOP/s; 0: 40 % of the peak of its kind in the
             precision of training.
@@ -92,11 +93,13 @@ class PlannerConfig(DistillConfig):
     """Settings of `python -m pipelines.plan`: those of the run that is planned, and the machines that it is for.
 
     Args:
+        output: Folder that pairs.json and distill.yaml are written to.
         rows: Number of training rows, of `data.max_length` tokens each; 0: those of the data.
         labels: Number of labels; 0: those of the data, or of the teacher's head.
         cluster: The machines.
     """
 
+    output: str = "plan"
     rows: int = 0
     labels: int = 0
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -34,6 +34,8 @@ def test_help_of_a_command_is_that_of_its_module(name: str):
     module = [sys.executable, "-m", f"pipelines.{name}", "--help"]
     module_help = subprocess.run(module, cwd=ROOT, text=True, capture_output=True, timeout=120, check=True)
     assert stillroom(name, "--help").stdout == module_help.stdout != ""
+    assert "examples:" in module_help.stdout or name == "cache"  # whose subcommands have them
+    assert "Path to a configuration file" not in module_help.stdout, "a group isn't read from a file of its own"
 
 
 def test_an_unknown_command_is_refused_with_the_nearest():
