@@ -224,8 +224,8 @@ STAGE = Kind(
         ),
         Edit(
             "pipelines/stages/run_stages.py",
-            "    students, stages = train_students(run, plan, made, precision)",
-            '    made["$label"] = ${name}_stage(run, made["data"])',
+            "    students, added = train_students(run, plan, stages, precision)",
+            '    stages["$label"] = ${name}_stage(run, stages["data"])',
             before=True,
         ),
         Edit(
