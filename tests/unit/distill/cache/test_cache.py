@@ -148,7 +148,7 @@ def test_sample_keys_depend_on_token_types_and_chosen_positions():
     assert len({*keys, sample_key(ids, marks, marks > 0), sample_key(np.append(ids, 0))}) == 6
 
 
-def test_the_key_of_a_packed_row_is_the_hash_documented_in_docs_cache_md():
+def test_the_key_of_a_packed_row_is_the_hash_that_the_cache_format_page_documents():
     documents = LanguageBlocks([np.array([7, 8, 9]), np.array([4, 5]), np.array([6])])
     packed = PackedRows(documents, [np.array([0, 2]), np.array([1])])
     first, second = sample_keys(packed.collate([0, 1], pad_id=0))

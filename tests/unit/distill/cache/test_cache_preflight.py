@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from distill.cache import CacheReader, Dense, Identity, Sampled, TopK, plan, write_cache
+from distill.cache import CacheReader, Dense, Identity, Sampled, TopK, plan, preflight, write_cache
 from distill.cache.preflight import Forecast
 from distill.errors import InputError
 from support.cache_samples import BATCH_TOKENS, IDENTITY, WORDS, Teacher, build_samples, files_of, make_rows, write
+from support.clock import Clock
 
 ROWS = make_rows()
 KINDS = {
@@ -47,15 +48,21 @@ def test_the_forecast_for_a_growing_cache_covers_only_new_samples(tmp_path):
         before = size_of(tmp_path)
         write(tmp_path, ROWS[:count], identity=Identity("t", "k", (KINDS["logits"],)), on_forecast=forecasts.append)
     first, second = forecasts
-    assert (first.samples, second.samples) == (40, 20), "a cache that is whole has nothing to foretell"
+    assert (first.samples, second.samples) == (40, 20), "a complete cache needs no forecast"
     assert 0.8 < second.disk_bytes / (before - first.disk_bytes) < 1.2
 
 
-def test_the_time_forecast_has_the_right_order_of_magnitude(tmp_path):
+def test_the_time_forecast_is_that_of_all_tokens_without_the_start_of_the_first_batch(tmp_path, monkeypatch):
     forecasts: list[Forecast] = []
-    write(tmp_path / "c", ROWS, Teacher(pause=0.02), on_forecast=forecasts.append)
-    least = 0.02 * sum(map(len, ROWS)) / BATCH_TOKENS
-    assert least < forecasts[0].seconds < 10 * least
+    clock, teacher = Clock(), Teacher()
+    monkeypatch.setattr(preflight, "time", clock)
+
+    def answer(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        clock.work(0.02 * int(batch["attention_mask"].sum()) + (0 if teacher.queried_keys else 5))
+        return teacher(batch)
+
+    write(tmp_path / "c", ROWS, answer, on_forecast=forecasts.append)
+    assert forecasts[0].seconds == pytest.approx(0.02 * sum(map(len, ROWS)))
     assert forecasts[0].memory_bytes >= BATCH_TOKENS * WORDS * 4, "at least one answer of the teacher"
 
 

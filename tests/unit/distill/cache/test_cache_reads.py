@@ -1,5 +1,6 @@
 """How often a cache's files are read: the index once, whatever the number of shards, epochs and processes."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -139,10 +140,16 @@ def test_a_shard_that_another_writer_published_is_recognized_by_its_time(cache, 
     store = open_store(folder)
     (fault,) = find_faults(store)
     assert not cache_faults.is_published(store, fault)
-    fresh = file.with_suffix(".new")
-    fresh.write_bytes(intact)
-    fresh.replace(file)
+    fresh, second = file.with_suffix(".new"), 10**9
+
+    def publish(data: bytes, modified: int) -> None:
+        fresh.write_bytes(data)
+        os.utime(fresh, ns=(modified, modified))
+        fresh.replace(file)
+
+    publish(intact, fault.modified)
+    assert not cache_faults.is_published(store, fault)
+    publish(intact, fault.modified + second)
     assert cache_faults.is_published(store, fault)
-    fresh.write_bytes(b"still damaged")
-    fresh.replace(file)
+    publish(b"still damaged", fault.modified + 2 * second)
     assert not cache_faults.is_published(store, fault), "its header can't be read"

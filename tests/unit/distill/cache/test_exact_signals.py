@@ -29,23 +29,25 @@ def test_signal_settings_survive_a_round_trip_through_json(signal):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("kind", "settings", "message"),
     [
-        (Sampled, {"draws": 0}),
-        (Sampled, {"draws": 5000}),
-        (Sampled, {"temperature": 0.0}),
-        (TopK, {"k": 51}),
-        (TopK, {"k": 0}),
-        (TopK, {"k": 5, "step": 0.0}),
-        (Dense, {"dtype": "int8"}),
-        (Hidden, {"layers": ()}),
-        (Hidden, {"layers": (1, 1)}),
-        (Generated, {"new_tokens": 0}),
-        (Generated, {"temperature": -1.0}),
+        (Sampled, {"draws": 0}, "keep.draws: expected 1 to 4096 draws per position, found 0"),
+        (Sampled, {"draws": 5000}, "keep.draws: expected 1 to 4096 draws per position, found 5000"),
+        (Sampled, {"temperature": 0.0}, "keep.temperature: expected more than 0, found 0.0"),
+        (TopK, {"k": 51}, "keep.k: expected 1 to 50, found 51"),
+        (TopK, {"k": 0}, "keep.k: expected 1 to 50, found 0"),
+        (TopK, {"k": 5, "step": 0.0}, "keep.step, keep.temperature: expected more than 0, found 0.0 and 1.0"),
+        (TopK, {"k": 5, "temperature": 0.0}, "keep.step, keep.temperature: expected more than 0, found 0.125 and 0.0"),
+        (Dense, {"dtype": "int8"}, "keep.dtype: expected float32 or float16, found 'int8'"),
+        (Hidden, {"layers": ()}, r"keep.layers: expected distinct layer numbers of at least 0, found \[\]"),
+        (Hidden, {"layers": (1, 1)}, r"keep.layers: expected distinct layer numbers of at least 0, found \[1, 1\]"),
+        (Hidden, {"layers": (0, -1)}, r"keep.layers: expected distinct layer numbers of at least 0, found \[0, -1\]"),
+        (Generated, {"new_tokens": 0}, "expected new_tokens of at least 1 .* found 0 and "),
+        (Generated, {"temperature": -1.0}, "a temperature of at least 0, found .* and -1.0"),
     ],
 )
-def test_invalid_settings_are_refused(kind, settings):
-    with pytest.raises(InputError):
+def test_invalid_settings_are_refused(kind, settings, message):
+    with pytest.raises(InputError, match=message):
         kind(50, **settings)
 
 
@@ -240,7 +242,7 @@ def test_sequences_round_trip_with_their_log_probabilities():
 def test_a_sequence_too_long_or_truncated_within_a_token_is_refused():
     signal, where = Generated(100, new_tokens=4), positions_of_rows([1])
     for size in (1, 4, 6, 19, 21, 25):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f"expected a sequence of at most 4 tokens, found {size} bytes"):
             signal.decode([memoryview(bytes(size))], where, {})
 
 

@@ -190,12 +190,18 @@ def test_frequencies_of_a_table_are_close_to_its_weights():
 
 
 @pytest.mark.parametrize(
-    ("weights", "bits"),
-    [(np.ones(5000), 12), (np.ones(3), 11), (np.ones(3), 32), (np.zeros(3), 16), (np.array([1, np.nan]), 16)],
+    ("weights", "bits", "message"),
+    [
+        (np.ones(5000), 12, "expected 12 to 31 bits, enough for 5000 symbols, found 12 bits"),
+        (np.ones(3), 11, "expected 12 to 31 bits, enough for 3 symbols, found 11 bits"),
+        (np.ones(3), 32, "expected 12 to 31 bits, enough for 3 symbols, found 32 bits"),
+        (np.zeros(3), 16, "expected weights with a positive, finite sum, found 0.0"),
+        (np.array([1, np.nan]), 16, "expected weights with a positive, finite sum, found nan"),
+    ],
     ids=["too many symbols", "too few bits", "too many bits", "no weight", "nan"],
 )
-def test_a_table_that_cannot_be_decoded_is_refused(weights, bits):
-    with pytest.raises(ValueError):
+def test_a_table_that_cannot_be_decoded_is_refused(weights, bits, message):
+    with pytest.raises(ValueError, match=message):
         rans.build_table(weights, bits)
 
 
@@ -301,7 +307,7 @@ def test_random_records_never_write_out_of_bounds(whole):
 
 
 def test_a_record_of_another_number_of_positions_is_refused(whole):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="does not end with its last position"):
         whole.signal.decode([memoryview(whole.record)], Positions(whole.positions - 1), whole.book)
     with pytest.raises(ValueError):
         whole.signal.decode([memoryview(whole.record)], Positions(whole.positions + 1), whole.book)
@@ -316,7 +322,7 @@ class Positions:
 
 @pytest.mark.parametrize("state", [0, 1, 2**31 - 1, 2**63, 2**64 - 1])
 def test_an_invalid_coder_state_is_refused(state):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="expected a state followed by 32-bit words, found 88 bytes"):
         rans.unpack_record(memoryview(state.to_bytes(8, "little") + bytes(80)))
 
 

@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 import torch
 
+from distill.data.batches import prefetch
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import Encoded
@@ -16,6 +18,16 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import MaskedBlocks
 from distill.errors import InputError
+from support.clock import Clock
+
+SECONDS = 60  # that a thread may take before a test fails
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(prefetch, "time", fake)
+    return fake
 
 
 def data(rows: int = 40) -> Encoded:
@@ -43,12 +55,20 @@ def test_the_order_is_independent_of_the_number_of_threads(threads):
 
 
 def test_no_more_is_read_ahead_than_the_requested_depth():
-    begun: list[int] = []
-    reader = iter(Prefetcher(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
+    requested: list[int] = []
+    begun = threading.Semaphore(0)
+
+    def request() -> Iterator[int]:
+        for i in range(100):
+            requested.append(i)
+            yield i
+
+    reader = iter(Prefetcher(lambda i: begun.release() or i, request(), threads=2, depth=4))
     assert next(reader) == 0
-    time.sleep(0.1)
-    assert max(begun) == 4
+    assert requested == [0, 1, 2, 3, 4]
+    assert all(begun.acquire(timeout=SECONDS) for _ in requested), "they are not processed before their turn"
     reader.close()  # type: ignore[attr-defined]
+    assert requested == [0, 1, 2, 3, 4]
     assert not workers()
 
 
@@ -66,18 +86,39 @@ def test_an_error_is_raised_at_its_own_turn(threads):
     assert not workers()
 
 
-def test_waiting_counts_only_the_time_that_the_step_waits_for_a_batch():
+def test_a_batch_that_is_ready_before_its_turn_is_not_waited_for(clock):
+    made = threading.Semaphore(0)
+
+    def make(i: int) -> int:
+        clock.work(3)
+        made.release()
+        return i
+
     waiting = WaitTimer()
-    consumer = iter(Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
-    next(consumer)
+    consumer = iter(Prefetcher(make, range(6), threads=1, depth=1, waiting=waiting))
+    assert next(consumer) == 0
+    assert made.acquire(timeout=SECONDS)
     waiting.measure_share()
-    for _ in consumer:
-        time.sleep(0.1)  # the training step, long enough to prepare the next batch meanwhile
-    assert waiting.measure_share() < 0.2
-    slow = WaitTimer()
-    for _ in Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
-        pass
-    assert slow.measure_share() > 0.8
+    for expected in range(1, 6):
+        assert made.acquire(timeout=SECONDS)  # the training step, which ends when the next batch is ready
+        assert next(consumer) == expected
+    assert waiting.measure_share() == 0
+    assert not list(consumer)
+
+
+def test_the_wait_for_a_batch_that_is_not_ready_is_counted(clock, monkeypatch):
+    finish, waiting = Future.result, WaitTimer()
+    monkeypatch.setattr(Future, "result", lambda future: clock.work(3) or finish(future))
+    for _ in Prefetcher(lambda i: i, range(6), threads=1, waiting=waiting):
+        clock.work(1)  # the training step
+    assert waiting.measure_share() == 3 / 4
+
+
+def test_a_batch_that_is_made_on_request_is_waited_for(clock):
+    waiting = WaitTimer()
+    for _ in Prefetcher(lambda i: clock.work(3) or i, range(6), threads=0, waiting=waiting):
+        clock.work(1)
+    assert waiting.measure_share() == 3 / 4
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
@@ -135,23 +176,27 @@ def test_a_data_module_without_signals_collates_ahead_of_the_step():
         assert all(torch.equal(batch[name], value) for name, value in plain.items())
 
 
-def test_a_data_module_reports_the_share_of_the_waiting_after_a_fit():
+def test_a_data_module_reports_the_share_of_the_waiting_after_a_fit(clock, monkeypatch):
     rows = Recorded()
+    collate = rows.collate
+    monkeypatch.setattr(rows, "collate", lambda *args: clock.work(1) or collate(*args))
     module = RowsDataModule(rows, rows, batch_size=8, threads=0)
     for _ in module.train_dataloader():
-        time.sleep(0.01)  # the step
+        clock.work(3)
     assert module.wait_share == 0
     module.teardown("fit")
-    assert 0 < module.wait_share < 0.9
+    assert module.wait_share == 1 / 4
 
 
-def test_the_share_of_all_waiting_includes_what_was_logged_before():
+def test_the_share_of_all_waiting_includes_what_was_logged_before(clock):
     waiting = WaitTimer()
-    waiting.start -= 10
+    clock.work(10)
     waiting.add(4)
-    waiting.measure_share()
+    assert waiting.measure_share() == 0.4
+    clock.work(10)
     waiting.add(1)
-    assert waiting.measure_total_share() == pytest.approx(0.5, abs=0.01)
+    assert waiting.measure_share() == 0.1
+    assert waiting.measure_total_share() == 5 / 20
 
 
 def test_masked_rows_collated_on_several_threads_equal_those_of_one_process():

@@ -106,26 +106,30 @@ def test_evaluation_on_several_processes_counts_every_row_once():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(ranks: int):
+@pytest.mark.parametrize("divergence", ["forward_kl", "decoupled_kl"])  # the second is a mean over the labels
+def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(divergence: str, ranks: int):
     generator = torch.Generator().manual_seed(0)
     labels = [0, IGNORED, 2, 1, IGNORED]
     batch = dict(numbered_rows([4, 1, 3, 7, 2], labels).collate(range(5), 0))
     batch["student"] = torch.randn(5, 3, generator=generator)
     batch["teacher"] = torch.randn(5, 3, generator=generator)
     batch["states"] = torch.randn(2, 5, 7, 4, generator=generator).transpose(0, 1)
-    config = LossConfig(kl=1, ce=1, hidden=1)
+    batch["scores"] = torch.randn(2, 5, 3, 7, 7, generator=generator).transpose(0, 1)
+    config = LossConfig(kl=1, ce=1, hidden=1, attention=1, relations=1, relation_heads=2, divergence=divergence)
 
     def terms(part: dict) -> dict[str, torch.Tensor]:
-        states = part["states"][:, :, : part["attention_mask"].shape[1]]
-        pairs = [(states[:, 0], states[:, 1])]
+        length = part["attention_mask"].shape[1]
+        states, scores = part["states"][:, :, :length], part["scores"][..., :length, :length]
+        vectors = [(states[:, 0], states[:, 1])]
+        pairs = {"hidden": vectors, "relations": vectors, "attention": [(scores[:, 0], scores[:, 1])]}
         logits = {"logits": part["teacher"]}
-        return compute_loss_terms(
-            config, part["student"], part["labels"], part["attention_mask"], logits, {"hidden": pairs}
-        )
+        return compute_loss_terms(config, part["student"], part["labels"], part["attention_mask"], logits, pairs)
 
     parts = [shard_batch(batch, rank, ranks) for rank in range(ranks)]
     found = [scale_by_share(config, terms(part), part["shares"]) for part in parts]
-    for name, expected in terms(batch).items():
+    whole = terms(batch)
+    assert list(whole) == ["kl", "ce", "hidden", "attention", "relations"]
+    for name, expected in whole.items():
         torch.testing.assert_close(torch.stack([each[name] for each in found]).mean(), expected)
 
 

@@ -9,7 +9,14 @@ from distill.errors import InputError
 from distill.losses.compose import compute_gradient_shares, compute_loss_terms, weighted_sum
 from distill.losses.config import LossConfig, pair_layers
 from distill.losses.features import hidden_cosine, hidden_mse
-from distill.losses.logits import cross_entropy, forward_kl
+from distill.losses.logits import (
+    cross_entropy,
+    decoupled_kl,
+    forward_kl,
+    jensen_shannon,
+    skewed_kl,
+    skewed_reverse_kl,
+)
 from support.distributions import IGNORED, draw, draw_labels, draw_mask, same_value_and_gradient, softmax
 
 SHAPES = [(1, 2), (3, 5), (17, 77), (5, 1001)]  # rows, classes
@@ -201,6 +208,23 @@ def test_terms_and_their_weighted_sum_match_the_textbook(kind):
         torch.testing.assert_close(value.double(), wanted[name], rtol=1e-5, atol=1e-6)
     total = 0.7 * wanted["kl"] + 0.2 * wanted["ce"] + 3.0 * wanted["hidden"]
     torch.testing.assert_close(weighted_sum(config, terms).double(), total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "settings", "function", "named"),
+    [
+        ("jensen_shannon", {"beta": 0.2}, jensen_shannon, {"beta": 0.2}),
+        ("skewed_kl", {"skew": 0.3}, skewed_kl, {"skew": 0.3}),
+        ("skewed_reverse_kl", {"skew": 0.3}, skewed_reverse_kl, {"skew": 0.3}),
+        ("decoupled_kl", {"decoupled": (0.5, 3.0)}, decoupled_kl, {"alpha": 0.5, "beta": 3.0}),
+    ],
+)
+def test_a_divergence_is_computed_with_its_settings(divergence, settings, function, named):
+    student, teacher, labels = draw(8, 5, seed=1), draw(8, 5, seed=2), draw_labels(8, 5)
+    config = LossConfig(kl=1, temperature=2.0, divergence=divergence, **settings)
+    terms = compute_loss_terms(config, student, labels, draw_mask(8, 3), {"logits": teacher})
+    extra = {"labels": labels} if divergence == "decoupled_kl" else {}
+    assert torch.equal(terms["kl"], function(student, teacher, temperature=2.0, **named, **extra))
 
 
 def test_a_term_of_weight_zero_is_not_computed():

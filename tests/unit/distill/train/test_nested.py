@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.data_module import TextDataModule
@@ -15,7 +17,7 @@ from distill.slicing import Shape, prune
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.online import OnlineTeacher
 from distill.train.module import DistillationModule
-from distill.train.nested import EXTRA_WORK, NestedModule, measure_work
+from distill.train.nested import NestedModule, measure_work
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.trainer import fit_module
@@ -35,8 +37,8 @@ BASE = replace(LONGER, epochs=1)
 def build_module(**settings: object) -> NestedModule:
     student, axes = tiny_model_with_axes("bert")
     teacher, _ = tiny_model_with_axes("bert")
-    options = {"loss": LOSS, "train": BASE, "signals": OnlineTeacher(teacher, LOSS.teacher_outputs)}
-    return NestedModule(student, axes=axes, shapes=SHAPES, **(options | settings))
+    options = {"shapes": SHAPES, "loss": LOSS, "train": BASE, "signals": OnlineTeacher(teacher, LOSS.teacher_outputs)}
+    return NestedModule(student, axes=axes, **(options | settings))
 
 
 def fit(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
@@ -53,13 +55,38 @@ def fit(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Ten
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def test_slices_take_turns_within_their_share_of_the_work():
-    module = build_module()
+def test_slices_take_turns_in_as_many_steps_as_0_3_of_the_work_allows():
+    module = build_module(shapes=(Shape((0, 1, 2), {}), Shape((0, 2), {})))
     turns = [module.choose_slice(step) for step in range(3000)]
     shares = [measure_work(step.student) / measure_work(module.student) for step in module.steps]
+    assert shares == [3 / 4, 2 / 4]
     extra = sum(shares[turn] for turn in turns if turn is not None) / len(turns)
-    assert extra == pytest.approx(EXTRA_WORK, rel=0.01) or (extra < EXTRA_WORK and None not in turns)
+    assert extra == pytest.approx(0.3, rel=0.01)
     assert abs(turns.count(0) - turns.count(1)) <= 1
+
+
+def test_slices_that_take_less_work_are_trained_in_every_step():
+    module = build_module()
+    shares = [measure_work(step.student) / measure_work(module.student) for step in module.steps]
+    assert sum(shares) / len(shares) < 0.3
+    assert [module.choose_slice(step) for step in range(6)] == [0, 1, 0, 1, 0, 1]
+
+
+def test_the_loss_is_the_students_and_its_gradient_includes_the_slices(token_batch):
+    module = build_module(loss=replace(LOSS, ce=1))  # at equal weights kl has no gradient
+    module._trainer = SimpleNamespace(global_step=0, world_size=1)
+    batch = {**token_batch, "labels": torch.arange(6) % 5}
+    parameters = list(module.student.parameters())
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if each is None else each for p, each in zip(parameters, found, strict=True)]
+
+    alone = weighted_sum(module.current_loss, module.compute_terms(batch))
+    expected = [a + b for a, b in zip(gradients(alone), gradients(module.compute_slice_loss(0, batch)), strict=True)]
+    loss, _ = module.compute_loss(batch)
+    assert torch.equal(loss, alone)
+    torch.testing.assert_close(gradients(loss), expected)
 
 
 def test_the_loss_of_a_slice_is_that_of_the_pruned_model(token_batch):

@@ -265,7 +265,7 @@ def test_a_module_trains_the_same_weights(data, tmp_path, monkeypatch, parts):  
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mode", ["none", "full"])
-def test_activation_checkpointing_of_a_gpu_come_back_from_the_cpu(mode, tmp_path):
+def test_activations_offloaded_to_the_cpu_give_the_same_gradients_on_a_gpu(mode, tmp_path):
     device = torch.device("cuda")
     model = build_body("llama").to(device)  # type: ignore[arg-type]
     batch = {name: value.to(device) for name, value in draw_batch(8, 128).items()}

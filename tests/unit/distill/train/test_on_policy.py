@@ -25,12 +25,12 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.on_policy import OnPolicy, extract_prompts
 from distill.train.steps.on_policy_config import OnPolicyConfig
-from pipelines.runs.callbacks.fit_progress import FitProgress
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.trainer import fit_module
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
+from support.interrupted_training import Killed, killed_at
 from support.tiny_models import build_model
 from unit.distill.models.test_generation import VOCABULARY_SIZE, decoder
 
@@ -208,26 +208,13 @@ def fit_weights(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-class Killed(Exception):  # noqa: N818
-    """Exception that simulates a kill."""
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumulate, tmp_path, monkeypatch):
     config, train = replace(ON_POLICY, share=0.5), replace(TRAIN, accumulate=accumulate, checkpoint_every=1)
     expected = fit_weights(tmp_path / "undisturbed", config, train)
-    real = FitProgress.on_train_batch_end
     for batch in (3, 5):
-        remaining = [batch]
-
-        def counted(self, *args, remaining=remaining) -> None:
-            real(self, *args)
-            remaining[0] -= 1
-            if not remaining[0]:
-                raise Killed
-
         with monkeypatch.context() as patch:
-            patch.setattr(FitProgress, "on_train_batch_end", counted)
+            killed_at(batch, patch)
             with pytest.raises(Killed):
                 fit_weights(tmp_path / str(batch), config, train)
         found = fit_weights(tmp_path / str(batch), config, train)

@@ -1,18 +1,19 @@
 """Tests that interrupted and resumed training ends with the same bits as uninterrupted training."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
 
 from distill.losses.config import LossConfig
-from distill.student.build import build_student
 from pipelines.runs import console as consoles
 from pipelines.runs import trainer as trainers
 from pipelines.runs.callbacks.early_stop import EarlyStop
 from pipelines.runs.callbacks.fit_progress import FitProgress
 from pipelines.runs.manifest import SCRATCH
-from pipelines.runs.training_checkpoint import load_weights
 from support import interrupted_training
 from support.interrupted_training import BASE, SPLITS, Killed, examples, killed_at, train_once
 
@@ -41,12 +42,11 @@ def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
         folder = tmp_path / f"at-{batch}"
         with monkeypatch.context() as patch:
             killed_at(batch, patch)
-            try:
+            with pytest.raises(Killed):
                 train_once(tiny_model, tokenizer, folder, config, loss)
-            except Killed:
-                assert batch <= config.checkpoint_every * config.accumulate or list(
-                    (folder / SCRATCH / "checkpoints").glob("*.ckpt")
-                )
+        assert batch <= config.checkpoint_every * config.accumulate or list(
+            (folder / SCRATCH / "checkpoints").glob("*.ckpt")
+        )
         weights = train_once(tiny_model, tokenizer, folder, config, loss)
         for name, value in expected.items():
             assert torch.equal(weights[name], value), f"{name} differs after a stop at batch {batch}"
@@ -78,13 +78,39 @@ def test_the_progress_of_a_resumed_run_counts_every_row_once(batch, tiny_model, 
     assert [(meter.done, meter.total) for meter in meters] == [(48, 48)]
 
 
-def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
-    config = replace(BASE, patience=2, epochs=8, learning_rate=0.3)  # a rate at which training soon diverges
-    folder = tmp_path / "run"
-    last = train_once(tiny_model, tokenizer, folder, config, LossConfig(kl=1))
-    best = build_student(tiny_model("bert"), "layers=2,hidden=16")
-    load_weights(folder / SCRATCH / "best", best)
-    assert all(torch.equal(last[f"student.{name}"], value) for name, value in best.state_dict().items())
+class ScriptedScores(Callback):
+    """Gives each validation the next score of a list, and keeps copies of the validated and of the trained weights."""
+
+    def __init__(self, scores: Sequence[float]):
+        self.scores = iter(scores)
+        self.validated: list[dict[str, torch.Tensor]] = []
+        self.trained: list[dict[str, torch.Tensor]] = []
+
+    def on_validation_epoch_start(self, trainer, pl_module) -> None:
+        score = torch.tensor(next(self.scores))
+        pl_module.metric.compute = lambda: score
+        self.validated.append(copy_student(pl_module))
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        self.trained.append(copy_student(pl_module))
+
+
+def copy_student(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items() if name.startswith("student.")}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], value) for name, value in other.items())
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_early_stopping_ends_after_its_patience_with_the_best_weights(ema_decay, tiny_model, tokenizer, tmp_path):
+    config = replace(BASE, patience=2, epochs=5, ema_decay=ema_decay)
+    scripted = ScriptedScores((0.5, 0.7, 0.6, 0.65, 0.9))
+    found = train_once(tiny_model, tokenizer, tmp_path, config, LossConfig(kl=1), [scripted])
+    assert len(scripted.validated) == 4, "two epochs after the best one"
+    assert [equal(found, weights) for weights in scripted.validated] == [False, True, False, False]
+    assert equal(found, scripted.trained[1]) == (not ema_decay), "with averages, the averages are kept"
 
 
 @pytest.mark.slow
