@@ -13,13 +13,15 @@ section "Conclusions" is written by hand and kept.
 
 import argparse
 import datetime
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TextIO, TypedDict
 
 import torch
 
@@ -50,20 +52,20 @@ class Piece:
     Args:
         title: Heading on the page.
         about: What the table shows, on the page.
-        words: The command, after `python -m`; `TEACHER` in it is replaced by `--model`.
+        arguments: The command, after `python -m`; `TEACHER` in it is replaced by `--model`.
     """
 
     title: str
     about: str
-    words: str
+    arguments: str
 
 
 PIECES: Mapping[str, Piece] = {
     "step": Piece(
         "A training step of teacher and student",
         "One GPU holds whole models only (two processes of NCCL can't share one), so the layout is `replicated`, in "
-        "each precision. The floor is the work of the matrix products at the rate of one large product; how long the "
-        "device was busy is from a profile, which slows the program.",
+        "each precision. The lower bound is the work of the matrix products at the rate of one large product; how long "
+        "the device was busy is from a profile, which slows the program.",
         "benchmarks.distributed.paired_step --precision 32 bf16 fp8",
     ),
     "large-step": Piece(
@@ -74,8 +76,9 @@ PIECES: Mapping[str, Piece] = {
     ),
     "losses": Piece(
         "Head and loss of a large vocabulary",
-        "Our loss on sampled ids without logits, compared with the same with logits and with Liger Kernel's fused "
-        "cross-entropy with labels.",
+        "Our loss on sampled ids without logits, compared with the same with logits, with Liger Kernel's fused "
+        "cross-entropy with labels, and with the loss on the whole distribution (dense), which includes the product of "
+        "the teacher's head.",
         "benchmarks.memory.fused_loss --device cuda --positions 8192 --width 1024 --rounds 20",
     ),
     "cache": Piece(
@@ -91,7 +94,8 @@ PIECES: Mapping[str, Piece] = {
     ),
     "optimizers": Piece(
         "Optimizers",
-        "Bytes of the states, and times of a step.",
+        "Bytes of the states, and times of a step, beside the time in which memory copies as many bytes as a step "
+        "reads and writes.",
         "benchmarks.training.optimizers --device cuda --hidden 512 --layers 4 --names adamw sgd muon lion adamw-8bit "
         "adamw-4bit adamw-fp8",
     ),
@@ -104,7 +108,8 @@ PIECES: Mapping[str, Piece] = {
     "exports": Piece(
         "Checkpoints on CUDA",
         "Exported folders, loaded by stock `from_pretrained` on the GPU; the difference is that of the logits from "
-        "float32 on the CPU, relative to their spread.",
+        "float32 on the CPU, relative to their spread. Beside the times is that in which memory copies as many bytes "
+        "as the weights have.",
         "benchmarks.quantization.gpu_exports --layers 6 --tokenizer TEACHER",
     ),
     "distillation": Piece(
@@ -129,7 +134,7 @@ def main() -> None:
     results: Results[Result] = Results(options.output)
     missing = [name for name in options.pieces if results.find(piece=name) is None]
     if options.dry_run:
-        print("\n".join(f"python -m {' '.join(list_words(PIECES[name], options))}" for name in missing))
+        print("\n".join(f"python -m {' '.join(list_arguments(PIECES[name], options))}" for name in missing))
         return
     if missing and not torch.cuda.is_available():
         raise SystemExit(f"benchmarks.gpu: expected a GPU that torch {torch.__version__} can use, found none")
@@ -145,13 +150,9 @@ def main() -> None:
 
 def run_piece(name: str, results: Results[Result], options: argparse.Namespace) -> bool:
     """Runs a piece, with what it prints in files; returns whether it finished."""
-    arguments, start = list_words(PIECES[name], options), time.perf_counter()
-    command = [sys.executable, "-m", *arguments]
+    arguments, start = list_arguments(PIECES[name], options), time.perf_counter()
     with (options.output / f"{name}.txt").open("w") as out, (options.output / f"{name}.log").open("w") as err:
-        try:
-            code = subprocess.run(command, stdout=out, stderr=err, timeout=options.longest, check=False).returncode  # noqa: S603 - own command
-        except subprocess.TimeoutExpired:
-            code = None
+        code = run_module(arguments, out, err, options.longest)
     seconds = time.perf_counter() - start
     if code != 0:
         why = f"took more than {options.longest} s" if code is None else f"ended with exit code {code}"
@@ -159,16 +160,32 @@ def run_piece(name: str, results: Results[Result], options: argparse.Namespace) 
         return False
     results.add(
         Result(
-            piece=name, command=PIECES[name].words.format(output="runs/gpu"), seconds=round(seconds, 1),
+            piece=name, command=" ".join(arguments), seconds=round(seconds, 1),
             device=torch.cuda.get_device_name(), date=datetime.date.today().isoformat(), commit=find_commit(),
         )
     )  # fmt: skip
     return True
 
 
-def list_words(piece: Piece, options: argparse.Namespace) -> list[str]:
-    """Returns the words of a piece's command after `python -m`."""
-    return piece.words.format(output=options.output).replace("TEACHER", options.model).split()
+def run_module(arguments: Sequence[str], out: TextIO, err: TextIO, longest: float) -> int | None:
+    """Returns the exit code of `python -m` with these arguments; None if it took too long.
+
+    It is ended with the processes that it started, which would otherwise still be on the GPU beside the next piece.
+    """
+    command = [sys.executable, "-m", *arguments]
+    with subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True) as process:  # noqa: S603 - own command
+        try:
+            return process.wait(longest)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def list_arguments(piece: Piece, options: argparse.Namespace) -> list[str]:
+    """Returns the arguments of a piece's command after `python -m`."""
+    return piece.arguments.format(output=options.output).replace("TEACHER", options.model).split()
 
 
 def build_page(results: Iterable[Result], output: Path) -> str:

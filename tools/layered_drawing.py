@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 208, 78  # of a box
-GAP, FLOOR, MARGIN = 16, 38, 12  # between boxes of a floor, between floors, around everything
-LANE = 12  # width of an arrow that passes a floor
+GAP, LAYER_GAP, MARGIN = 16, 38, 12  # between boxes of a layer, between layers, around everything
+LANE = 12  # width of an arrow that passes a layer
 SWEEPS = 12
 COLUMNS = 36  # characters per line of a box's text
 LINES = 4
@@ -36,17 +36,17 @@ def draw(boxes: Sequence[Box], arrows: Graph) -> str:
     """Returns the SVG text; the same graph gives the same text.
 
     Args:
-        boxes: All boxes, in the order in which boxes of a floor are placed at first.
+        boxes: All boxes, in the order in which boxes of a layer are placed at first.
         arrows: Arrows from each box; arrows that follow from others are left out.
     """
     by_name = {box.name: box for box in boxes}
     reduced = without_shortcuts({box.name: arrows.get(box.name, ()) for box in boxes})
-    floors, lanes = list_floors(reduced)
+    layers, lanes = list_layers(reduced)
     for number in range(SWEEPS):
-        sort_floors(floors, lanes, downward=number % 2 == 0)
-    positions = place_boxes(floors, by_name)
+        sort_layers(layers, lanes, downward=number % 2 == 0)
+    positions = place_boxes(layers, by_name)
     width = max(x + measure_box(name, by_name)[0] for name, (x, _) in positions.items()) + MARGIN
-    height = MARGIN * 2 + len(floors) * HEIGHT + (len(floors) - 1) * FLOOR
+    height = MARGIN * 2 + len(layers) * HEIGHT + (len(layers) - 1) * LAYER_GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-family="sans-serif">',
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
@@ -74,10 +74,10 @@ def without_shortcuts(arrows: Graph) -> dict[str, list[str]]:
     }
 
 
-def list_floors(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the floors from top to bottom, and the lanes of the arrows: each a chain of names from floor to floor.
+def list_layers(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the layers from top to bottom, and the lanes of the arrows: each a chain of names from layer to layer.
 
-    A box stands on the lowest floor below all boxes whose arrows lead to it.
+    A box is in the highest layer that is below all boxes whose arrows lead to it.
     """
     above: dict[str, list[str]] = {name: [] for name in arrows}
     for name, others in arrows.items():
@@ -85,38 +85,38 @@ def list_floors(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
             above[other].append(name)
     depth: dict[str, int] = {}
 
-    def floor(name: str) -> int:
+    def measure_depth(name: str) -> int:
         if name not in depth:
-            depth[name] = 1 + max((floor(other) for other in above[name]), default=-1)
+            depth[name] = 1 + max((measure_depth(other) for other in above[name]), default=-1)
         return depth[name]
 
-    floors: list[list[str]] = [[] for _ in range(1 + max(map(floor, arrows)))]
+    layers: list[list[str]] = [[] for _ in range(1 + max(map(measure_depth, arrows)))]
     for name in arrows:
-        floors[floor(name)].append(name)
+        layers[measure_depth(name)].append(name)
     lanes = []
     for name, others in arrows.items():
         for other in others:
             passed = [f"{name} > {other} {number}" for number in range(depth[name] + 1, depth[other])]
             for number, lane in enumerate(passed, depth[name] + 1):
-                floors[number].append(lane)
+                layers[number].append(lane)
             lanes.append([name, *passed, other])
-    return floors, lanes
+    return layers, lanes
 
 
-def sort_floors(floors: list[list[str]], lanes: Sequence[Sequence[str]], *, downward: bool) -> None:
-    """Moves each box of a floor towards the mean position of the boxes that it is joined to on the floor before."""
+def sort_layers(layers: list[list[str]], lanes: Sequence[Sequence[str]], *, downward: bool) -> None:
+    """Moves each box of a layer towards the mean position of the boxes that it is joined to in the layer before."""
     joined: dict[str, list[str]] = {}
     for lane in lanes:
         for upper, lower in zip(lane, lane[1:], strict=False):
             first, second = (lower, upper) if downward else (upper, lower)
             joined.setdefault(first, []).append(second)
-    for floor in floors if downward else floors[::-1]:
-        share = {name: (position + 0.5) / len(each) for each in floors for position, name in enumerate(each)}
+    for layer in layers if downward else layers[::-1]:
+        share = {name: (position + 0.5) / len(each) for each in layers for position, name in enumerate(each)}
         wanted = {
             name: sum(share[other] for other in others) / len(others) if (others := joined.get(name)) else share[name]
-            for name in floor
+            for name in layer
         }
-        floor.sort(key=lambda name: wanted[name])
+        layer.sort(key=lambda name: wanted[name])
 
 
 def measure_box(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
@@ -124,14 +124,14 @@ def measure_box(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
     return (WIDTH if name in boxes else LANE), HEIGHT
 
 
-def place_boxes(floors: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict[str, tuple[float, int]]:
-    """Returns name -> left upper corner; every floor is centred."""
-    widths = [sum(measure_box(name, boxes)[0] for name in floor) + GAP * (len(floor) - 1) for floor in floors]
+def place_boxes(layers: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict[str, tuple[float, int]]:
+    """Returns name -> left upper corner; every layer is centred."""
+    widths = [sum(measure_box(name, boxes)[0] for name in layer) + GAP * (len(layer) - 1) for layer in layers]
     positions = {}
-    for number, (floor, width) in enumerate(zip(floors, widths, strict=True)):
+    for number, (layer, width) in enumerate(zip(layers, widths, strict=True)):
         x = MARGIN + (max(widths) - width) / 2
-        for name in floor:
-            positions[name] = (x, MARGIN + number * (HEIGHT + FLOOR))
+        for name in layer:
+            positions[name] = (x, MARGIN + number * (HEIGHT + LAYER_GAP))
             x += measure_box(name, boxes)[0] + GAP
     return positions
 

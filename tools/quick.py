@@ -1,4 +1,4 @@
-"""Lints, type-checks and runs the unit tests of what changed since a commit, for `make quick`.
+"""Lints, type-checks and runs the quick tests of what changed since a commit, for `make quick`.
 
 python tools/quick.py [COMMIT]     COMMIT is HEAD by default: what isn't committed yet
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("distill", "compress", "pipelines")
+TEST_FOLDERS = {"tools": "tests/unit/tools", "benchmarks": "tests/integration/benchmarks"}  # of code beside them
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     run_tool("ruff", "check", *python)
     run_tool("ruff", "format", "--check", *python)
     run_tool("mypy")
-    print(f"quick: {len(tests)} files of unit tests")
+    print(f"quick: {len(tests)} files of tests")
     if tests:
         run_tool("pytest", "-q", *tests)
 
@@ -35,16 +36,28 @@ def list_changes(commit: str) -> list[str]:
 
 
 def select_tests(files: list[str]) -> list[str]:
-    """Returns changed unit tests, and those of the packages of changed modules: `tests/unit` mirrors the packages."""
+    """Returns the changed tests and those of changed modules: `tests/unit` mirrors the packages.
+
+    All tests of the tools or of the benchmarks are returned if one of these changed; pytest leaves out slow ones.
+    """
     tests: set[str] = set()
     for name in files:
         path = Path(name)
-        if path.parts[:2] == ("tests", "unit") and path.name.startswith("test_") and (ROOT / path).is_file():
+        if is_quick_test(path):
             tests.add(name)
+        elif path.parts[0] in TEST_FOLDERS:
+            folder = ROOT / TEST_FOLDERS[path.parts[0]]
+            tests |= {str(test.relative_to(ROOT)) for test in folder.glob("test_*.py")}
         elif path.parts[0] in PACKAGES and path.suffix == ".py":
             tests |= {str(test.relative_to(ROOT)) for test in find_tests(path.parent)}
             tests.add("tests/unit/test_package_boundaries.py")
     return sorted(tests)
+
+
+def is_quick_test(path: Path) -> bool:
+    """Returns whether a path is an existing file of tests that run in `make quick`."""
+    is_listed = any(path.is_relative_to(folder) for folder in ("tests/unit", *TEST_FOLDERS.values()))
+    return is_listed and path.name.startswith("test_") and (ROOT / path).is_file()
 
 
 def find_tests(package: Path) -> list[Path]:

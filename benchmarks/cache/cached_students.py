@@ -7,9 +7,9 @@ All students are trained on the same blocks of the small language model's traini
 targets differ: the teacher's whole distribution (`dense`), sampled or top-k signals from a cache, or the next tokens
 (`labels`). A student has the teacher's embeddings and output head, frozen or not, and layers of its own that the seed
 initializes. Printed are mean and standard deviation over the seeds of the cross-entropy on unseen blocks and of the KL
-divergence from the teacher there, in nats per token, and the seconds of training. The floors are the `dense` students:
-a cache can't train better ones than the teacher itself. Runs that are already in the output's results.jsonl aren't
-repeated, so targets, seeds and steps can be passed in several calls.
+divergence from the teacher there, in nats per token. The `dense` students are the baseline: a cache can't train better
+ones than the teacher itself. Runs that are already in the output's results.jsonl aren't repeated, so targets, seeds and
+steps can be passed in several calls.
 """
 
 import argparse
@@ -59,7 +59,6 @@ class Result(TypedDict):
     steps: int
     dev_nats: float
     dev_kl: float
-    seconds: float
     trained: int
 
 
@@ -125,7 +124,7 @@ class Experiment:
         loss = LossConfig(kl=0, ce=1) if targets == "labels" else LossConfig(kl=1, temperature=1)
         modules = [DistillationModule(self.build_student(seed), loss=loss, train=TrainConfig()) for seed in seeds]
         batches = TrainBatches(self.data, BATCH, 0, seed=0, signals=signals)
-        seconds = train_modules(modules, batches, self.options.steps, targets, self.console)
+        train_modules(modules, batches, self.options.steps, targets, self.console)
         return [
             {
                 "targets": targets,
@@ -133,7 +132,6 @@ class Experiment:
                 "steps": self.options.steps,
                 "dev_nats": measure_nats(module.student, self.dev),
                 "dev_kl": measure_kl(module.student, self.teacher, self.dev),
-                "seconds": seconds / len(seeds),
                 "trained": module.student.num_parameters(only_trainable=True),
             }
             for seed, module in zip(seeds, modules, strict=True)
@@ -186,8 +184,8 @@ def train_modules(
     label: str,
     console: Console,
     learning_rate: float = LEARNING_RATE,
-) -> float:
-    """Trains modules with AdamW as `train_with` does; returns the seconds."""
+) -> None:
+    """Trains modules with AdamW as `train_with` does."""
     optimizers: list[Optimizer] = [
         torch.optim.AdamW(
             [parameter for parameter in module.parameters() if parameter.requires_grad],
@@ -195,7 +193,7 @@ def train_modules(
         )
         for module in modules
     ]  # fmt: skip
-    return train_with(optimizers, modules, batches, steps, label, console)
+    train_with(optimizers, modules, batches, steps, label, console)
 
 
 def train_with(
@@ -251,13 +249,9 @@ def print_table(console: Console, results: list[Result], steps: int) -> None:
     for targets in TARGETS:
         matching = [line for line in results if (line["targets"], line["steps"]) == (targets, steps)]
         if matching:
-            columns = (
-                [line["dev_nats"] for line in matching],
-                [line["dev_kl"] for line in matching],
-                [line["seconds"] for line in matching],
-            )
+            columns = [line["dev_nats"] for line in matching], [line["dev_kl"] for line in matching]
             rows.append((targets, str(len(matching)), *(format_spread(values, ".4f") for values in columns)))
-    header = ("targets", "seeds", "nats per token", "KL from the teacher", "seconds")
+    header = ("targets", "seeds", "nats per token", "KL from the teacher")
     console.table(f"Students after {steps} steps, on unseen text", header, rows)
 
 

@@ -5,8 +5,8 @@
 The samples are synthetic, two numbers each, written by the same writer as any cache. Printed are: the time to write the
 cache; the median time to open it in a fresh process, with its files in the page cache; the bytes of the index per
 sample, and its size if every page of it were resident; and the time to find a sample's location and to read, check and
-decode its record, per sample of a batch of 32. Every sample that is read is compared with what was written. The floor
-of the index is 16 bytes per sample: a hash and a location.
+decode its record, per sample of a batch of 32. Every sample that is read is compared with what was written. The
+index needs at least 16 bytes per sample: a hash and a location.
 """
 
 import argparse

@@ -8,9 +8,9 @@ Zipf's law with exponent 1, shuffled once, and tilted at each position by Gaussi
 like those of a language model. Printed per signal: ids per position; bytes per token of all files of the cache (the
 share of the frequency tables falls with more tokens); the angle in degrees between the gradients of a student of half
 depth on the cached and on the complete distributions; the KL divergence of one draw in nats; and the bias, the L1
-distance between the mean target over 1,024 draws and the distribution. The floor of the size is the entropy of the ids
-under their frequencies, less the order within a set, plus that of the counts: no code with this model of the signal can
-be smaller.
+distance between the mean target over 1,024 draws and the distribution. The lower bound of the size is the entropy of
+the ids under their frequencies, less the order within a set, plus that of the counts: no code with this model of the
+signal can be smaller.
 """
 
 import argparse
@@ -40,7 +40,7 @@ BIAS_DRAWS = 1024  # draws per position whose mean shows the bias
 BINS = 16
 ENTROPY_SAMPLES, BATCH = 256, 8
 HEADER = (
-    "signal", "ids per position", "bytes per token", "floor", "angle, degrees", "KL, nats",
+    "signal", "ids per position", "bytes per token", "lower bound", "angle, degrees", "KL, nats",
     f"bias, L1 ({BIAS_DRAWS} draws)",
 )  # fmt: skip
 
@@ -128,14 +128,14 @@ def measure_signal(source: Source, signal: Sampled | TopK, batches: int) -> tupl
         write_cache(folder, identity, source.samples, source.teacher, on_progress=advance)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / source.tokens
         reader = CacheReader(folder)
-        ids, floor = measure_entropy(source, signal)
+        ids, bound = measure_entropy(source, signal)
         kl, bias = measure_distances(source, signal, reader)
         angle = source.measure_angle(reader, batches)
         return (
             str(signal).replace(f"width={source.width}, ", ""),
             f"{ids:.2f}",
             f"{size:.2f}",
-            f"{floor:.2f}",
+            f"{bound:.2f}",
             "no student" if np.isnan(angle) else f"{angle:.2f}",
             f"{kl:.4f}",
             f"{bias:.4f}",

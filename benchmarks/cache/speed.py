@@ -10,7 +10,7 @@ Measured on blocks of 256 tokens of the small language model's training text (of
 - writing a cache, one call of `write_cache` from planning to the last file on disk.
 
 Printed are the tokens per second of each, and ratios: of the steps, of reading to what training consumes, and of
-writing to its floor, the time of the teacher's own forward passes within the same call.
+writing to its lower bound, the time of the teacher's own forward passes within the same call.
 """
 
 import argparse
@@ -120,13 +120,24 @@ def main() -> None:
         ("teacher's forward pass", f"{forward_rate:,.0f} tokens/s", ""),
         ("writing", f"{forward_rate / writing_ratio:,.0f} tokens/s", f"{writing_ratio:.3f}x the time of the forward"),
     ]
-    console.table(f"{signal}, vocabulary of {width:,} tokens", ("operation", "rate", "ratio"), rows)
+    title = f"{describe_model(options)}: {signal}, vocabulary of {width:,} tokens"
+    console.table(title, ("operation", "rate", "ratio"), rows)
     console.say(f"{describe_setup()}, {options.device}, {options.threads} threads")
+
+
+def has_model(folder: Path) -> bool:
+    """Returns whether there is a small language model in a folder."""
+    return (folder / "model").is_dir()
+
+
+def describe_model(options: argparse.Namespace) -> str:
+    """Returns the measured model: its folder, or the sizes of one with random weights."""
+    return options.lm if has_model(Path(options.lm)) else f"random weights, {options.layers} x {options.width}"
 
 
 def load_model(folder: Path, *, layers: int = 6, width: int = 256) -> LlamaForCausalLM:
     """Returns the model of a folder, or one of these sizes with random weights."""
-    if (folder / "model").is_dir():
+    if has_model(folder):
         model = LlamaForCausalLM.from_pretrained(folder / "model")
     else:
         config = LlamaConfig(

@@ -9,7 +9,7 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS
 
 
 def run_command(module: str, *arguments: str) -> None:
-    """Runs `python -m pipelines.MODULE WORDS`; of a repeated flag, the last one applies.
+    """Runs `python -m pipelines.MODULE ARGUMENTS`; of a repeated flag, the last one applies.
 
     Raises:
         subprocess.CalledProcessError: The command failed, after it printed why.

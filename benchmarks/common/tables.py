@@ -31,6 +31,11 @@ def read_table(folder: Path, split: str) -> list[dict[str, Any]]:
     return rows
 
 
+def find_table(folder: Path, *splits: str) -> list[dict[str, Any]] | None:
+    """Returns the rows of the first of these splits that has a file; None if none has."""
+    return next((read_table(folder, split) for split in splits if any(folder.glob(f"{split}.*"))), None)
+
+
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows as lines of JSON."""
     file.parent.mkdir(parents=True, exist_ok=True)

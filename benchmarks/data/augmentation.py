@@ -5,7 +5,7 @@
     python -m benchmarks.data.augmentation --data btc_ner/ --task token-classification --output runs/augmentation-btc
 
 The teacher is MiniLM, trained on the few labelled rows. Students have four layers of half its width and learn from its
-answers only; all visit the same number of rows, so one without synthetic rows is trained for more epochs. The first
+answers only; all see the same number of samples, so one without synthetic rows is trained for more epochs. The first
 seed is trained at each rate, the others at the rate with its best validation score. Printed are the test score, its
 spread over the seeds, the gain over no augmentation seed by seed, and what it cost. Finished trainings are kept. Calls
 with different `--only` can run side by side in folders of their own; a call in a folder with all lines of their
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=0, help="labelled rows of each class")
     parser.add_argument("--rows", type=int, default=1000, help="labelled rows, without --per-class")
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--visits", type=int, default=100_000, help="rows that every training visits")
+    parser.add_argument("--visits", type=int, default=100_000, help="samples that every training sees")
     parser.add_argument("--teacher-epochs", type=int, default=10)
     parser.add_argument("--student", default=STUDENT)
     parser.add_argument("--masked", default="", help="folder of a masked language model, for that kind")

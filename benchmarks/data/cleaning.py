@@ -119,7 +119,7 @@ def score_changes(
     damaged: Sequence[DamagedRow], final: Sequence[tuple[str | None, Sequence[str]]]
 ) -> list[tuple[str, str, str, str]]:
     """Returns (type of damage, recall, precision, how many there were) for rows as `follow_texts` returns them."""
-    typos, typo_changes, miscoded, code_changes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    typos, typo_changes, wrongly_decoded, code_changes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     labels, label_drops, copies, copy_drops = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     sources = Counter(row.source for row in damaged if row.is_copy)
     for row, (text, why) in zip(damaged, final, strict=True):
@@ -127,14 +127,14 @@ def score_changes(
             typos["repaired" if text is None or _count(text, right) >= _count(row.original, right) else wrong] += 1
         if text is not None:
             before, after = WORD.findall(row.text), WORD.findall(text)
-            if len(before) == len(after) and not row.is_miscoded:
+            if len(before) == len(after) and not row.is_wrongly_decoded:
                 for one, two, right in zip(before, after, WORD.findall(row.original), strict=False):
                     if one != two:
                         typo_changes["right" if two.lower() == right.lower() else "wrong"] += 1
-        if row.is_miscoded:
-            miscoded["repaired" if text is None or "â€" not in text else "left"] += 1
+        if row.is_wrongly_decoded:
+            wrongly_decoded["repaired" if text is None or "â€" not in text else "left"] += 1
         if "encoding" in why:
-            code_changes["right" if row.is_miscoded else "wrong"] += 1
+            code_changes["right" if row.is_wrongly_decoded else "wrong"] += 1
         if row.is_mislabelled:
             labels["repaired" if text is None or "labels" in why else "left"] += 1
         if "labels" in why:
@@ -148,7 +148,7 @@ def score_changes(
             copies["repaired" if row.source in dropped else "left"] += 1
     return [
         _describe("typos", typos, typo_changes),
-        _describe("wrong encodings", miscoded, code_changes),
+        _describe("wrong encodings", wrongly_decoded, code_changes),
         _describe("near duplicates", copies, copy_drops),
         _describe("wrong labels", labels, label_drops),
     ]

@@ -3,8 +3,8 @@
     python -m benchmarks.data.cleaning_speed --data examples/data/banking77 --rows 1000000
 
 Rows are made of the words of a data set's rows, with typing errors in some and a near copy of every twentieth. Each
-list of steps is applied in a process of its own, as the clean stage applies it; printed are its time, the memory that
-it took beyond the rows themselves, and how many rows it changed or dropped.
+list of steps is applied in a process of its own, as the clean stage applies it; printed are its time, the peak memory
+of that process beyond the rows themselves plus that of its largest worker, and how many rows it changed or dropped.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _COPIED_EVERY, _MISTYPED_EVERY = 20, 5
 
 
 class Cost(NamedTuple):
-    """What cleaning took: seconds, bytes beyond the rows, and rows that were changed or dropped."""
+    """What cleaning took: seconds, bytes beyond the rows and of the largest worker, and rows changed or dropped."""
 
     seconds: float
     extra: int
@@ -57,7 +57,7 @@ def main() -> None:
             cost = pool.submit(clean_rows_once, texts, options.rows, steps).result()
         table.append((steps, f"{cost.seconds:.0f}", f"{cost.extra / 2**20:,.0f}", f"{cost.rows:,}"))
         print(table[-1], flush=True)
-    header = ("steps", "seconds", "MiB beyond the rows", "changed or dropped")
+    header = ("steps", "seconds", "MiB beyond the rows, with the largest worker", "changed or dropped")
     Console().table(f"Cleaning {options.rows:,} rows, {find_processor()}", header, table)
 
 
@@ -97,6 +97,7 @@ def clean_rows_once(texts: list[str], count: int, steps: str) -> Cost:
 
 
 def _peak_bytes() -> int:
+    """Returns the peak of this process plus that of its largest ended child, the only one that the system reports."""
     parent, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return 1024 * (parent + children)
 

@@ -39,7 +39,7 @@ class DamagedRow:
         source: Number of the clean row that it was made from.
         is_copy: Whether it was added beside that row.
         is_mislabelled: Whether the label is wrong.
-        is_miscoded: Whether it was decoded in the wrong encoding.
+        is_wrongly_decoded: Whether it was decoded in the wrong encoding.
         typos: Word as it should be -> as it is, in the order of the text.
     """
 
@@ -49,7 +49,7 @@ class DamagedRow:
     source: int
     is_copy: bool = False
     is_mislabelled: bool = False
-    is_miscoded: bool = False
+    is_wrongly_decoded: bool = False
     typos: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -73,7 +73,8 @@ def damage_rows(texts: Sequence[str], labels: Sequence[str], shares: Shares, see
     for row in rng.sample(rows, round(shares.labels * len(rows))):
         row.label, row.is_mislabelled = rng.choice([name for name in names if name != row.label]), True
     for row in rng.sample(rows, round(shares.encodings * len(rows))):
-        row.original, row.text, row.is_miscoded = add_typography(row.original), miscode(add_typography(row.text)), True
+        row.original, row.text = add_typography(row.original), decode_wrongly(add_typography(row.text))
+        row.is_wrongly_decoded = True
     rng.shuffle(rows)
     return rows
 
@@ -90,6 +91,6 @@ def add_typography(text: str) -> str:
     return text.replace("'", "’") if "'" in text else f"{text}…"
 
 
-def miscode(text: str) -> str:
+def decode_wrongly(text: str) -> str:
     """Returns the text as it looks if its UTF-8 is taken for Windows-1252."""
     return text.encode("utf-8").decode("cp1252", errors="replace")

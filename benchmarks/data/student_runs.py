@@ -64,7 +64,9 @@ class StudentRuns:
         self.output, self.arguments, self.batch = output, arguments, batch
         self.results: Results[StudentResult] = Results(output)
 
-    def train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
+    def train(
+        self, variant: str, more: Sequence[str], rate: float, seed: int, samples_seen: int | None
+    ) -> StudentResult:
         """Returns the result of a training, which is run if it isn't known.
 
         Args:
@@ -72,27 +74,29 @@ class StudentRuns:
             more: The settings.
             rate: Learning rate.
             seed: Seed.
-            visits: Rows that the training visits, epochs times rows, as nearly as whole epochs can; at least one epoch.
-                None trains for the epochs of the settings.
+            samples_seen: Epochs times rows of the training, as nearly as whole epochs can; at least one epoch. None
+                trains for the epochs of the settings.
         """
         known = self.results.find(variant=variant, rate=rate, seed=seed)
-        return known or self.results.add(self._train(variant, more, rate, seed, visits))
+        return known or self.results.add(self._train(variant, more, rate, seed, samples_seen))
 
-    def _train(self, variant: str, more: Sequence[str], rate: float, seed: int, visits: int | None) -> StudentResult:
+    def _train(
+        self, variant: str, more: Sequence[str], rate: float, seed: int, samples_seen: int | None
+    ) -> StudentResult:
         arguments = [*self.arguments, *more, f"--output={self.output / 'runs'}", f"--seed={seed}"]
         plan = read_plan([*arguments, f"--learning_rate={rate}", "--until=cache"])
         stages, _ = run_stages(self.open_run(plan), plan)
         splits = read_data(stages["data"])
         rows = len(splits.train) + len(splits.unlabelled) * plan.settings.loss.needs_teacher
-        epochs = max(1, round(visits / rows)) if visits else plan.settings.train.epochs
+        epochs = max(1, round(samples_seen / rows)) if samples_seen else plan.settings.train.epochs
         settings = replace(plan.settings, until="distill", train=replace(plan.settings.train, epochs=epochs))
         plan = replace(plan, settings=settings)
         stages, _ = run_stages(self.open_run(plan), plan)
         metrics = stages["distill"].manifest
         return StudentResult(
             variant=variant, rate=rate, seed=seed, validation=float(metrics["metrics"]["val/score"]),
-            test=self.score(stages["distill"].folder / MODEL, stages), rows=rows, steps=epochs * -(-rows // self.batch),
-            seconds=float(metrics["wall_seconds"]),
+            test=self.score(stages["distill"].folder / MODEL, stages, plan.settings.data.max_length), rows=rows,
+            steps=epochs * -(-rows // self.batch), seconds=float(metrics["wall_seconds"]),
             data_seconds=sum(float(stages[name].manifest["wall_seconds"]) for name in _DATA_STAGES if name in stages),
         )  # fmt: skip
 
@@ -100,13 +104,13 @@ class StudentRuns:
         """Returns the run of a plan in the folder."""
         return Run(Path(plan.settings.output), plan.settings.seed, Console(quiet=True))
 
-    def score(self, model: Path, stages: Mapping[str, Any]) -> float:
-        """Returns a model's score on the test split, by the task's own metric."""
+    def score(self, model: Path, stages: Mapping[str, Any], max_length: int) -> float:
+        """Returns a model's score on the test split, by the task's own metric; texts are cut to `max_length` tokens."""
         from distill.checkpoint.tokenizer import load_tokenizer
 
         splits, task, tokenizer = read_data(stages["data"]), read_task(stages["data"]), load_tokenizer(model)
         task.configure_tokenizer(tokenizer, model)
-        student, rows = task.load(str(model), 0).eval(), task.encode(tokenizer, splits.test, 128)
+        student, rows = task.load(str(model), 0).eval(), task.encode(tokenizer, splits.test, max_length)
         scorer, batches = task.scorer(rows), EvalBatches(rows, 64, int(tokenizer.pad_token_id or 0))
         with torch.no_grad():
             for numbers, batch in zip(batches.order, batches, strict=True):
@@ -118,12 +122,12 @@ class StudentRuns:
         variants: Mapping[str, Sequence[str]],
         rates: Sequence[float],
         seeds: Sequence[int],
-        visits: Mapping[str, int | None],
+        samples_seen: Mapping[str, int | None],
     ) -> None:
         """Trains every variant: the first seed at each rate, the others at the best by its validation score."""
         for variant, more in variants.items():
             try:
-                train = partial(self.train, variant, more, visits=visits[variant])
+                train = partial(self.train, variant, more, samples_seen=samples_seen[variant])
                 train_at_best(train, rates, seeds, lambda result: result["validation"])
             except InputError as error:
                 print(f"{variant}: {error}", flush=True)

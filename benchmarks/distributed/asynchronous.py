@@ -8,7 +8,8 @@ step; local SGD, DiLoCo and streaming DiLoCo, averaged every `--every` steps; an
 multiples of the usual learning rate; the first seed's validation score chooses, and the other seeds train at the chosen
 rate. The first seed trains once more, with one of the two processes slowed down `--slow` times, by sleeping. Printed
 are the mean and the standard deviation of the test score over the seeds, what each replica sent, and the seconds of the
-first seed's trainings with equal and with unequal processes. Finished trainings are kept in the output's results.jsonl.
+first seed's trainings with equal and with unequal processes, from the start of training to its end and without
+validation. Finished trainings are kept in the output's results.jsonl. Replicas run on the CPU only.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypedDict
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks.common.rate_search import train_at_best
@@ -32,7 +34,7 @@ from distill.train.optimizer_kinds import ADAMW_RATE
 from pipelines.runs.console import Console
 from pipelines.runs.replicas.hogwild import SharedWeights
 from pipelines.runs.replicas.replica import Outcome, Replica, load_result
-from pipelines.runs.trainer import validate_module
+from pipelines.runs.trainer import fit_module, validate_module
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
 from pipelines.settings.outer_config import OuterConfig
@@ -79,6 +81,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=20, help="steps between two averagings")
     parser.add_argument("--slow", type=float, default=3.0, help="how many times slower the slowed process is")
     options = parser.parse_args()
+    if options.accelerator != "cpu":
+        parser.error(f"--accelerator: expected cpu, which replicas train on, found {options.accelerator}")
     check_settings(options.output, options, free=("methods", "seeds"))
     torch.set_num_threads(options.threads)
     comparison = Comparison(options)
@@ -121,8 +125,7 @@ class Comparison:
         case, kind = {"method": method, "factor": factor, "seed": seed, "slow": slow}, METHODS[method]
         with TemporaryDirectory() as directory:
             if kind is None:
-                fitted = self.experiment.fit(train, seed, Path(directory))
-                return Result(**case, **fitted._asdict(), sent_bytes=0)  # type: ignore[typeddict-item]
+                return Result(**case, **train_alone(self.experiment, train, seed, Path(directory)))  # type: ignore[typeddict-item]
             outer = OuterConfig(**({"every": self.options.every} | dict(kind.outer)))
             if kind.strategy == "hogwild":
                 outer = OuterConfig()
@@ -133,6 +136,35 @@ class Comparison:
         """Returns the machine settings of two replicas."""
         threads = self.options.threads
         return MachineConfig(accelerator="cpu", precision="32", threads=threads, devices=2, strategy=strategy)
+
+
+def train_alone(experiment: Experiment, train: TrainConfig, seed: int, folder: Path) -> dict[str, Any]:
+    """Returns scores and seconds of a training on one process, timed as replicas time theirs."""
+    module, data = experiment.build(train, seed)
+    job, clock = experiment.describe_training(train, seed, folder), TrainingClock()
+    fit_module(module, data, folder, job, [clock])
+    metrics = validate_module(module, data, machine=job.machine, precision=job.precision)
+    test = experiment.score(module, data)
+    return {"validation": metrics["val/score"], "test": test, "seconds": clock.seconds, "sent_bytes": 0}
+
+
+class TrainingClock(Callback):
+    """Takes the seconds from the start of training to its end, and leaves out validation, as replicas do."""
+
+    def __init__(self) -> None:
+        self.seconds, self.start = 0.0, 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leaves out validation."""
+        trainer.limit_val_batches = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock."""
+        self.start = time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops the clock."""
+        self.seconds = time.perf_counter() - self.start
 
 
 @dataclasses.dataclass(frozen=True)

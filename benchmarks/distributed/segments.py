@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.memory.activations import LABELS_ONLY, build_decoder, draw_batch, measure_peak
+from benchmarks.memory.activations import LABELS_ONLY, build_decoder, draw_batch, keep_freed_memory, measure_peak
 from compress.measure.memory import return_freed_memory
 from distill.data.batches.segments import cut_segment
 from distill.parallel.apply import apply_layout
@@ -143,6 +143,7 @@ def measure_step(case: Case, layout: Layout) -> Cost:
         parameter.grad = torch.zeros_like(parameter)
     step()
     peak, times = measure_peak(step), []
+    keep_freed_memory()
     for _ in range(case.rounds):
         dist.barrier()
         start = time.perf_counter()

@@ -4,12 +4,12 @@
     python -m benchmarks.distributed.sharded_memory --hidden 256 --layers 4 --processes 2
 
 The data are random tokens, in batches of 4 x 32. Printed per layout are MB per process. Of a teacher: the peak; the
-floor, its share of the weights; and what a process needs in addition, which is measured where nothing is sharded (the
-activations), plus what FSDP gathers at a time: the two largest consecutive groups, each in the buffer that receives it
-and in the weights that it is copied to. Of a student: the memory held after a step; the floor, 16 bytes per parameter
-(weight, gradient and AdamW's two moments in float32) less what the layout shards; and the peak within a step. On a CPU,
-memory is that of the process itself and the pages of the checkpoint that its weights are mapped to; on a GPU, what
-PyTorch allocated.
+lower bound, its share of the weights; and what a process needs in addition, which is measured where nothing is sharded
+(the activations), plus what FSDP gathers at a time: the two largest consecutive groups, each in the buffer that
+receives it and in the weights that it is copied to. Of a student: the memory held after a step; the lower bound, 16
+bytes per parameter (weight, gradient and AdamW's two moments in float32) less what the layout shards; and the peak
+within a step. On a CPU, memory is that of the process itself and the pages of the checkpoint that its weights are
+mapped to; on a GPU, what PyTorch allocated.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main() -> None:
     )
     console.table(
         "Student of the same size in training: MB per process",
-        ("processes", "layout", "held after a step", "floor", "ratio", "peak in a step"),
+        ("processes", "layout", "held after a step", "lower bound", "ratio", "peak in a step"),
         students,
     )
 
@@ -129,8 +129,8 @@ def measure_students(model: Model, counts: list[int]) -> list[tuple[str, ...]]:
             layout = form.format(n=count)
             peaks = run_processes(measure_student, count, model.folder, layout)
             state_bytes, peak = max(each.held_bytes for each in peaks), max(each.peak for each in peaks)
-            floor = count_state_bytes(parse_layout(layout, count), model.weights)
-            figures = format_mb(state_bytes), format_mb(floor), f"{state_bytes / floor:.2f}", format_mb(peak)
+            bound = count_state_bytes(parse_layout(layout, count), model.weights)
+            figures = format_mb(state_bytes), format_mb(bound), f"{state_bytes / bound:.2f}", format_mb(peak)
             rows.append((str(count), layout, *figures))
     return rows
 

@@ -5,12 +5,12 @@
 
 The plain step is timed twice, once with all logits at a time. Printed per mode: the bytes that torch's allocator held
 at most above those before the step (weights and gradients exist already); the most that the process held above what it
-held before, as memory without a file behind it (RssAnon in /proc/self/status, every 2 ms), and in all (VmHWM, where
-the mapped pages of the file for offloaded activations count, although the system can take them back); the time as a
-median of ratios in the same round; and the largest difference of loss and gradients from those of the plain step, with
-dropout, as a share of each tensor's largest value. On a GPU only its allocator's bytes are printed. The floor is the
-input of each layer. Pages of the file that aren't mapped are in no column: they are in the system's cache of files. The
-file is in --folder, which should be on a disk. Step times on a busy machine mean nothing.
+held before, as memory without a file behind it (RssAnon in /proc/self/status, every 2 ms), and in all (VmHWM, where the
+mapped pages of the file for offloaded activations count, although the system can take them back); the time as a median
+of ratios in the same round; and the largest difference of loss and gradients from those of the plain step, with
+dropout, as a share of each tensor's largest value. On a GPU only its allocator's bytes are printed. The lower bound is
+the input of each layer. Pages of the file that aren't mapped are in no column: they are in the system's cache of files.
+The file is in --folder, which should be on a disk. Step times on a busy machine mean nothing.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def main() -> None:
     keep_freed_memory()
     wait = partial(synchronize, device)
     times = time_in_turns(steps, options.rounds, warmup=0, before=wait, after=wait)
-    floor = 4 * options.rows * options.length * options.width * options.layers
+    inputs = 4 * options.rows * options.length * options.width * options.layers
     rows = [
         (mode, f"{peaks[mode] / 1e6:.0f}", f"{peaks[mode] / peaks['none']:.2f}",
          *(f"{each / 1e6:.0f}" for each in resident[mode] if not on_gpu),
@@ -91,7 +91,7 @@ def main() -> None:
     header = ("checkpointing", "extra MB", "ratio to none", *columns, "time, ratio to none", "difference of gradients")
     sizes = f"{options.rows} x {options.length} tokens"
     console.table(f"Decoder of {parameters / 1e6:.0f}M parameters, {sizes}", header, rows)
-    console.say(f"Inputs of all layers: {floor / 1e6:.0f} MB")
+    console.say(f"Inputs of all layers: {inputs / 1e6:.0f} MB")
 
 
 def build_decoder(width: int, layers: int, vocabulary: int, dropout: float) -> LlamaForCausalLM:

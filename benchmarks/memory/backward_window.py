@@ -7,9 +7,9 @@ The loss is that of the labels, in blocks of logits. Printed for each length and
 bytes that torch's allocator held at most above those before the step (weights and gradients exist already), their
 share of the whole document's, and the time for each token, in microseconds and as a median of ratios to the whole
 document's in the same round. Windows at least as long as the document are left out: they are the whole document. The
-step of a whole document is skipped above --longest tokens, where its memory is more than a machine has; shares are then
-of nothing. The keys and values of all tokens are the floor: 2 x layers x tokens x width of the keys. Step times on a
-busy machine mean nothing.
+step of a whole document is skipped above --longest tokens, where its memory is more than a machine has; the columns of
+ratios are then empty. A window needs at least the keys and values of all tokens: 2 x layers x tokens x width of the
+keys. Step times on a busy machine mean nothing.
 """
 
 import argparse

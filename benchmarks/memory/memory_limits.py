@@ -3,10 +3,11 @@
     python -m benchmarks.memory.memory_limits  # 20 limits; an encoder of 4 layers, batches of 64 x 120
     python -m benchmarks.memory.memory_limits --limits 2 --batches 4
 
-The plain peak is that of the training with whole batches, the floor that with a row at a time, both above what the
+The plain peak is that of the training with whole batches, the smallest that with a row at a time, both above what the
 process has mapped when the training starts. Each limit is set before `batch_size: auto` probes the longest rows, and
-lowered again in the middle of the training in every second run, to a value between the floor and itself. Printed per
-limit: whether the training ended, the micro-batches at the end, and the largest difference to the plain run's losses.
+lowered again in the middle of the training in every second run, to a value between the smallest peak and itself.
+Printed per limit: whether the training ended or ran out of memory, the micro-batches at the end, and the largest
+difference to the plain run's losses. A training that fails in another way ends the benchmark with its error.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from distill.losses.config import LossConfig
 from distill.tasks.text_classification import TextClassification
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
+from distill.train.steps.micro_batches import is_out_of_memory
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import LOGS, SCRATCH
 from pipelines.runs.trainer import fit_module
@@ -75,16 +77,16 @@ def main() -> None:
         print(json.dumps(vars(train_under_limits(**json.loads(options.worker)))))
         return
     plain = run_worker(options.batches, "whole")
-    floor = run_worker(options.batches, "rows")
+    smallest = run_worker(options.batches, "rows")
     assert plain is not None
-    assert floor is not None
+    assert smallest is not None
     console, draw = Console(), np.random.default_rng(options.seed)
-    console.say(f"plain: {plain.peak / 1e6:.0f} MB above the start, a row at a time: {floor.peak / 1e6:.0f} MB")
+    console.say(f"plain: {plain.peak / 1e6:.0f} MB above the start, a row at a time: {smallest.peak / 1e6:.0f} MB")
     rows = []
     for number in range(options.limits):
-        limits = {"-1": int(draw.uniform(1.1 * floor.peak, plain.peak))}
+        limits = {"-1": int(draw.uniform(1.1 * smallest.peak, plain.peak))}
         if number % 2:
-            limits[str(options.batches // 2)] = int(draw.uniform(1.1 * floor.peak, limits["-1"]))
+            limits[str(options.batches // 2)] = int(draw.uniform(1.1 * smallest.peak, limits["-1"]))
         rows.append(describe_outcome(limits, run_worker(options.batches, "auto", limits), plain))
     console.table("Limits above the start", ("MB", "ended", "micro-batches", "largest difference of losses"), rows)
 
@@ -99,11 +101,19 @@ def describe_outcome(limits: dict[str, int], limited: Outcome | None, plain: Out
 
 
 def run_worker(batches: int, split: str, limits: dict[str, int] | None = None) -> Outcome | None:
-    """Returns the outcome of a training in a process of its own; None if it failed."""
+    """Returns the outcome of a training in a process of its own; None if it ran out of memory.
+
+    Raises:
+        RuntimeError: It failed in another way.
+    """
     settings = json.dumps({"batches": batches, "split": split, "limits": limits or {}})
     command = [sys.executable, "-m", "benchmarks.memory.memory_limits", "--worker", settings]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)  # noqa: S603 - own command
-    return Outcome(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+    if done.returncode == 0:
+        return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+    if "MemoryError" in done.stderr or is_out_of_memory(RuntimeError(done.stderr)):
+        return None
+    raise RuntimeError(f"training with {settings} ended with exit code {done.returncode}:\n{done.stderr}")
 
 
 def train_under_limits(batches: int, split: str, limits: dict[str, int]) -> Outcome:

@@ -16,10 +16,9 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+from benchmarks.common.plans import read_plan
 from benchmarks.common.results_folder import check_settings
-from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "examples" / "data" / "banking77"
@@ -103,7 +102,6 @@ def call_worker(kind: str, name: str, options: argparse.Namespace) -> dict[str, 
 def run_worker(kind: str, name: str, options: argparse.Namespace) -> None:
     """Predicts or runs a setting, and writes its bytes and seconds by stage."""
     from pipelines.runs.stage import Run
-    from pipelines.settings.resolve import resolve
     from pipelines.stages.prediction import predict_stages
     from pipelines.stages.run_stages import run_stages
 
@@ -115,7 +113,7 @@ def run_worker(kind: str, name: str, options: argparse.Namespace) -> None:
         f"--student=layers={layers}", "--task=text-classification", "--until=distill", "--precision=32", "--epochs=3",
         f"--threads={options.threads}", "--teacher_train.epochs=2", *SETTINGS[setting],
     ]  # fmt: skip
-    plan = resolve(cli.parse(DistillConfig, arguments, prog="", about="", examples="", short=SHORT_OPTIONS), 1)
+    plan = read_plan(arguments)
     if kind == "predicted":
         costs = {each.stage: (each.peak, each.seconds) for each in predict_stages(plan, Console(quiet=True))[0]}
     else:

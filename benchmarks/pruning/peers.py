@@ -3,8 +3,8 @@
 Torch-Pruning 1.6.1 is used as in its `examples/transformers/prune_hf_bert.py`: `MetaPruner`, L2 magnitude averaged over
 each group, removal of entire heads (`prune_num_heads`, not `prune_head_dims`), one step, and the same ratio for
 channels and heads; sizes are multiples of 8, as its README recommends. The classifier isn't pruned. Units are ranked
-over all layers, as in the example, or within each layer (`even`). The numbers of heads of the modules are corrected
-afterwards, as in the example; transformers 5.23 needs nothing else. For TextBrewer see `textbrewer.py`.
+over all layers, as in the example, or within each layer (`per_layer`). The numbers of heads of the modules are
+corrected afterwards, as in the example; transformers 5.23 needs nothing else. For TextBrewer see `textbrewer.py`.
 """
 
 import copy
@@ -59,7 +59,7 @@ LABELS = LossConfig(kl=0.0, ce=1.0)
 Size: TypeAlias = JsonObject  # keyword arguments that define a student's size in one of the methods
 
 
-def prune_with_torch_pruning(teacher: PreTrainedModel, ratio: float, *, even: bool) -> PreTrainedModel:
+def prune_with_torch_pruning(teacher: PreTrainedModel, ratio: float, *, per_layer: bool) -> PreTrainedModel:
     """Returns a copy of the teacher without `ratio` of its channels and heads, those with the smallest weights."""
     import torch_pruning
 
@@ -76,7 +76,7 @@ def prune_with_torch_pruning(teacher: PreTrainedModel, ratio: float, *, even: bo
             model,
             inputs,
             importance=torch_pruning.importance.MagnitudeImportance(p=2, group_reduction="mean"),
-            global_pruning=not even,
+            global_pruning=not per_layer,
             pruning_ratio=ratio,
             head_pruning_ratio=ratio,
             num_heads=heads,
@@ -233,7 +233,7 @@ def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path
 def train_torch_pruning(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
     """Trains a student that Torch-Pruning pruned."""
     student = prune_with_torch_pruning(setup.load_teacher(), **size)
-    label = f"ratio {size['ratio']:.3f}, {'even' if size['even'] else 'global'}"
+    label = f"ratio {size['ratio']:.3f}, {'per layer' if size['per_layer'] else 'global'}"
     train = setup.train_config(rate)
     return time_training(setup, student, label, lambda: setup.distill(student, train, folder, "torch-pruning"))
 

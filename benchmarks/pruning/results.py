@@ -38,7 +38,7 @@ class TriedStudent(StudentResult):
     """A student, its folder, and whether it is one of those that are compared."""
 
     folder: str
-    taken: bool
+    selected: bool
 
 
 class MeasuredStudent(TriedStudent):

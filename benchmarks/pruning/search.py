@@ -154,16 +154,16 @@ class SizeSearch:
         """Returns Torch-Pruning's smallest ratios that are fast enough, ranked over all layers and within each."""
         teacher = self.setup.load_teacher()
         sizes: list[Size] = []
-        for even in (False, True):
+        for per_layer in (False, True):
             speedups: dict[str, float] = {}
 
-            def measure(ratio: float, even: bool = even, speedups: dict[str, float] = speedups) -> float:
-                pruned = prune_with_torch_pruning(teacher, ratio, even=even)
+            def measure(ratio: float, per_layer: bool = per_layer, speedups: dict[str, float] = speedups) -> float:
+                pruned = prune_with_torch_pruning(teacher, ratio, per_layer=per_layer)
                 speedup = self._measure_speedups({"student": pruned})["student"]
-                speedups[f"{'even' if even else 'global'} {ratio:.3f}"] = speedup
+                speedups[f"{'per layer' if per_layer else 'global'} {ratio:.3f}"] = speedup
                 return speedup
 
-            sizes.append({"ratio": find_ratio(measure, self.requested), "even": even})
+            sizes.append({"ratio": find_ratio(measure, self.requested), "per_layer": per_layer})
             self._report("torch-pruning", speedups)
         return sizes
 

@@ -24,6 +24,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig
 
 Config = TypeVar("Config")
+RATES = (5e-4, 1e-3)  # learning rates, unless others are set
 
 
 def build_config(options: argparse.Namespace, seed: int) -> DistillConfig:
@@ -38,7 +39,7 @@ def build_config(options: argparse.Namespace, seed: int) -> DistillConfig:
         loss=LossConfig(temperature=options.temperature),
         train=TrainConfig(
             epochs=options.epochs,
-            learning_rate=options.rates[0],
+            learning_rate=(options.rates or RATES)[0],
             batch_size=options.batch_size,
             dropout=0.0,
             freeze_embeddings=True,

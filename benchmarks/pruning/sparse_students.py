@@ -8,14 +8,15 @@ Intel's papers call 1x4. Finished students are kept in the output folder, which 
 
 Printed are each student's share of zeros and test accuracy; and per runtime and student the test accuracy, the median
 latency (10th to 90th percentile) in ms of single texts and of batches of 32, and the speedup over the dense student.
-All students of a runtime alternate in one measurement. The floor is the dense student; its second copy shows the noise.
+All students of a runtime alternate in one measurement. The dense student is the baseline; its second copy shows the
+noise.
 OpenVINO and NNCF are measured if they are installed.
 """
 
 import argparse
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,23 +28,18 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings
+from benchmarks.pruning.logit_check import check_logits
 from benchmarks.pruning.sparse_runtimes import RUNTIMES, LogitsRunner, StudentFiles, UnavailableError, compute_logits
-from benchmarks.training.logit_training import collate_arrays, compute_all_logits, load_targets, take_steps
+from benchmarks.training.logit_experiment import LogitExperiment
+from benchmarks.training.logit_training import collate_arrays, compute_all_logits
 from compress.measure.latency import Latency, TimedInputs, measure_latency
 from compress.sparsity.config import SparsityConfig
 from compress.sparsity.layers import compute_zero_shares
-from compress.sparsity.training import SparseTraining, convert_sparse, prepare_sparse
-from distill.checkpoint.tokenizer import load_tokenizer
+from compress.sparsity.training import SparseTraining, prepare_sparse
 from distill.data.batches.batches import epoch_order
-from distill.data.batches.encode import encode_samples
-from distill.data.config import DataConfig
-from distill.data.splits.labelled import load_splits
 from distill.student.build import build_student
-from distill.tasks.text_classification import TextClassification
-from distill.teacher.fingerprint import freeze
 from distill.train.config import TrainConfig
-from distill.train.optimizer import build_optimizer, set_dropout
-from distill.train.schedule import build_schedule
+from distill.train.optimizer import set_dropout
 from pipelines.runs.console import Console
 
 PATTERNS = {
@@ -53,10 +49,9 @@ PATTERNS = {
     "80% 4x1": SparsityConfig(pattern="4x1", amount=0.8),
 }
 COPY = "dense, second copy"
-TRAINING_BATCH, MAX_LENGTH = 32, 128
+TRAINING_BATCH = 32
 SHAPES = {1: 100, 32: 8}  # rows per batch -> batches measured
 SMALLEST_GAIN = 0.05  # a smaller one can't be distinguished from noise
-TOLERANCE = 2e-3  # largest difference of logits between runtimes in float32
 HEADER = ("runtime", "student", "test accuracy", "batch 1 ms", "speedup", "batch 32 ms", "speedup")
 
 
@@ -84,25 +79,13 @@ def main() -> None:
     console.say(f"{describe_setup()}, {options.rounds} rounds")
 
 
-class Experiment:
-    """The teacher and the data."""
+class Experiment(LogitExperiment):
+    """The students and the folder of their files."""
 
     def __init__(self, options: argparse.Namespace):
         check_settings(Path(options.output), options, free=("student", "epochs", "learning_rate", "rounds", "threads"))
-        source = Path(options.teacher)
-        splits = load_splits(DataConfig(path=options.data, max_length=MAX_LENGTH, validation_fraction=0.05))
-        self.options, task = options, TextClassification(splits.labels)
-        self.tokenizer = load_tokenizer(source)
-        rows = task.head_rows(task.config(str(source)))
-        if rows is None:
-            raise SystemExit(
-                f"--teacher {source}: expected a head for the data's {len(splits.labels)} labels, found none"
-            )
-        self.teacher = freeze(task.load_with_head(str(source), rows))
-        self.train, self.test = (
-            encode_samples(self.tokenizer, part, MAX_LENGTH) for part in (splits.train, splits.test)
-        )
-        self.pad_id = int(self.tokenizer.pad_token_id or 0)
+        super().__init__(options.teacher, options.data, validation_fraction=0.05)
+        self.options = options
         name = f"{options.student}-{options.epochs}-{options.learning_rate:g}"
         self.folder = Path(options.output) / name.replace(",", "-")
 
@@ -121,32 +104,20 @@ class Experiment:
         train = TrainConfig(epochs=options.epochs, learning_rate=options.learning_rate, batch_size=TRAINING_BATCH)
         orders = [epoch_order(self.train.lengths, TRAINING_BATCH, 0, epoch) for epoch in range(options.epochs)]
         batches = [batch for order in orders for batch in order]
-        student = build_student(self.teacher, options.student)
-        student.train()
+        student = build_student(self.teacher, options.student).train()
         set_dropout(student, 0.0)
         student.get_input_embeddings().requires_grad_(False)
-        optimizer = build_optimizer(student, [], train)
-        schedule = build_schedule(optimizer, train, len(batches))
-        training = prepare_sparsity(student, name, len(batches))
-        take_steps(
-            student, optimizer, schedule, self.train, self.pad_id, batches, self.compute_targets(), train.max_grad_norm,
-            f"training {name}", console, training,
-        )  # fmt: skip
-        if training:
-            convert_sparse(training)
-        return student
-
-    def compute_targets(self) -> np.ndarray:
-        """Returns the teacher's logits for the training texts, in the data's order; computed once per folder."""
-        return load_targets(self.folder / "teacher.npy", self.teacher, self.train, self.pad_id)
+        sparsity = prepare_sparsity(student, name, len(batches))
+        targets = self.folder / "teacher.npy"
+        return self.fit(student, train, batches, targets, f"training {name}", console, sparsity)
 
     def select_batches(self, rows: int, count: int) -> list[TimedInputs]:
         """Returns random batches of test texts, padded to their longest."""
         chosen = np.random.default_rng(0).permutation(len(self.test))[: rows * count].reshape(-1, rows)
         return [collate_arrays(self.test, batch, self.pad_id) for batch in chosen]
 
-    def measure_accuracy(self, run: LogitsRunner) -> str:
-        """Returns the accuracy on the test split in percent."""
+    def describe_accuracy(self, run: LogitsRunner) -> str:
+        """Returns the accuracy of a student on a runtime, on the test split in percent."""
         logits = compute_all_logits(run, self.test, self.pad_id)
         return f"{float((logits.argmax(-1) == self.test.labels).mean()):.2%}"
 
@@ -162,7 +133,7 @@ def print_accuracy(console: Console, experiment: Experiment, models: Mapping[str
     rows = []
     for name, model in {"teacher": experiment.teacher, **models}.items():
         zeros = float(np.mean(list(compute_zero_shares(model).values())))
-        rows.append((name, f"{zeros:.1%}", experiment.measure_accuracy(partial(compute_logits, model))))
+        rows.append((name, f"{zeros:.1%}", experiment.describe_accuracy(partial(compute_logits, model))))
     options = experiment.options
     title = f"{options.student} after {options.epochs} epochs, {len(experiment.test)} test texts"
     console.table(title, ("model", "zeros in the layers", "test accuracy"), rows)
@@ -199,7 +170,7 @@ def measure_runtime(
     unavailable = [(runtime, name, reason, *[""] * 4) for name, reason in loaded.reasons.items()]
     if is_exact:
         for name, run in loaded.runners.items():
-            check_logits(f"{runtime}, {name}", run, models[name], samples)
+            check_logits(f"{runtime}, {name}", run, partial(compute_logits, models[name]), samples[:20])
     if set(loaded.runners) <= {"dense", COPY}:
         return unavailable
     latencies = {}
@@ -210,24 +181,9 @@ def measure_runtime(
         console.say(f"    {describe_gains(latencies[rows])}")
     measured = []
     for name, run in loaded.runners.items():
-        accuracy = "as above" if is_exact or name == COPY else experiment.measure_accuracy(run)
+        accuracy = "as above" if is_exact or name == COPY else experiment.describe_accuracy(run)
         measured.append((runtime, name, accuracy, *format_latencies(latencies, name)))
     return measured + unavailable
-
-
-def check_logits(runner: str, run: LogitsRunner, model: PreTrainedModel, samples: Sequence[TimedInputs]) -> None:
-    """Checks that a runtime computes the same as PyTorch.
-
-    Raises:
-        SystemExit: The logits differ.
-    """
-    for inputs in samples[:20]:
-        difference = float(np.abs(run(inputs) - compute_logits(model, inputs)).max())
-        if not difference <= TOLERANCE:
-            raise SystemExit(
-                f"{runner}: expected PyTorch's logits to within {TOLERANCE}, found a difference of {difference:.1e}: "
-                "its speed would be that of another model"
-            )
 
 
 def describe_gains(latencies: Mapping[str, Latency]) -> str:

@@ -1,1 +1,1 @@
-"""Measurements of quantized students and of exports in few bits."""
+"""Measurements of quantized students and of low-bit exports."""

@@ -8,7 +8,7 @@ quantization-aware training uses the next ones, with the float model as the teac
 checkpoint and loaded by stock transformers in a fresh process. Printed per method: the perplexity on unseen blocks
 found there and its distance from the float model's in nats per token; the KL divergence from the float model on the
 first of these blocks, in nats per token, which separates methods more clearly than the perplexity; the size of the
-weights in MB; and the difference between the two processes. The floor is the float model's own row.
+weights in MB; and the difference between the two processes. The baseline is the float model's own row.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 All steps train copies of the same student on the same batches of a classification data set (Banking77 unless `--data`
 is passed), on cached signals, alternating step by step. Printed per precision and scheme: the median milliseconds and
-the median ratio to the plain step within a round. The plain step is the floor.
+the median ratio to the plain step within a round. The plain step is the baseline.
 """
 
 import argparse

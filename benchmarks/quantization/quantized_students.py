@@ -6,7 +6,7 @@
 For each seed `pipelines.distill` trains the recipe's student in float, and `pipelines.quantize` quantizes it in each
 scheme, by calibration only (ptq) and by training on the teacher's cached logits (qat). All figures are read from the
 reports of these runs. Printed are two tables: the test accuracy of each scheme and method in PyTorch, as mean and
-standard deviation over the seeds, next to the float student's, which is the floor of what is lost; and for each
+standard deviation over the seeds, next to the float student's, which is the baseline; and for each
 exported file its difference from the quantized PyTorch model, accuracy, size, loading time, peak memory, latency, and
 speedup over the same student in fp32 on the same runtime. Finished runs are skipped when the same command runs again;
 other arguments are passed on to `pipelines.quantize`.
@@ -37,7 +37,9 @@ HEADER = (
 
 def main() -> None:
     """Trains and quantizes the students that are missing, and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--config", default="configs/demo.yaml", help="recipe of the float student")
     parser.add_argument("--teacher", help="another teacher than the recipe's")
     parser.add_argument("--data", default="examples/data/banking77")

@@ -22,6 +22,7 @@ import torch
 from transformers import AutoModel
 
 from benchmarks.common.command import run_command
+from benchmarks.common.data_checks import refuse_data_settings
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings, require_entry
@@ -49,7 +50,9 @@ class Scored(NamedTuple):
 
 def main() -> None:
     """Trains what is missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--teacher", required=True, help="a sentence encoder")
     parser.add_argument("--data", required=True)
     parser.add_argument("--unlabelled", default="")
@@ -60,9 +63,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/attention-free-encoders"))
     options, more = parser.parse_known_args()
     options.more = more
-    others = [each for each in more if each.startswith("--data.") and not each.startswith("--data.max_length")]
-    if others:
-        raise SystemExit(f"expected no {others[0]}: model2vec would be scored on other rows")
+    refuse_data_settings(more, "model2vec would be scored on other rows", allowed=("--data.max_length",))
     check_settings(options.output, options, free=("specs", "seeds"))
     students = {spec: train_all(options, spec) for spec in options.specs}
     teacher = require_entry(read_run(options, options.specs[0], options.rates[0], options.seeds[0]), "teacher")

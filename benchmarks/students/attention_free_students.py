@@ -90,7 +90,7 @@ def main() -> None:
         chosen_value = f"{first['parameters']:,}", f"{first['rate']:g}"
         rows.append((method, *chosen_value, format_percent(scores), share, *rates[method]))
     header = ("method", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "ratio to the first")
-    console.table(f"{options.data}, tables of {options.width}, {options.seeds} seeds", header, rows)
+    console.table(f"{options.data}, tables of {options.width}, {len(options.seeds)} seeds", header, rows)
     console.say(f"{describe_setup()}, {options.threads} threads")
 
 
@@ -106,7 +106,7 @@ class Experiment(LogitExperiment):
         """Returns a method's trainings from every seed, at the value with the best validation accuracy."""
         values = {PEER: PENALTIES, TRAINED_PEER: PEER_RATES}.get(method, RATES)
         train = partial(self.train_once, method, console=console)
-        return train_at_best(train, values, range(self.options.seeds), lambda each: each["validation"])
+        return train_at_best(train, values, self.options.seeds, lambda each: each["validation"])
 
     def train_once(self, method: str, value: float, seed: int, console: Console) -> Result:
         """Returns the result of a training, which is run if it isn't known."""

@@ -37,7 +37,9 @@ class Compared(NamedTuple):
 
 def main() -> None:
     """Chooses the cascades that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--frontier", type=Path, required=True, help="output folder of benchmarks.students.frontier")
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

@@ -2,14 +2,16 @@
 
     python -m benchmarks.students.frontier --teacher TEACHER --data texts/ --speedup 4,10,20,40
 
-A teacher is fine-tuned once and its checkpoint used with every seed, so that the spread is the students' own. With each
-seed, `python -m pipelines.distill --frontier true` trains a student for each speed-up that a pruned model reaches, and
-students without attention beside them; other arguments are passed on to it. Finished runs are skipped when the same
-command runs again.
+A teacher is fine-tuned once, with seed 0, and its checkpoint used with every seed, so that the spread is the students'
+own. Other seeds need data with a test split, of which no row is trained on. A missing validation split is held out by
+each seed, and the teacher was trained on most of its rows; validation scores of other seeds are then too high, test
+scores aren't. With each seed, `python -m pipelines.distill --frontier true` trains a student for each speed-up that a
+pruned model reaches, and students without attention beside them; other arguments are passed on to it. Finished runs are
+skipped when the same command runs again.
 
 A line is printed for each student as it is deployed: its test score as mean and standard deviation over the seeds, the
 share of the teacher's score, the measured speed-ups, in how many runs it is within 5 % of the requested one or above
-it, megabytes and parameters. The floor is the majority class, or its counterpart of the task.
+it, megabytes and parameters. The baseline is the majority class, or its counterpart of the task.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from benchmarks.common.command import run_command
+from benchmarks.common.data_checks import check_shared_teacher
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint, read_report
 from benchmarks.common.spread import format_percent
@@ -46,7 +49,9 @@ class Deployed(NamedTuple):
 
 def main() -> None:
     """Runs the frontiers that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--speedup", default="4,10,20,40")
@@ -56,12 +61,15 @@ def main() -> None:
     options.more = more
     output = Path(options.output)
     check_settings(output, options, free=("seeds",))
-    teacher = fine_tune(["--teacher", options.teacher, *describe_run(options)], output / "teacher")
+    arguments = ["--teacher", options.teacher, *describe_run(options)]
+    missing = [seed for seed in options.seeds if not (output / f"seed-{seed}" / "report.json").exists()]
+    check_shared_teacher(arguments, missing, output)
+    teacher = fine_tune(arguments, output / "teacher")
     reports = [run_frontier(options, teacher, output / f"seed-{seed}", seed) for seed in options.seeds]
     console = Console()
     title = f"{options.data}, {reports[0]['metric']}, seeds {', '.join(map(str, options.seeds))}"
     console.table(title, HEADER, build_rows(reports))
-    console.say(f"{describe_floor(reports[0])}; {describe_setup()}")
+    console.say(f"{describe_baseline(reports[0])}; {describe_setup()}")
 
 
 def fine_tune(arguments: Sequence[str], folder: Path) -> Path:
@@ -125,7 +133,7 @@ def list_speeds(students: Sequence[Deployed]) -> list[float]:
     return [read_speedup(each.entry) or 1.0 for each in students]
 
 
-def describe_floor(report: Report) -> str:
+def describe_baseline(report: Report) -> str:
     """Returns the score of the constant answer."""
     baseline = report.get("baseline")
     if baseline is None:

@@ -3,15 +3,17 @@
     python -m benchmarks.students.ingredients --teacher TEACHER --data texts/ --speedup 4,10,20
     python -m benchmarks.students.ingredients --teacher … --data banking77/ --speedup 4,10,15 --variants nested
 
-A teacher is fine-tuned once. All variants of a seed share an output folder, so that the shapes that `plain` found serve
-every variant that doesn't influence the search, and students differ by the ingredient alone. Speeds are measured as in
-every run. `two steps` prunes plain's slowest student further; `assistant` prunes the teacher to the same speeds with
-that student as the teacher. `two teachers` needs `--also`, and `unlabelled` needs `--unlabelled`; without them they are
-left out. Other arguments are passed on to `pipelines.distill`; finished runs are skipped when the same command runs
-again.
+A teacher is fine-tuned once, with seed 0; other seeds need data with a test split, and validation scores mean less with
+them, as in `benchmarks.students.frontier`. All variants of a seed share an output folder, so that the shapes that
+`plain` found serve every variant that doesn't influence the search, and students differ by the ingredient alone. Speeds
+are measured as in every run. `two steps` prunes plain's slowest student further; `assistant` prunes the teacher to the
+same speeds with that student as the teacher. `two teachers` needs `--also`, and `unlabelled` needs `--unlabelled`;
+without them they are left out. Other arguments are passed on to `pipelines.distill`; finished runs are skipped when the
+same command runs again.
 
 Printed are, for each variant and requested speed-up, the test score as mean and standard deviation over the seeds, the
-gain over `plain` seed by seed, the measured speed-up, and the minutes of the student's own stages.
+gain over `plain` seed by seed, the measured speed-up over the fine-tuned teacher, and the minutes of the student's own
+stages. The speed-up of a student of `assistant` is that over its own teacher, times that teacher's.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.common.command import run_command
+from benchmarks.common.data_checks import check_shared_teacher
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, require_entry
 from benchmarks.common.spread import format_gain, format_percent, format_spread
@@ -31,7 +34,7 @@ from pipelines.reports.headline import read_speedup
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 
-PLAIN = "plain"
+PLAIN, ASSISTANT = "plain", "assistant"
 VARIANTS = {
     PLAIN: "",
     "nested": "--nested true",
@@ -47,7 +50,7 @@ VARIANTS = {
     "unlabelled": "--data.unlabelled {unlabelled}",
     "two teachers": "--teacher.additional {also}",
     "two steps": "",
-    "assistant": "",
+    ASSISTANT: "",
 }
 NEEDS = {"unlabelled": "unlabelled", "two teachers": "also"}
 HEADER = ("ingredient", "requested", "score", "gain", "speed-up", "minutes")
@@ -55,7 +58,9 @@ HEADER = ("ingredient", "requested", "score", "gain", "speed-up", "minutes")
 
 def main() -> None:
     """Trains what is missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--speedup", default="4,10,20")
@@ -88,13 +93,16 @@ class Ingredients:
 
     def __init__(self, options: argparse.Namespace, output: Path):
         self.options, self.output = options, output
-        self.teacher = fine_tune(["--teacher", options.teacher, *self.describe_plain()], output / "teacher")
         missing = [name for name, need in NEEDS.items() if not getattr(options, need)]
         self.variants = list(dict.fromkeys([PLAIN, *(name for name in options.variants if name not in missing)]))
+        arguments = ["--teacher", options.teacher, *self.describe_plain()]
+        seeds = [seed for seed in options.seeds if not all(self.name_report(v, seed).exists() for v in self.variants)]
+        check_shared_teacher(arguments, seeds, output)
+        self.teacher = fine_tune(arguments, output / "teacher")
 
     def run(self, variant: str, seed: int) -> Report:
         """Returns the report of a variant, which is run if it isn't finished."""
-        file = self.output / "reports" / f"{self.name_variant(variant)}-{seed}.json"
+        file = self.name_report(variant, seed)
         if not file.exists():
             folder = self.output / f"seed-{seed}"
             run_command("distill", *self.build_arguments(variant, seed), "--seed", str(seed), "--output", str(folder))
@@ -102,6 +110,10 @@ class Ingredients:
             shutil.copy2(folder / "report.json", file)
         report: Report = json.loads(file.read_text())
         return report
+
+    def name_report(self, variant: str, seed: int) -> Path:
+        """Returns the file in which the report of a variant is kept."""
+        return self.output / "reports" / f"{self.name_variant(variant)}-{seed}.json"
 
     def name_variant(self, variant: str) -> str:
         """Returns the name of a variant's files: that of a variant with texts or teachers of its own says which."""
@@ -118,7 +130,7 @@ class Ingredients:
         if variant == "two steps":
             student = ["--student", self.find_slowest_entry(seed)["path"]]
             return ["--teacher", teacher, *arguments, *student, "--speedup", format_speeds(self.list_faster(seed))]
-        if variant == "assistant":
+        if variant == ASSISTANT:
             speeds = self.list_remaining(seed)
             student = ["--student", teacher, "--speedup", format_speeds(speeds)]
             return ["--teacher", self.find_slowest_entry(seed)["path"], *arguments, *student]
@@ -133,7 +145,7 @@ class Ingredients:
     def find_slowest_entry(self, seed: int) -> ModelEntry:
         """Returns the entry of plain's slowest student on PyTorch, whose path is its checkpoint."""
         report = self.run(PLAIN, seed)
-        name = rank_students(report)[0]["name"]
+        name = find_slowest(report)
         return next(each for each in report["models"] if (each["name"], each["runtime"]) == (name, "pytorch"))
 
     def list_faster(self, seed: int) -> list[float]:
@@ -155,7 +167,7 @@ class Ingredients:
         Raises:
             SystemExit: It reaches all of them.
         """
-        gain = self.find_gain(seed)
+        gain = find_gain(self.run(PLAIN, seed))
         speeds = [speed / gain for speed in self.list_faster(seed) if speed > gain]
         if not speeds:
             raise SystemExit(
@@ -164,13 +176,23 @@ class Ingredients:
             )
         return speeds
 
-    def find_gain(self, seed: int) -> float:
-        """Returns the speed-up of plain's slowest student in fp32, to which those of an assistant's are relative."""
-        name = self.find_slowest_entry(seed)["name"]
-        gained = read_speedup(require_entry(self.run(PLAIN, seed), name))
-        if gained is None:
-            raise SystemExit(f"{name}: expected its speed-up in fp32 in the report, found none")
-        return gained
+
+def find_slowest(report: Report) -> str:
+    """Returns the name of the slowest student with a requested speed."""
+    return rank_students(report)[0]["name"]
+
+
+def find_gain(plain: Report) -> float:
+    """Returns the speed-up of plain's slowest student in fp32, to which those of an assistant's are relative.
+
+    Raises:
+        SystemExit: It wasn't measured.
+    """
+    name = find_slowest(plain)
+    gained = read_speedup(require_entry(plain, name))
+    if gained is None:
+        raise SystemExit(f"{name}: expected its speed-up in fp32 in the report, found none")
+    return gained
 
 
 def format_speeds(speeds: Sequence[float]) -> str:
@@ -189,6 +211,7 @@ def build_rows(variants: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]
     rows = []
     for variant, reports in variants.items():
         students = [rank_students(report) for report in reports]
+        teacher_speeds = [find_gain(report) if variant == ASSISTANT else 1.0 for report in variants[PLAIN]]
         count = min(map(len, students))
         missing = len(plain[0]) - count  # an assistant's students lack the slowest speeds, of one seed perhaps more
         for rank in range(count):
@@ -200,7 +223,8 @@ def build_rows(variants: Mapping[str, Sequence[Report]]) -> list[tuple[str, ...]
             requested = read_requested_speed(rank_students(variants[PLAIN][0])[rank + missing])
             minutes = mean(sum_minutes(report, entry) for report, entry in zip(reports, entries, strict=True))
             scores = format_percent([entry["score"] for entry in entries])
-            speed = format_spread([read_speedup(entry) or 0.0 for entry in entries], ".1f")
+            over_teacher = zip(teacher_speeds, entries, strict=True)
+            speed = format_spread([faster * (read_speedup(entry) or 0.0) for faster, entry in over_teacher], ".1f")
             gain = "" if variant == PLAIN else format_gain(gains)
             rows.append((variant, f"{requested:g}", scores, gain, speed, f"{minutes:.0f}"))
     return rows

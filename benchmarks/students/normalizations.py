@@ -7,9 +7,9 @@ Every student is built from the teacher with the same spec and another `norm=`, 
 logits of the same batches. Each kind tries the same learning rates with the first seed, and trains with the one of the
 best validation accuracy from every seed. Printed are parameters, bytes of the ONNX file for ONNX Runtime, the latency
 of single texts with that file as the median over the texts of each text's fastest call, its ratio to the stock
-student's in the same measurement, and the test accuracy: mean and standard deviation over the seeds. The floor is the
-copy of the stock student: its ratio shows the noise.
-Finished trainings are kept in the output folder, which is that of one teacher and one data set.
+student's in the same measurement, and the test accuracy: mean and standard deviation over the seeds. The ratio of a
+second copy of the stock student shows the noise. Finished trainings are kept in the output folder, which is that of one
+teacher and one data set.
 """
 
 import argparse
@@ -89,8 +89,8 @@ def main() -> None:
         for kind in options.kinds
     ]
     rows.append((COPY, "", "", *format_latency(latencies[COPY], latencies[options.kinds[0]]), "", "", ""))
-    title = f"{options.student}, {options.epochs} epochs, {len(options.rates)} rates, {options.seeds} seeds, {RUNTIME}"
-    console.table(title, HEADER, rows)
+    counts = f"{options.epochs} epochs, {len(options.rates)} rates, {len(options.seeds)} seeds"
+    console.table(f"{options.student}, {counts}, {RUNTIME}", HEADER, rows)
     console.say(f"{describe_setup()}, {options.threads} threads")
 
 
@@ -109,7 +109,7 @@ class Experiment(LogitExperiment):
     def train_all(self, kind: str, console: Console) -> list[Training]:
         """Returns the trainings of a kind from every seed, at the rate with the best validation accuracy."""
         train = partial(self.train_student, kind, console=console)
-        return train_at_best(train, self.options.rates, range(self.options.seeds), lambda each: each.validation)
+        return train_at_best(train, self.options.rates, self.options.seeds, lambda each: each.validation)
 
     def train_student(self, kind: str, rate: float, seed: int, console: Console) -> Training:
         """Returns a training, from its folder if it is there."""

@@ -9,7 +9,7 @@ teacher and the general distillation.
 
 Printed per data set, a classification task: parameters, test accuracy, the share of the teacher's accuracy, the latency
 in ms of a single text on ONNX Runtime (fp32, one thread; all students and their teacher alternate on the same texts),
-the speedup over the teacher, and the minutes of general distillation. The floor is the teacher's own row. Finished runs
+the speedup over the teacher, and the minutes of general distillation. The first row is the teacher's own. Finished runs
 are skipped when the same command runs again; other arguments are passed on to `pipelines.distill`.
 """
 
@@ -72,7 +72,9 @@ class RecipeStudent:
 
 def main() -> None:
     """Trains the students that are missing, and prints a table for each data set."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--general", required=True, help="plain text: a folder or a file")
     parser.add_argument("--blocks", type=int, default=40_000, help="blocks of 128 tokens of plain text")
     parser.add_argument("--data", nargs="+", default=["examples/data/banking77"])

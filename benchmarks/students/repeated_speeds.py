@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from benchmarks.common.machine import describe_setup
-from benchmarks.common.results_folder import Results, check_settings, read_report
+from benchmarks.common.results_folder import Results, check_settings, read_report, require_entry
 from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
 
@@ -112,8 +112,7 @@ def main() -> None:
 def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed: int) -> RepeatedSpeed:
     """Returns the two measurements of a student of a run."""
     max_length = int(report["config"]["data"]["max_length"])
-    teacher = find_teacher(report)
-    models = [OnnxModel(Path(each["path"]), max_length) for each in (teacher, entry)]
+    models = [OnnxModel(Path(each["path"]), max_length) for each in (require_entry(report, "teacher"), entry)]
     texts = draw_texts(run, count, seed)
     fastest: list[list[float]] = [[], []]
     for start in range(0, len(texts) - BLOCK + 1, BLOCK):
@@ -134,12 +133,6 @@ def measure_again(run: Path, report: Report, entry: ModelEntry, count: int, seed
         repeated=float(np.median(fastest[0]) / np.median(fastest[1])),
         hours=(datetime.now(UTC) - datetime.fromisoformat(report["created"])).total_seconds() / 3600,
     )
-
-
-def find_teacher(report: Report) -> ModelEntry:
-    """Returns the teacher's file in fp32, to which speed-ups are relative."""
-    wanted = ("teacher", "onnxruntime", "fp32")
-    return next(each for each in report["models"] if (each["name"], each["runtime"], each["precision"]) == wanted)
 
 
 def draw_texts(run: Path, count: int, seed: int) -> list[Any]:

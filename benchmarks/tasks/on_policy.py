@@ -10,8 +10,8 @@ are kept, and a killed run resumes from its last checkpoint when the same comman
 
 Printed are mean and standard deviation over the seeds of: the teacher's perplexity on what the student generates after
 prompts of unseen text; the reverse KL from the teacher there, in nats per token, which mere repetition doesn't reduce;
-the student's perplexity on unseen text; and the share of the training time spent on generation. The floors are the
-teacher's own row.
+the student's perplexity on unseen text; and the share of the training time spent on generation. The first row is the
+teacher's own.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Measurement(TypedDict):
     own_nats: float
     own_kl: float
     dev_nats: float
-    writing: float
+    generation_share: float
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,10 @@ class Experiment:
             folder.mkdir(parents=True, exist_ok=True)
             shares = [row[SHARE_COLUMN] for row in read_curves(folder / LOGS) if SHARE_COLUMN in row]
             nats, kl = self._measure_generated(model)
-            dev_nats, writing = measure_nats(model, self.text.dev), statistics.mean(shares) if shares else 0.0
-            measurement = Measurement(own_nats=nats, own_kl=kl, dev_nats=dev_nats, writing=writing)
+            measurement = Measurement(
+                own_nats=nats, own_kl=kl, dev_nats=measure_nats(model, self.text.dev),
+                generation_share=statistics.mean(shares) if shares else 0.0,
+            )  # fmt: skip
             file.write_text(json.dumps(measurement))
         stored: Measurement = json.loads(file.read_text())
         return stored
@@ -235,7 +237,7 @@ COLUMNS: dict[str, Callable[[Measurement], float]] = {
     "teacher's perplexity of generated text": lambda each: math.exp(each["own_nats"]),
     "reverse KL there": lambda each: each["own_kl"],
     "perplexity on unseen text": lambda each: math.exp(each["dev_nats"]),
-    "time spent on generation": lambda each: each["writing"],
+    "time spent on generation": lambda each: each["generation_share"],
 }
 
 

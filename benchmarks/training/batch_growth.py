@@ -2,13 +2,13 @@
 
     python -m benchmarks.training.batch_growth --data examples/data/banking77 --output runs/batch-growth
 
-Students are layers of MiniLM, trained on labels as in `benchmarks.training.optimizer_scores`, in micro-batches of 8.
-Compared are 16 rows throughout, 128 throughout, and 16 that grow to at most 128 by schedule or with the gradient's
-noise scale. The rates are multiples of the usual one; the first seed's validation score chooses, and the other seeds
-train at the chosen rate. Printed are the mean and the standard deviation of the test score over the seeds, and the
-median seconds of the training, without validation, in all and until the validation score first reached the mean final
-one of the fixed batch of 128. Finished trainings are kept in the output's results.jsonl. Seconds on a busy machine mean
-nothing.
+Students are layers of MiniLM, trained on labels as in `benchmarks.training.optimizer_scores`, but with trained
+embeddings and in micro-batches of 8. Compared are 16 rows throughout, 128 throughout, and 16 that grow to at most 128
+by schedule or with the gradient's noise scale. The rates are multiples of the usual one; the first seed's validation
+score chooses, and the other seeds train at the chosen rate. Printed are the mean and the standard deviation of the test
+score over the seeds, and the median seconds of the training, without validation, in all and until the validation score
+first reached the mean final one of the fixed batch of 128. Finished trainings are kept in the output's results.jsonl.
+Seconds on a busy machine mean nothing.
 """
 
 import argparse

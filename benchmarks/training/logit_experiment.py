@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.pruning.sparse_runtimes import compute_logits
 from benchmarks.training.logit_training import compute_all_logits, load_targets, take_steps
+from compress.sparsity.training import SparseTraining, convert_sparse
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.encode import Encoded, encode_samples
 from distill.data.batches.packing import find_padding_id
@@ -36,26 +37,27 @@ def build_parser(about: str | None, epochs: int) -> argparse.ArgumentParser:
     parser.add_argument("--teacher", required=True, help="folder of a classifier trained on the data")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--epochs", type=int, default=epochs)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=10, help="timed calls")
     parser.add_argument("--threads", type=int, default=1)
     return parser
 
 
 class LogitExperiment:
-    """The teacher, its tokenizer, and the splits with their token ids; a tenth of train is the validation split.
+    """The teacher, its tokenizer, and the splits with their token ids.
 
     Args:
         teacher: Folder of a classifier that was trained on the data.
         data: The data set.
+        validation_fraction: Share of train that is the validation split, if the data set has none.
 
     Raises:
         SystemExit: The classifier has other labels.
     """
 
-    def __init__(self, teacher: str, data: str):
+    def __init__(self, teacher: str, data: str, *, validation_fraction: float = 0.1):
         self.source, self.tokenizer = Path(teacher), load_tokenizer(Path(teacher))
-        self.splits = load_splits(DataConfig(path=data, max_length=MAX_LENGTH, validation_fraction=0.1))
+        self.splits = load_splits(DataConfig(path=data, max_length=MAX_LENGTH, validation_fraction=validation_fraction))
         task = TextClassification(self.splits.labels)
         rows = task.head_rows(task.config(teacher))
         if rows is None:
@@ -75,6 +77,7 @@ class LogitExperiment:
         targets: Path,
         label: str,
         console: Console,
+        sparsity: SparseTraining | None = None,
     ) -> PreTrainedModel:
         """Trains a student with AdamW on the KL divergence from the teacher's logits, and returns it in eval mode.
 
@@ -85,13 +88,17 @@ class LogitExperiment:
             targets: File with the teacher's logits, written if it is missing.
             label: Name of the training, for the progress bar.
             console: Where it is shown.
+            sparsity: Training of the student's zeros; None if it stays dense.
         """
         optimizer = build_optimizer(student, [], train)
         schedule = build_schedule(optimizer, train, len(batches))
         logits = load_targets(targets, self.teacher, self.train, self.pad_id)
         take_steps(
-            student, optimizer, schedule, self.train, self.pad_id, batches, logits, train.max_grad_norm, label, console
-        )
+            student, optimizer, schedule, self.train, self.pad_id, batches, logits, train.max_grad_norm, label, console,
+            sparsity,
+        )  # fmt: skip
+        if sparsity:
+            convert_sparse(sparsity)
         trained: PreTrainedModel = student.eval()
         return trained
 

@@ -3,10 +3,11 @@
     python -m benchmarks.training.optimizer_scores --data examples/data/banking77 --output runs/optimizers-banking77
     python -m benchmarks.training.optimizer_scores --data sentence_polarity/ --names adamw muon --output runs/polarity
 
-The students are layers of MiniLM, trained on labels with frozen embeddings. The rates are multiples of the optimizer's
-usual one; the first seed's validation score chooses, and the other seeds train at the chosen rate. Printed are the mean
-and the standard deviation of the test score over the seeds, the chosen rate, and the seconds of a training. Finished
-trainings are kept in the output's results.jsonl, so that names and seeds can be passed in several calls.
+The students are layers of MiniLM, trained on labels with frozen embeddings; `--trained-embeddings` trains these too.
+The rates are multiples of the optimizer's usual one; the first seed's validation score chooses, and the other seeds
+train at the chosen rate. Printed are the mean and the standard deviation of the test score over the seeds, the chosen
+rate, and the seconds of a training. Finished trainings are kept in the output's results.jsonl, so that names and seeds
+can be passed in several calls.
 """
 
 import argparse
@@ -75,6 +76,7 @@ def main() -> None:
     parser = build_parser(__doc__, rows=4000, epochs=3, threads=1)
     parser.add_argument("--names", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--factors", nargs="+", type=float, default=[3.0, 10.0, 30.0], help="of the usual rate")
+    parser.add_argument("--trained-embeddings", action="store_true", help="train the embeddings too")
     options = parser.parse_args()
     check_settings(options.output, options, free=("names", "seeds"))
     torch.set_num_threads(options.threads)
@@ -129,8 +131,8 @@ class Experiment:
     def _train(self, name: str, factor: float, seed: int) -> Result:
         rate = factor * TrainConfig(optimizer=name).choose_rate()
         train = TrainConfig(
-            optimizer=name, learning_rate=rate, epochs=self.options.epochs, freeze_embeddings=True,
-            checkpoint_every=10**6,
+            optimizer=name, learning_rate=rate, epochs=self.options.epochs,
+            freeze_embeddings=not self.options.trained_embeddings, checkpoint_every=10**6,
         )  # fmt: skip
         with TemporaryDirectory() as directory:
             fitted = self.fit(train, seed, Path(directory))
@@ -139,16 +141,20 @@ class Experiment:
     def fit(self, train: TrainConfig, seed: int, folder: Path, callbacks: Sequence[Callback] = ()) -> Fitted:
         """Trains a student, with its logs in `folder`."""
         module, data = self.build(train, seed)
-        machine = MachineConfig(accelerator=self.options.accelerator, precision="32", threads=self.options.threads)
-        job = TrainingJob(
-            label=f"{train.optimizer}, seed {seed}", train=train, machine=machine, precision="32", seed=seed,
-            console=Console(quiet=True), wandb_folder=folder,
-        )  # fmt: skip
-        (folder / SCRATCH).mkdir()
+        job = self.describe_training(train, seed, folder)
         start = time.perf_counter()
         metrics = fit_module(module, data, folder, job, callbacks)
         seconds = time.perf_counter() - start
         return Fitted(metrics["val/score"], self.score(module, data), seconds)
+
+    def describe_training(self, train: TrainConfig, seed: int, folder: Path) -> TrainingJob:
+        """Returns a training on this process, with its files in `folder`."""
+        machine = MachineConfig(accelerator=self.options.accelerator, precision="32", threads=self.options.threads)
+        (folder / SCRATCH).mkdir()
+        return TrainingJob(
+            label=f"{train.optimizer}, seed {seed}", train=train, machine=machine, precision="32", seed=seed,
+            console=Console(quiet=True), wandb_folder=folder,
+        )  # fmt: skip
 
     def build(self, train: TrainConfig, seed: int) -> tuple[DistillationModule, TextDataModule]:
         """Returns a new student and its data."""

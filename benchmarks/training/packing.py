@@ -7,7 +7,7 @@ All forms contain the same texts, of Banking77 unless `--data` is passed: padded
 similar length together (as `TrainBatches` does), and packed into rows of `--length` tokens. A batch of one form has
 about as many tokens as one of another. Each form trains a copy of the same model on all texts per round; the forms
 alternate. Printed per form: the steps, the median tokens per second (padding isn't counted), the median ratio to the
-first form within a round, the share of padding, and the floor: without padding a form would be faster by 1 / (1 -
+first form within a round, the share of padding, and the upper bound: without padding a form would be faster by 1 / (1 -
 share), if a position always cost the same; attention makes it more expensive in longer rows.
 """
 

@@ -7,8 +7,9 @@ For each seed `pipelines.distill` trains the recipe's student in each precision 
 batches; precisions alternate seed by seed. Printed per precision: accuracy in float32 on the whole test split,
 mean seconds of the training stage, and the median speedup over the first precision, which is the baseline; run nothing
 else meanwhile. Printed too is what `--machine.precision auto` measures and chooses here: milliseconds per step, and the
-share of the rate that one large product reaches, which is the floor. Finished runs are skipped when the same command
-runs again; other arguments are passed on to `pipelines.distill`.
+share of the rate that one large product reaches. The data needs a test split of its own, since each seed would hold out
+other rows. Finished runs are skipped when the same command runs again; other arguments are passed on to
+`pipelines.distill`, except for settings of the data.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, copy_stages, find_only, find_only_checkpoint
 from benchmarks.common.spread import format_accuracy
 from benchmarks.students.frontier import fine_tune
-from benchmarks.students.two_teachers import measure_accuracy, run_distill
+from benchmarks.students.two_teachers import check_scored_data, measure_accuracy, run_distill
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import JsonObject, Manifest
 
@@ -30,7 +31,9 @@ SHARED_STAGES = ("data", "teacher", "cache")
 
 def main() -> None:
     """Trains the students that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--config", default="configs/demo.yaml", help="recipe of the student")
     parser.add_argument("--teacher", help="another teacher than the recipe's")
     parser.add_argument("--data", default="examples/data/banking77")
@@ -40,10 +43,11 @@ def main() -> None:
     options, more = parser.parse_known_args()
     options.more = more
     console, output = Console(), Path(options.output)
+    check_scored_data(options)
     check_settings(output, options, free=("seeds", "precisions"))
     recipe = ["--config", options.config, "--data", options.data, *more]
-    given = ["--teacher", options.teacher] if options.teacher else []
-    teacher = fine_tune([*recipe, *given], output / "teacher")
+    teacher_arguments = ["--teacher", options.teacher] if options.teacher else []
+    teacher = fine_tune([*recipe, *teacher_arguments], output / "teacher")
     choice = measure_auto(options, teacher, output / "auto")
     scores: dict[str, list[float]] = {name: [] for name in options.precisions}
     seconds: dict[str, list[float]] = {name: [] for name in options.precisions}
@@ -89,7 +93,7 @@ def read_only_manifest(output: Path, stage: str) -> Manifest:
 
 
 def describe_choice(choice: JsonObject) -> str:
-    """Returns the chosen precision, and the time per step and the share of the floor of each."""
+    """Returns the chosen precision, and the time per step and the share of a large product's rate of each."""
     shares = choice["share_of_ceiling"]
     steps = [
         f"{name} {seconds * 1e3:.0f} ms per step"

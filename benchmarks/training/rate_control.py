@@ -2,12 +2,12 @@
 
     python -m benchmarks.training.rate_control --data examples/data/banking77 --output runs/rate-control
 
-Students are layers of MiniLM, trained on labels as in `benchmarks.training.optimizer_scores`. In the first group the
-peak rate is far too high: a linear decay is compared with a range test (`find`) and with returns to the last checkpoint
-(`recoveries`), and in longer trainings a constant rate with `plateau`. In the second group the loss of one batch is
-multiplied by 10,000, without clipping, or isn't a number. The first line is the training that neither happens to.
-Printed are the mean and the standard deviation of the test score over the seeds, and what the schedules did. Finished
-trainings are kept in the output's results.json.
+Students are layers of MiniLM, trained on labels as in `benchmarks.training.optimizer_scores`, but with trained
+embeddings. In the first group the peak rate is far too high: a linear decay is compared with a range test (`find`),
+with returns to the last checkpoint (`recoveries`) and with `plateau`, and in longer trainings a constant rate with
+`plateau`. In the second group the loss of one batch is multiplied by 10,000, without clipping, or isn't a number. The
+first line is the training that neither happens to. Printed are the mean and the standard deviation of the test score
+over the seeds, and what the schedules did. Finished trainings are kept in the output's results.json.
 """
 
 import csv
@@ -41,11 +41,11 @@ class Case:
 
     Args:
         changes: Settings that differ from the usual training.
-        poison: Factor on the loss of one batch; None for none.
+        loss_factor: Factor on the loss of one batch; None for none.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
-    poison: float | None = None
+    loss_factor: float | None = None
 
 
 HIGH = {"learning_rate": 10 * USUAL}
@@ -55,12 +55,13 @@ CASES = {
     "rate too high, linear": Case(HIGH),
     "rate too high, find": Case(HIGH | {"schedule": "find"}),
     "rate too high, recoveries": Case(HIGH | {"recoveries": 12, "spike": 1.5, "checkpoint_every": 10}),
+    "rate too high, plateau": Case(HIGH | {"schedule": "plateau"}),
     "10 epochs, rate too high, constant": Case(LONG | {"schedule": "constant"}),
     "10 epochs, rate too high, plateau": Case(
         LONG | {"schedule": "plateau", "plateau_patience": 0, "plateau_factor": 0.1}
     ),
-    "poisoned batch, linear": Case({"max_grad_norm": 0.0}, 1e4),
-    "poisoned batch, recoveries": Case({"max_grad_norm": 0.0, "recoveries": 2, "checkpoint_every": 10}, 1e4),
+    "outlier batch, linear": Case({"max_grad_norm": 0.0}, 1e4),
+    "outlier batch, recoveries": Case({"max_grad_norm": 0.0, "recoveries": 2, "checkpoint_every": 10}, 1e4),
     "NaN in a batch, linear": Case({}, float("nan")),
     "NaN in a batch, recoveries": Case({"recoveries": 2, "checkpoint_every": 10}, float("nan")),
 }
@@ -99,7 +100,7 @@ def run_case(experiment: Experiment, case: Case, seed: int) -> dict[str, Any]:
     """Returns the test score, None if the training ended with an error, and a sentence on what happened."""
     lightning.seed_everything(seed, verbose=False)
     train = replace(TrainConfig(learning_rate=USUAL, epochs=experiment.options.epochs), **case.changes)
-    callbacks = [] if case.poison is None else [PoisonedBatch(case.poison)]
+    callbacks = [] if case.loss_factor is None else [OutlierBatch(case.loss_factor)]
     with TemporaryDirectory() as directory:
         try:
             fitted = experiment.fit(train, seed, Path(directory), callbacks)
@@ -109,13 +110,13 @@ def run_case(experiment: Experiment, case: Case, seed: int) -> dict[str, Any]:
 
 
 def describe_training(folder: Path) -> str:
-    """Returns the lowest and the highest learning rate of a training's logs, and its range test's finding."""
+    """Returns the lowest and the highest learning rate in a training's logs, and how often it was started."""
     rows = [row for log in sorted((folder / LOGS).glob("*/metrics.csv")) for row in csv.DictReader(log.open())]
     rates = [float(row["lr"]) for row in rows if row.get("lr")]
     return f"rates {min(rates):.1e} to {max(rates):.1e}, {len(list((folder / LOGS).glob('attempt-*')))} attempts"
 
 
-class PoisonedBatch(Callback):
+class OutlierBatch(Callback):
     """Multiplies the loss of one batch, whose number is counted from the start.
 
     Args:

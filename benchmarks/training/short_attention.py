@@ -4,7 +4,7 @@
     python -m benchmarks.training.short_attention --hidden 384 --layers 6 --ffn 1536 --lengths 20 128 256 512
 
 Both steps take turns on one BERT without dropout, in autocast, half of whose rows are padding for half of their length.
-Printed are the median times, the ratio, and the floor: the time of the step's products at the rate of the largest
+Printed are the median times, the ratio, and a lower bound: the time of the step's products at the rate of the largest
 square product, without anything else.
 """
 
@@ -25,7 +25,7 @@ from distill.models.short_attention import attend_to_short_texts
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import find_processor
 
-HEADER = ("tokens", "fused, ms", "products, ms", "fused / products", "floor, ms")
+HEADER = ("tokens", "fused, ms", "products, ms", "fused / products", "lower bound, ms")
 
 
 def main() -> None:

@@ -5,8 +5,8 @@
 For each student, all three train copies of it on the same batches of a classification data set (Banking77 unless
 `--data` is passed), alternating step by step. Printed per target: the median milliseconds, the median ratio to labels
 within a round, and the peak memory in MB of a process that trains only this way; and how much faster the cached step is
-than the one with the teacher. The floor of a step is the floating-point work of its matrix products at the rate that
-one large product reaches on this machine.
+than the one with the teacher. The lower bound of a step is the floating-point work of its matrix products at the rate
+that one large product reaches on this machine.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def compare(options: argparse.Namespace, console: Console) -> None:
     ]
     console.table(
         f"One training step: batch {options.batch_size}, student {options.student[0]}, {options.threads} threads, fp32",
-        ("targets", "median ms", "ratio to labels", "floor ms", "peak memory MB"),
+        ("targets", "median ms", "ratio to labels", "lower bound ms", "peak memory MB"),
         rows,
     )
     ratio, bound = median_ratio(times["online"], times["cached"]), setup.count_flops("online")

@@ -1,6 +1,7 @@
 """The state that benchmarks reuse between calls: the settings of a folder and the checkpoints of its runs."""
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.cache import cached_students
+from benchmarks.cache import cached_students, speed
 from benchmarks.common.results_folder import Results, check_settings, find_checkpoint, find_only_checkpoint
 from benchmarks.pruning.sparse_students import Experiment
 from benchmarks.quantization import quantized_students
 from benchmarks.students import recipes, two_teachers
 from benchmarks.students.recipes import RecipeStudent
+from support.commands import ROOT
 
 
 def create_stage_folder(output: Path, stage: str, key: str, time: int) -> Path:
@@ -80,6 +82,33 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
     assert requested == [stages["teacher"] / "model", stages["distill"] / "model"]
 
 
+PASSING_ON = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "parse_known_args" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", PASSING_ON, ids=lambda path: path.stem)
+def test_arguments_that_are_passed_on_are_not_taken_for_abbreviations(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`--teacher` of a run would be taken for `--teachers` of a benchmark."""
+
+    class ParsedError(Exception):
+        pass
+
+    def parse_only(parser: argparse.ArgumentParser) -> None:
+        assert not parser.allow_abbrev
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_only)
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    with pytest.raises(ParsedError):
+        importlib.import_module(module).main()
+
+
+def test_the_model_whose_cache_is_timed_is_named(tmp_path: Path):
+    options = argparse.Namespace(lm=str(tmp_path), layers=3, width=64)
+    assert speed.describe_model(options) == "random weights, 3 x 64"
+    (tmp_path / "model").mkdir()
+    assert speed.describe_model(options) == str(tmp_path)
+
+
 def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
     only = create_stage_folder(tmp_path, "teacher", "a", 1)
     assert find_only_checkpoint(tmp_path, "teacher") == only / "model"
@@ -139,7 +168,7 @@ def test_sparse_students_of_another_teacher_or_data_set_are_refused(
         more = {"learning_rate": 1e-3, "rounds": 1, "threads": 1, "output": str(tmp_path / "out")}
         return Experiment(argparse.Namespace(**settings | more | changes))
 
-    setup().compute_targets()
+    setup().folder.mkdir()  # of results
     assert setup(epochs=2).folder != setup().folder
     for name in ("teacher", "data"):
         with pytest.raises(SystemExit, match=f"was made with {name}"):

@@ -1,7 +1,7 @@
 """Damage that is put into data on purpose, and the judgement of what cleaning makes of it."""
 
 from benchmarks.data.cleaning import follow_texts, score_changes
-from benchmarks.data.damage import DamagedRow, Shares, add_typography, damage_rows, miscode
+from benchmarks.data.damage import DamagedRow, Shares, add_typography, damage_rows, decode_wrongly
 
 TEXTS = [f"please tell me where my new card number {row} is and why it hasn't arrived" for row in range(100)]
 CLASSES = [str(row % 4) for row in range(100)]
@@ -12,7 +12,7 @@ def test_as_much_is_damaged_as_requested_and_the_seed_decides_where():
     word_count = sum(len(row.original.split()) for row in rows)
     assert len(rows) == 120
     assert sum(row.is_copy for row in rows) == 20
-    assert sum(row.is_mislabelled for row in rows) == sum(row.is_miscoded for row in rows) == 12
+    assert sum(row.is_mislabelled for row in rows) == sum(row.is_wrongly_decoded for row in rows) == 12
     assert 0.09 < sum(len(row.typos) for row in rows) / word_count < 0.11
     assert rows == damage_rows(TEXTS, CLASSES, Shares(), 0)
     assert rows != damage_rows(TEXTS, CLASSES, Shares(), 1)
@@ -22,14 +22,14 @@ def test_as_much_is_damaged_as_requested_and_the_seed_decides_where():
 
 
 def test_a_wrong_encoding_shows_where_typography_stood():
-    assert miscode(add_typography("it isn't")) == "it isnâ€™t"
-    assert miscode(add_typography("it is")) == "it isâ€¦"
+    assert decode_wrongly(add_typography("it isn't")) == "it isnâ€™t"
+    assert decode_wrongly(add_typography("it is")) == "it isâ€¦"
 
 
 def make_rows() -> list[DamagedRow]:
     return [
         DamagedRow("my crad, acount", "a", "my card, account", 0, typos=[("card", "crad"), ("account", "acount")]),
-        DamagedRow("it isnâ€™t", "a", "it isn’t", 1, is_miscoded=True),
+        DamagedRow("it isnâ€™t", "a", "it isn’t", 1, is_wrongly_decoded=True),
         DamagedRow("hi it is fine", "a", "hi it is fine", 2, is_copy=True),
         DamagedRow("it is fine", "a", "it is fine", 2),
         DamagedRow("wrong", "b", "wrong", 3, is_mislabelled=True),

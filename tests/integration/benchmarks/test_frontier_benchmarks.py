@@ -68,7 +68,7 @@ def test_models_are_timed_again_on_what_they_take_in_one_call(tmp_path):
 @pytest.mark.slow
 def test_an_ingredient_changes_one_setting_of_the_plain_student(inputs, tmp_path, monkeypatch, capsys):
     model, data = inputs
-    monkeypatch.setattr(ingredients.Ingredients, "find_gain", lambda *_: 1.05)  # of so small a model it is noise
+    monkeypatch.setattr(ingredients, "find_gain", lambda plain: 1.05)  # of so small a model it is noise
     source = ["--data", data, "--output", tmp_path, "--seeds", 0, "--teacher", model, "--speedup", SPEEDS]
     source += ["--epochs", 2, "--budget.runtime", "pytorch", "--budget.precision", "fp32"]
     call(ingredients, monkeypatch, *source, "--variants", "averaged", "two steps", "assistant", *SMALL)
@@ -115,14 +115,26 @@ def test_a_frontier_lists_what_each_student_keeps_and_whether_it_is_fast_enough(
     teacher, student = frontier.build_rows(reports)
     assert teacher[:4] == ("teacher", "80.00 ± 0.00", "100.00 ± 0.00", "1.0 (1.0-1.0)")
     assert student == ("student", "74.00 ± 2.83", "92.50 ± 3.54", "9.7 (9.7-9.7)", "1 of 2", "4.0", "1.00M")
-    assert frontier.describe_floor(reports[0]) == "no constant answer is scored"
+    assert frontier.describe_baseline(reports[0]) == "no constant answer is scored"
+
+
+def make_student_report(*scores: float) -> dict:
+    """Returns a report of students with requested speeds of 10, 11, … and a measured one of 9.7."""
+    reports = [make_report({"teacher": 0.9, f"student-{n}": s}, requested=10.0 + n) for n, s in enumerate(scores)]
+    return {"models": [entry for each in reports for entry in each["models"][1:]], "stages": []}
+
+
+def test_the_speeds_of_an_assistants_students_are_over_the_teacher():
+    assistant = make_student_report(0.75)
+    assistant["models"][0]["speedup"]["vs_teacher_same_runtime"] = 2.0  # over the plain student, which has 9.7
+    reports = {"plain": [make_student_report(0.8, 0.7)], "two steps": [assistant], "assistant": [assistant]}
+    *_, two_steps, of_assistant = ingredients.build_rows(reports)
+    assert (two_steps[1], two_steps[4]) == ("11", "2.0")
+    assert (of_assistant[1], of_assistant[4]) == ("11", "19.4")
 
 
 def test_gains_are_over_the_plain_student_of_the_same_seed_and_speed():
-    def report(*scores: float) -> dict:
-        reports = [make_report({"teacher": 0.9, f"student-{n}": s}, requested=10.0 + n) for n, s in enumerate(scores)]
-        return {"models": [entry for each in reports for entry in each["models"][1:]], "stages": []}
-
+    report = make_student_report
     reports_by_name = {"plain": [report(0.8, 0.7), report(0.8, 0.6)], "two steps": [report(0.75), report(0.65)]}
     slow, quick, further = ingredients.build_rows(reports_by_name)
     assert slow[:4] == ("plain", "10", "80.00 ± 0.00", "")
@@ -133,9 +145,10 @@ def test_gains_are_over_the_plain_student_of_the_same_seed_and_speed():
 def test_an_assistant_leaves_out_the_speeds_that_it_reaches(monkeypatch):
     runs = object.__new__(ingredients.Ingredients)
     monkeypatch.setattr(runs, "list_faster", lambda seed: [4.0, 10.0, 20.0], raising=False)
-    monkeypatch.setattr(runs, "find_gain", lambda seed: 5.0, raising=False)
+    monkeypatch.setattr(runs, "run", lambda variant, seed: {}, raising=False)
+    monkeypatch.setattr(ingredients, "find_gain", lambda plain: 5.0)
     assert runs.list_remaining(0) == [2.0, 4.0]
-    monkeypatch.setattr(runs, "find_gain", lambda seed: 30.0, raising=False)
+    monkeypatch.setattr(ingredients, "find_gain", lambda plain: 30.0)
     with pytest.raises(SystemExit, match="expected some above 30.00 for assistant"):
         runs.list_remaining(0)
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,16 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu import PIECES, Piece
 from benchmarks.quantization.gpu_exports import main as measure_exports
+from support.processes.stopping import is_running
 
 
 class ParsedError(Exception):
     """Ends a benchmark after its arguments were parsed."""
 
 
-@pytest.mark.parametrize("name", [name for name, piece in PIECES.items() if piece.words.startswith("benchmarks.")])
+@pytest.mark.parametrize("name", [name for name, piece in PIECES.items() if piece.arguments.startswith("benchmarks.")])
 def test_a_piece_is_a_command_that_exists(name: str, monkeypatch: pytest.MonkeyPatch):
-    module, *arguments = PIECES[name].words.format(output="runs/gpu").split()
+    module, *arguments = PIECES[name].arguments.format(output="runs/gpu").split()
     parse = argparse.ArgumentParser.parse_args
 
     def parse_only(parser: argparse.ArgumentParser) -> None:
@@ -83,10 +85,29 @@ def test_a_finished_piece_is_not_run_again(
     assert capsys.readouterr().out == "python -m no.such.module\n"
 
 
-def test_a_piece_ends_at_its_limit(pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(gpu, "PIECES", {"slow": Piece("C", "-", "http.server 0")})
-    assert call(monkeypatch, "--output", str(tmp_path), "--pieces", "slow", "--longest", "1") == 1
-    assert "slow: took more than 1 s" in capsys.readouterr().out
+def test_a_piece_ends_at_its_limit_with_the_processes_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "slow_parent.py").write_text(
+        "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid, flush=True)\nchild.wait()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "PIECES", {"slow": Piece("C", "-", "slow_parent")})
+    assert call(monkeypatch, "--output", str(tmp_path / "out"), "--pieces", "slow", "--longest", "3") == 1
+    assert "slow: took more than 3 s" in capsys.readouterr().out
+    child, end = int((tmp_path / "out" / "slow.txt").read_text()), time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < end, "the piece's own process is left"
+        time.sleep(0.05)
+
+
+def test_the_command_that_ran_is_kept(pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu, "PIECES", {"works": Piece("A title", "-", "calendar --encoding TEACHER 2026 1")})
+    page = tmp_path / "gpu.md"
+    arguments = ["--output", str(tmp_path / "out"), "--model", "utf-8", "--page", str(page)]
+    assert call(monkeypatch, *arguments, "--pieces", "works") == 0
+    assert "$ python -m calendar --encoding utf-8 2026 1\n" in page.read_text()
 
 
 def test_without_a_gpu_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

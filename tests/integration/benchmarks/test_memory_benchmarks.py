@@ -1,14 +1,19 @@
-"""The benchmarks of activation checkpointing and offload, of windows, segments and optimizers, on tiny models."""
+"""The benchmarks of memory, of segments and of optimizers, on tiny models."""
 
+import argparse
+import json
 import re
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from benchmarks.distributed import segments
-from benchmarks.memory import activations, backward_window
+from benchmarks.memory import activations, backward_window, fused_loss
+from benchmarks.memory.memory_limits import Outcome, run_worker
 from benchmarks.training import optimizers
+from pipelines.runs.console import Console
 
 
 def run(module, capsys, monkeypatch, *arguments: str) -> dict[str, list[str]]:
@@ -63,3 +68,36 @@ def test_states_are_counted_for_each_parameter(capsys, monkeypatch):
     assert bytes_of["sgd"] == bytes_of["lion"] == 4
     assert bytes_of["apollo"] < 5
     assert bytes_of["adafactor"] < 0.5
+
+
+def test_the_teachers_head_is_a_fourth_product_of_the_dense_loss(capsys, monkeypatch):
+    monkeypatch.setattr(fused_loss, "measure_alone", lambda options, name: 1_000_000)
+    monkeypatch.setattr(fused_loss, "measure_peak_flops", lambda *_: 1e9)
+    monkeypatch.setenv("COLUMNS", "200")
+    sizes = {"positions": [64], "vocabulary": 500, "width": 100, "ids": 4, "rounds": 1, "threads": 1, "device": "cpu"}
+    fused_loss.compare(argparse.Namespace(**sizes), Console())
+    rows = [re.split(r"\s*[│|]\s*", line.strip("│| ")) for line in capsys.readouterr().out.splitlines()]
+    bounds = {name: float(cells[2]) for name, *cells in rows if len(cells) == 6 and name != "loss"}
+    assert bounds == {fused_loss.DENSE: 25.6, "sparse": 19.2, "fused": 19.2}
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["MemoryError", "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"],
+)
+def test_a_training_that_ran_out_of_memory_has_no_outcome(message, monkeypatch):
+    end_with(monkeypatch, 1, "", f"Traceback (most recent call last):\n{message}\n")
+    assert run_worker(1, "auto") is None
+
+
+def test_a_training_that_failed_otherwise_is_no_result_of_a_limit(monkeypatch):
+    end_with(monkeypatch, 1, "", "Traceback (most recent call last):\nKeyError: 'VmPeak'\n")
+    with pytest.raises(RuntimeError, match="(?s)ended with exit code 1:.*KeyError: 'VmPeak'"):
+        run_worker(1, "auto")
+    outcome = {"losses": [0.5], "parts": 2, "peak": 3}
+    end_with(monkeypatch, 0, f"something else\n{json.dumps(outcome)}\n", "")
+    assert run_worker(1, "auto") == Outcome(**outcome)
+
+
+def end_with(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, out, err))

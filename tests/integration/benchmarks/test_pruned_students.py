@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.pruning.settings import RATES
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
@@ -21,6 +23,7 @@ from compress.prune.budget import Budget
 from distill.data.config import DataConfig
 from distill.student.build import build_student
 from distill.teacher.config import TeacherConfig
+from distill.train.config import TrainConfig
 from pipelines.settings.commands.distill import DistillConfig
 from support.tiny_models import LABELS, build_model, make_rows, saved
 
@@ -59,16 +62,16 @@ def read_sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
 
 @needs_peers
 @pytest.mark.slow
-@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("per_layer", [False, True])
 def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, even: bool
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, per_layer: bool
 ):
     from benchmarks.pruning.peers import prune_with_torch_pruning
 
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
-    small = prune_with_torch_pruning(teacher, 0.5, even=even)
+    small = prune_with_torch_pruning(teacher, 0.5, per_layer=per_layer)
     heads, neurons = read_sizes(small)
-    if even:
+    if per_layer:
         assert heads == [2] * 4
         assert neurons == [256] * 4
     assert sum(neurons) < 4 * 512
@@ -182,6 +185,20 @@ def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
         assert (limits.speedups, limits.find_max_bytes(speedup)) == ((speedup,), max_bytes)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ours", "peers"),
+    [("", RATES, RATES), ("--rates 1 2", [1, 2], [1, 2]), ("--ours run", [7], [7]), ("--ours run --rates 1", [7], [1])],
+)
+def test_students_of_finished_runs_keep_their_rate_and_others_try_those_of_the_command(arguments, ours, peers):
+    from benchmarks.pruning.pruned_students import Benchmark, build_parser
+
+    benchmark: Any = object.__new__(Benchmark)
+    benchmark.options = build_parser().parse_args(arguments.split())
+    benchmark.first = SimpleNamespace(config=SimpleNamespace(train=TrainConfig(learning_rate=7)))
+    assert benchmark.list_rates("ours") == ours
+    assert benchmark.list_rates("layers") == peers
+
+
 def read_results(bench: tuple[list[str], Path]) -> dict[str, Any]:
     return json.loads((bench[1] / "results.json").read_text())
 
@@ -202,9 +219,9 @@ def test_every_method_is_trained_deployed_and_measured(bench: tuple[list[str], P
     assert len(results["tried"]) == len(methods) + 2, "two sizes of TextBrewer and Torch-Pruning, one of all others"
     for method in methods:
         students = [student for student in results["tried"] if student["method"] == method]
-        taken = [student for student in students if student["taken"]]
-        assert len(taken) == 1
-        assert taken[0]["validation"] == max(student["validation"] for student in students)
+        selected = [student for student in students if student["selected"]]
+        assert len(selected) == 1
+        assert selected[0]["validation"] == max(student["validation"] for student in students)
 
 
 def accuracy(folder: Path) -> float:

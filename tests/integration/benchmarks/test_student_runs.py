@@ -3,10 +3,13 @@
 import argparse
 import json
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.common.tables import draw_few, read_table, write_table
+from benchmarks.common.tables import draw_few, find_table, read_table, write_table
 from benchmarks.data import augmentation, cleaning, selection
 from benchmarks.data.student_runs import HEADER, StudentRuns, choose_variants
 from support.run_inputs import make_inputs
@@ -45,7 +48,15 @@ def test_students_are_trained_on_every_variant_and_finished_ones_are_kept(tmp_pa
     arguments = ["x", "--data", str(data), "--output", str(tmp_path / "out"), "--per-class", "4", "--visits", "60"]
     arguments += ["--times", "1", "--teacher-epochs", "1", "--student", "layers=2", "--seeds", "0", "--rates", "1e-3"]
     monkeypatch.setattr("sys.argv", arguments)
+    score, lengths = StudentRuns.score, []
+
+    def record_length(runs: StudentRuns, model: Path, stages: Mapping[str, Any], max_length: int) -> float:
+        lengths.append(max_length)
+        return score(runs, model, stages, max_length)
+
+    monkeypatch.setattr(StudentRuns, "score", record_length)
     augmentation.main()
+    assert set(lengths) == {32}, "that of the training"
     results = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     assert {json.loads(line)["variant"] for line in results} >= {"none", "order", "noise", "all unlabelled text"}
     assert len(read_table(tmp_path / "out" / "data", "train")) == 20
@@ -89,3 +100,36 @@ def test_a_pool_has_variants_without_it_and_with_all_of_it(tmp_path):
     assert variants["similarity, embeddings"][-2:] == ["--select.vectors=embeddings", target]
     options.pool = ""
     assert list(selection.list_variants(options))[:2] == ["all", "random"]
+
+
+def test_a_preference_and_vectors_are_told_apart_in_the_name_of_a_method(tmp_path):
+    options = argparse.Namespace(share=0.1, pool="", output=tmp_path, methods=["entropy, easy", "mixture, embeddings"])
+    variants = selection.list_variants(options)
+    share = "--select.share=0.1"
+    assert variants["entropy, easy"] == ["--data.select=entropy", share, "--select.prefer=easy"]
+    assert variants["mixture, embeddings"] == ["--data.select=mixture", share, "--select.vectors=embeddings"]
+
+
+@pytest.mark.parametrize("name", ["validation", "dev"])
+@pytest.mark.parametrize("per_class", [0, 2])
+def test_a_validation_split_of_the_data_set_is_kept(name, per_class, tmp_path):
+    data, output = tmp_path / "data", tmp_path / "out"
+    rows = [{"text": f"text {number}", "label": str(number % 3)} for number in range(30)]
+    for split, part in (("train", rows[:20]), (name, rows[20:25]), ("test", rows[25:])):
+        write_table(data / f"{split}.jsonl", part)
+    options = argparse.Namespace(data=str(data), output=output, per_class=per_class, rows=0, pool="")
+    assert selection.write_rows(options) == (6 if per_class else 20)
+    assert read_table(output / "data", "validation") == rows[20:25]
+
+
+def test_without_a_validation_split_few_rows_are_judged_by_others_and_all_rows_by_the_runs_own(tmp_path):
+    data = tmp_path / "data"
+    rows = [{"text": f"text {number}", "label": str(number % 3)} for number in range(30)]
+    write_table(data / "train.jsonl", rows)
+    write_table(data / "test.jsonl", rows[:3])
+    few = argparse.Namespace(data=str(data), output=tmp_path / "few", per_class=2, rows=0, pool="")
+    selection.write_rows(few)
+    train, validation = (read_table(few.output / "data", split) for split in ("train", "validation"))
+    assert sorted(row["text"] for row in [*train, *validation]) == sorted(row["text"] for row in rows)
+    selection.write_rows(argparse.Namespace(data=str(data), output=tmp_path / "all", per_class=0, rows=0, pool=""))
+    assert find_table(tmp_path / "all" / "data", "validation") is None

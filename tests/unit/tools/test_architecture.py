@@ -74,9 +74,9 @@ def test_arrows_that_follow_from_others_are_left_out(drawing):
     assert reduced == {"top": ["middle", "left"], "middle": ["bottom"], "left": ["bottom"], "bottom": []}
 
 
-def test_each_box_stands_below_all_that_lead_to_it_and_long_arrows_pass_every_floor(drawing):
-    floors, lanes = drawing.list_floors({"a": ["b", "d"], "b": ["c"], "c": [], "d": [], "e": ["c", "d"]})
-    level = {name: number for number, floor in enumerate(floors) for name in floor}
+def test_each_box_is_below_all_that_lead_to_it_and_long_arrows_pass_every_layer(drawing):
+    layers, lanes = drawing.list_layers({"a": ["b", "d"], "b": ["c"], "c": [], "d": [], "e": ["c", "d"]})
+    level = {name: number for number, layer in enumerate(layers) for name in layer}
     assert (level["a"], level["b"], level["c"], level["d"], level["e"]) == (0, 1, 2, 1, 0)
     (long,) = [lane for lane in lanes if lane[0] == "e" and lane[-1] == "c"]
     assert [level[name] for name in long] == [0, 1, 2]
