@@ -80,6 +80,7 @@ SMALLER = {
     "configs/pruned": PRUNED,
     "configs/frontier": PRUNED | {"speedup": "4", "student.attention_free": "static", "attention_free_train.epochs": 1},
     "--speedup": PRUNED,
+    "--latency-ms": PRUNED,
     "--texts-per-second": PRUNED,
     "--frontier": PRUNED | {"speedup": "4,400", "student.attention_free": "static", "attention_free_train.epochs": 1},
     "--student.attention_free": PRUNED | {"attention_free_train.epochs": 1},
