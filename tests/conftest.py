@@ -19,9 +19,9 @@ import jaxtyping
 import pytest
 import torch
 import transformers
-from transformers import BertTokenizerFast, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from support.tiny_models import MAX_LENGTH, MODELS, SPECIAL, VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import MODELS, SPECIAL, VOCABULARY, build_model, make_rows, saved, word_tokenizer
 
 torch.set_num_threads(1)  # tests share the machine, and a single thread sums in a fixed order
 transformers.utils.logging.disable_progress_bar()  # saving a fixture must not write to a test's stderr
@@ -63,7 +63,7 @@ def teacher(request: pytest.FixtureRequest) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     """A BertTokenizerFast (WordPiece, lower case, token types, pad id 0, at most 64 tokens) with VOCABULARY."""
-    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    return word_tokenizer()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ class RankMeter(Callback):
     the slowest one's time that it doesn't need itself.
 
     Args:
-        speeds: Speeds that are corrected; None: rows are divided as if all were equal.
+        speeds: Speeds that are corrected; None: rows are divided as the data says, and none are corrected.
         data: Data whose batches are divided.
         logs: Where the results are kept.
     """
@@ -79,7 +79,7 @@ class RankMeter(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the mean times and idle shares of all replicas."""
         if self.measured and trainer.is_global_zero:
-            self.logs.write_ranks(summarize_rank_times(self.measured, self.speeds))
+            self.logs.write_ranks(summarize_rank_times(self.measured, self.data.speeds))
 
     def _read_clock(self, trainer: Trainer) -> float:
         if trainer.strategy.root_device.type == "cuda":

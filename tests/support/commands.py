@@ -40,10 +40,14 @@ def with_last_flags(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
-    """Returns the arguments of a distillation that takes seconds: a tiny teacher, few texts, two of four layers."""
+    """Returns the arguments of a distillation that takes seconds: a tiny teacher, few texts, two of four layers, a CPU.
+
+    Flags in `more` override those of the same name.
+    """
     arguments = [
         *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
-        *("--precision", "32", "--threads", "1", "--data.max_length", "32", "--batch-size", "8", *QUICK_MEASUREMENT),
+        *("--accelerator", "cpu", "--precision", "32", "--threads", "1"),
+        *("--data.max_length", "32", "--batch-size", "8", *QUICK_MEASUREMENT),
         *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
     ]
     return override_flags(arguments, more, SHORT_OPTIONS)

@@ -3,19 +3,17 @@
 import csv
 from pathlib import Path
 
-from transformers import BertTokenizerFast
-
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import build_model, make_rows, saved, word_tokenizer
 
 
 def make_inputs(folder: Path) -> tuple[Path, Path]:
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    tokenizer = word_tokenizer()
     return saved(build_model("bert", "Model"), tokenizer, folder / "teacher"), write_data(folder / "data")
 
 
 def make_classifier_inputs(folder: Path, neurons: int = 512) -> tuple[Path, Path]:
     """Returns a classifier whose neurons make most of its latency if there are many, and data: `model/`, `data/`."""
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    tokenizer = word_tokenizer()
     return saved(build_model("bert", intermediate_size=neurons), tokenizer, folder / "model"), write_data(
         folder / "data"
     )

@@ -5,13 +5,14 @@ Sizes: 4 layers, width 32, 4 heads, feed-forward 64, 5 classes, about 200 tokens
 
 import random
 import string
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertTokenizerFast, PreTrainedModel, PreTrainedTokenizerBase
 
 SIZES = {"layers": 4, "hidden": 32, "heads": 4, "ffn": 64}
 MAX_LENGTH = 64
@@ -65,6 +66,16 @@ def draw_weights(model: nn.Module) -> None:
         spread = 0.5 if "classifier" in name else 0.2
         centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
         nn.init.normal_(parameter, mean=centre, std=spread)
+
+
+def word_tokenizer(words: Sequence[str] = VOCABULARY, **settings: object) -> BertTokenizerFast:
+    """Returns a BertTokenizerFast (WordPiece, lower case, token types) for texts of at most MAX_LENGTH tokens.
+
+    The position of a word is its id; `settings` are passed to the class.
+    """
+    return BertTokenizerFast(
+        vocab={word: i for i, word in enumerate(words)}, **({"model_max_length": MAX_LENGTH} | settings)
+    )
 
 
 def saved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:

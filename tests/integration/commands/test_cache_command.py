@@ -29,7 +29,7 @@ from pipelines.stages.cache.record import record_settings
 from support import broken_checkpoints as broken
 from support.commands import refusal_of, run_to_success
 from support.task_data import question_data, tagged_data
-from support.tiny_models import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved
+from support.tiny_models import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved, word_tokenizer
 
 
 @pytest.fixture
@@ -121,11 +121,12 @@ def test_inspect_finds_no_difference_between_a_cache_and_its_own_teacher(
 ):
     data, head = tmp_path / "data", {"token-classification": "Token", "question-answering": "Question"}.get(task)
     if task == "chat":
-        tokenizer.eos_token = "[SEP]"
         data.mkdir()
         rows = [{"prompt": WORDS[number], "completion": f" {WORDS[number + 1]}"} for number in range(40)]
         (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        teacher = saved(LlamaForCausalLM.from_pretrained(decoder), tokenizer, tmp_path / "teacher")
+        teacher = saved(
+            LlamaForCausalLM.from_pretrained(decoder), word_tokenizer(eos_token="[SEP]"), tmp_path / "teacher"
+        )
     else:
         (tagged_data if head == "Token" else question_data)(data)
         labels = {"num_labels": 2} if head == "Question" else {}

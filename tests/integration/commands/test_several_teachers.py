@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification
 
 from distill.cache import CacheReader, sample_keys
 from distill.errors import InputError
@@ -15,15 +15,10 @@ from distill.teacher.ensemble import Ensemble, register_ensemble
 from distill.teacher.online import OnlineTeacher
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
-from support.tiny_models import LABELS, VOCABULARY, build_model, saved
+from support.tiny_models import LABELS, VOCABULARY, build_model, saved, word_tokenizer
 
 IDS = torch.randint(5, 60, (6, 12), generator=torch.Generator().manual_seed(3))
 BATCH = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-
-
-@pytest.fixture
-def word_tokenizer() -> BertTokenizerFast:
-    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
 def build_other_teacher(**changes: int):
@@ -57,9 +52,9 @@ def test_a_reloaded_ensemble_outputs_the_mixture_of_its_members(mix, tmp_path):
     torch.testing.assert_close((reloaded_logits / 2).softmax(-1), wanted)
 
 
-def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_folder):
-    first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
-    second = saved(build_other_teacher(), word_tokenizer, tmp_path / "second")
+def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, tokenizer, data_folder):
+    first = saved(build_model("bert"), tokenizer, tmp_path / "first")
+    second = saved(build_other_teacher(), tokenizer, tmp_path / "second")
     run = tmp_path / "run"
     requested = (
         "--teacher.additional",
@@ -80,7 +75,7 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_
     with (data_folder / "train.csv").open() as file:
         texts = [row["text"] for row in csv.DictReader(file)]
     reader = CacheReader(written)
-    batches = [dict(word_tokenizer(text, return_tensors="pt")) for text in texts]
+    batches = [dict(tokenizer(text, return_tensors="pt")) for text in texts]
     cached = [batch for batch in batches if reader.contains(sample_keys(batch)).all()]
     assert len(cached) > 80, "all but the texts of the validation split"
     for batch in cached[:8]:
@@ -104,21 +99,19 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, word_tokenizer, data_
     ],
 )
 def test_ensemble_settings_that_cannot_be_combined_are_refused(
-    more, expected, tmp_path, word_tokenizer, data_folder, monkeypatch, capsys
+    more, expected, tmp_path, tokenizer, data_folder, monkeypatch, capsys
 ):
-    first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
-    second = saved(build_other_teacher(), word_tokenizer, tmp_path / "second")
+    first = saved(build_model("bert"), tokenizer, tmp_path / "first")
+    second = saved(build_other_teacher(), tokenizer, tmp_path / "second")
     requested = ("--teacher.additional", f'["{second}"]', *more)
     assert expected in refusal_of(
         distill, small_run(first, data_folder, tmp_path / "run", *requested), monkeypatch, capsys
     )
 
 
-def test_teachers_with_different_tokenizers_are_refused(
-    tmp_path: Path, word_tokenizer, data_folder, monkeypatch, capsys
-):
-    first = saved(build_model("bert"), word_tokenizer, tmp_path / "first")
-    turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
+def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, tokenizer, data_folder, monkeypatch, capsys):
+    first = saved(build_model("bert"), tokenizer, tmp_path / "first")
+    turned = word_tokenizer(VOCABULARY[::-1])
     second = saved(build_other_teacher(), turned, tmp_path / "second")
     requested = small_run(first, data_folder, tmp_path / "run", "--teacher.additional", f'["{second}"]')
     message = refusal_of(distill, requested, monkeypatch, capsys)

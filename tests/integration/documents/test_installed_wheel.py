@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ROOT, small_run
+from support.checkout_files import copy_checkout
+from support.commands import small_run
+from support.services.environments import run_or_skip
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +19,8 @@ pytestmark = pytest.mark.slow
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel, and with the libraries of the running one."""
     folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"
-    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(source)], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source], check=True)
+    source = copy_checkout(folder / "source")
+    run_or_skip([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, source])  # downloads setuptools
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -133,7 +133,7 @@ def test_two_processes_and_early_stopping_run_as_documented(body_folder, data_fo
     assert list(tmp_path.glob("run/distill/*/model/model.safetensors"))
 
 
-def test_the_result_table_is_of_a_real_run_of_this_recipe():
+def test_the_result_table_has_scores_a_runtime_and_a_date():
     table = TEXT.split("<!-- result:begin -->")[1].split("<!-- result:end -->")[0]
     scores = [float(score) for score in re.findall(r"(\d\d\.\d\d) %", table)]
     assert len(scores) >= 2

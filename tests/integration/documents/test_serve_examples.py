@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertTokenizerFast
 
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
 from compress.export.write import write_targets
 from support.commands import ROOT
-from support.tiny_models import VOCABULARY, build_model
+from support.tiny_models import build_model, word_tokenizer
 
 TEXTS = ["bado bado badi", "bade bada", "badu"]
 LENGTH = 16  # tokens; exporting to LiteRT takes seconds for each length
@@ -21,7 +20,7 @@ LENGTH = 16  # tokens; exporting to LiteRT takes seconds for each length
 
 @pytest.fixture(scope="module")
 def source() -> Source:
-    tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=LENGTH)
+    tokenizer = word_tokenizer(model_max_length=LENGTH)
     return Source(build_model("bert", num_hidden_layers=1), tokenizer)
 
 

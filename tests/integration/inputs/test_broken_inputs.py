@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from pipelines import distill
 from pipelines.runs import cli
 from pipelines.runs.files import hash_content
 from support.broken_inputs import broken_checkpoints, broken_data, broken_runs, broken_settings
 from support.broken_inputs.broken_runs import REFUSED_OR_REBUILT, STAGES, folder_of
-from support.broken_inputs.case import ACCEPTED, Case, Flags, Workspace, copy_workspace
+from support.broken_inputs.case import ACCEPTED, REFUSED, Case, Flags, Workspace, copy_workspace
 from support.commands import small_run
-from support.tiny_models import VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import build_model, make_rows, saved, word_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 FRESH = [*broken_checkpoints.CASES, *broken_data.CASES, *broken_settings.CASES]
@@ -28,7 +27,7 @@ FRESH = [*broken_checkpoints.CASES, *broken_data.CASES, *broken_settings.CASES]
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A teacher with a head for the data's labels, a separate student, a headless body, and the data."""
     root = tmp_path_factory.mktemp("pristine")
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    tokenizer = word_tokenizer()
     saved(build_model("bert"), tokenizer, root / "teacher")
     saved(build_model("bert", num_hidden_layers=2), tokenizer, root / "student")
     saved(build_model("bert", "Model"), tokenizer, root / "body")
@@ -80,10 +79,15 @@ def test_a_broken_input_is_named_without_a_traceback(
         name: hash_content(workspace.root / name) for name in ("teacher", "data") if (workspace.root / name).is_dir()
     }
     code = run(build_arguments(workspace, more))
-    printed = "".join(capfd.readouterr())
+    output, errors = capfd.readouterr()
+    printed = output + errors
     assert code == case.ends, printed
     assert "Traceback" not in printed
-    assert re.search(case.message, printed, re.DOTALL), printed
+    if case.ends == REFUSED:
+        assert errors.startswith("error: "), printed
+        assert re.search(case.message, errors, re.DOTALL), printed
+    else:
+        assert re.search(case.message, printed, re.DOTALL), printed
     assert len(printed) < 20_000, "a message that nobody can read"
     after = {name: hash_content(workspace.root / name) for name in before}
     assert after == before, "an input was changed"

@@ -12,7 +12,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import BertTokenizerFast
 
 from distill.data.rows.questions import Questions
 from distill.data.rows.tagged import Tagged
@@ -23,7 +22,7 @@ from pipelines import distill, report
 from pipelines.stages.deliver.evaluate import baseline_scores
 from support.commands import refusal_of, small_run
 from support.task_data import TAGS, books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
-from support.tiny_models import CLUES, FILLERS, LABELS, VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import CLUES, FILLERS, LABELS, build_model, make_rows, saved, word_tokenizer
 
 Rows = Sequence[Sequence[str]]
 
@@ -486,7 +485,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
 def baseline_of(task_name: str, train: list, test: list, names: tuple[str, ...] = ()) -> dict[str, float | None]:
     """Returns the scores of train's baseline on a test split with one text per label."""
     task = TASKS[task_name].build(names, {})
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    tokenizer = word_tokenizer()
     if task_name == "token-classification":
         parts = [Tagged([["bale"] * len(row) for row in labels], labels) for labels in (train, test)]
     elif task_name == "question-answering":

@@ -1,8 +1,12 @@
 """Concurrent and killed writer processes leave the same cache as one undisturbed writer."""
 
+import os
 import shutil
 import signal
 import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +22,7 @@ ROWS = make_rows()
 FIRST = 20  # rows of a cache that is later extended to all rows
 SHARDS = 5
 PAUSE = 0.02
+SECONDS = 120.0  # for everything that is waited for
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,15 +47,72 @@ def grown_cache(tmp_path_factory) -> Path:
     return folder
 
 
-def write_at_once(folder: Path, ranks: list[int], pause: float = PAUSE) -> list:
-    """Runs one writer per rank concurrently and returns what each one returned."""
-    writers = [start_writer(folder, ROWS, pause, rank, len(ranks)) for rank in ranks]
-    results = []
-    for process, pipe in writers:
-        assert pipe.recv() == "ready"
-        results.append(pipe.recv())
-        process.join()
-        assert process.exitcode == 0
+class MeetingTeacher(Teacher):
+    """A teacher that waits in its first query for a shard until as many writers as `count` are in theirs.
+
+    Queries before `begins` is set, from the planning, don't wait: one writer plans while the others wait for it.
+    """
+
+    def __init__(self, gate: Path, count: int):
+        super().__init__(whole_batch=True, pause=PAUSE)
+        self.gate, self.count, self.begins = gate, count, False
+
+    def __call__(self, batch):
+        if self.begins:
+            (self.gate / str(os.getpid())).touch()
+            wait_until(lambda: len(list(self.gate.iterdir())) >= self.count, "other writers")
+        return super().__call__(batch)
+
+    def begin(self, _: int) -> None:
+        self.begins = True
+
+
+def write_beside_others(send: Connection, folder: Path, gate: Path, rank: int, count: int) -> None:
+    teacher = MeetingTeacher(gate, count)
+    send.send(write(folder, ROWS, teacher, rank=rank, ranks=count, on_progress=teacher.begin))
+
+
+def start_beside_others(folder: Path, rank: int, count: int) -> tuple[ForkServerProcess, Connection]:
+    """Starts a writer that holds its first shard until `count` writers hold one; each leaves a file in `gate_of`."""
+    gate_of(folder).mkdir(exist_ok=True)
+    ours, theirs = fork_server().Pipe(duplex=False)
+    process = fork_server().Process(target=write_beside_others, args=(theirs, folder, gate_of(folder), rank, count))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def gate_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-gate")
+
+
+def wait_until(condition: Callable[[], object], what: str, alive: Sequence[ForkServerProcess] = ()) -> None:
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert all(process.is_alive() for process in alive), f"a writer ended before there were {what}"
+        assert time.monotonic() < until, f"no {what} within {SECONDS:.0f} s"
+        time.sleep(0.005)
+
+
+def receive(pipe: Connection):
+    assert pipe.poll(SECONDS), "a writer takes too long"
+    return pipe.recv()
+
+
+def finish(process: ForkServerProcess) -> None:
+    """Waits for the end of a writer, which must be without an error."""
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode == 0
+
+
+def write_at_once(folder: Path, ranks: list[int]) -> list:
+    """Runs one writer per rank concurrently, of which each computes a shard, and returns what each one returned."""
+    writers = [start_beside_others(folder, rank, len(ranks)) for rank in ranks]
+    results = [receive(pipe) for _, pipe in writers]
+    for process, _ in writers:
+        finish(process)
     return results
 
 
@@ -96,11 +158,11 @@ def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown_cache, tmp_pa
     before = files_of(folder)
     reader = CacheReader(folder)
     process, _ = start_writer(folder, ROWS, PAUSE)
-    while process.is_alive():
+    until = time.monotonic() + SECONDS
+    while process.is_alive() and time.monotonic() < until:
         assert reader.contains([reader.open_shard(0).keys[0].tobytes()]).all()
         assert not reader.open_shard(0).find_damage(reader.store.index.shard_prefixes(0))
-    process.join()
-    assert process.exitcode == 0
+    finish(process)
     after = files_of(folder)
     assert {name: after[name] for name in before if "shard-" in name} == {
         name: data for name, data in before.items() if "shard-" in name
@@ -115,7 +177,7 @@ def kill_at_random(folder: Path, seed: int, longest: float) -> None:
     """Starts a writer and kills it within `longest` seconds, roughly the time an undisturbed writer needs."""
     rng = np.random.default_rng(seed)
     process, pipe = start_writer(folder, ROWS, PAUSE)
-    assert pipe.recv() == "ready"
+    assert receive(pipe) == "ready"
     time.sleep(rng.uniform(0, longest))
     process.kill()
     process.join()
@@ -149,15 +211,14 @@ def test_the_caches_of_fifty_killed_writers_are_completed_identically(seed, sing
 
 def test_a_killed_writer_does_not_stop_the_other_writer(single_writer_cache, tmp_path):
     folder = tmp_path / "cache"
-    victim, _ = start_writer(folder, ROWS, 0.1)
-    while not list(folder.glob("shard-*.partial")):
-        time.sleep(0.005)
+    victim, _ = start_beside_others(folder, 0, 2)  # waits with a shard for a second one that never comes
+    wait_until(lambda: list(gate_of(folder).iterdir()), "queries", [victim])
     other, pipe = start_writer(folder, ROWS, 0.0)
-    time.sleep(0.1)
+    wait_until(lambda: len(list(folder.glob("shard-*.safetensors"))) == SHARDS - 1, "other shards", [victim, other])
     victim.kill()
     victim.join()
-    other.join()
-    assert [pipe.recv(), pipe.recv().samples] == ["ready", len(ROWS)]
+    assert [receive(pipe), receive(pipe).samples] == ["ready", len(ROWS)]
+    finish(other)
     assert files_of(folder) == files_of(single_writer_cache)
 
 

@@ -5,15 +5,16 @@ import os
 import random
 import signal
 import subprocess
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run, start
+from support.commands import refusal_of, run_to_success, small_run
+from support.processes.stopping import Running
 from support.run_inputs import make_inputs
+from support.run_outputs import read_weights, weights_that_differ
 
 TWO = (
     "--devices",
@@ -33,10 +34,6 @@ OFTEN = ("--train.checkpoint_every", "3", "--teacher_train.checkpoint_every", "3
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> tuple[Path, Path]:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-def read_weights(output: Path) -> dict:
-    return load_file(next(output.glob("distill/*/model/model.safetensors")))
 
 
 def list_workers(parent: int) -> list[int]:
@@ -71,7 +68,7 @@ def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     run_to_success("distill", shared_process)
     assert run_to_success("distill", own_process).count("Stages") == 1, "the teacher's process speaks too"
     ours, theirs = read_weights(tmp_path / "apart"), read_weights(tmp_path / "beside")
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert weights_that_differ(ours, theirs, 0) == {}
     assert "distill: already complete, skipped" in run_to_success("distill", own_process), (
         "the teacher is called and nobody asks"
     )
@@ -92,27 +89,31 @@ def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, un
     for number in range(kills):
         output = tmp_path / f"run-{number}"
         arguments = small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2")
-        process = start("distill", arguments, fresh=True)
-        done += kill_now_and_then(process, rng, kills - done)
-        message, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, message
-        ours = read_weights(output)
-        assert all((ours[name] == theirs[name]).all() for name in theirs), f"after {done} kills"
+        running = Running.of("distill", arguments, fresh=True)
+        done += kill_now_and_then(running, rng, kills - done)
+        assert running.end() == 0, running.output
+        assert weights_that_differ(read_weights(output), theirs, 0) == {}, f"after {done} kills"
         if done == kills:
             return
     pytest.fail(f"{done} of {kills} kills hit a process")
 
 
-def kill_now_and_then(process: subprocess.Popen, rng: random.Random, max_kills: int) -> int:
-    """Kills a random worker every few seconds until the run ends or `max_kills` were killed; returns their number."""
+def kill_now_and_then(running: Running, rng: random.Random, max_kills: int) -> int:
+    """Kills a random worker every few lines until the run ends or `max_kills` were killed; returns their number."""
     done = 0
-    while process.poll() is None and done < max_kills:
-        time.sleep(rng.uniform(6, 12))
-        workers = list_workers(process.pid)
-        if workers and process.poll() is None:
-            os.kill(rng.choice(workers), signal.SIGKILL)
+    while done < max_kills:
+        line = len(running.lines) + rng.randint(1, 12)
+        running.wait_for(lambda line=line: len(running.lines) >= line or has_ended(running), "line", alive=False)
+        if has_ended(running):
+            break
+        with suppress(ProcessLookupError, IndexError):  # it has just ended, or all are being restarted
+            os.kill(rng.choice(list_workers(running.process.pid)), signal.SIGKILL)
             done += 1
     return done
+
+
+def has_ended(running: Running) -> bool:
+    return running.process.poll() is not None
 
 
 @pytest.mark.parametrize(

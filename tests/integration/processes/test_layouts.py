@@ -15,6 +15,7 @@ from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.settings.commands.distill import MachineConfig
 from support.processes.ranks import free_port, run_ranks
 from support.processes.training_ranks import Training, train
+from support.run_outputs import weights_that_differ
 from support.tiny_models import draw_weights, saved
 
 NEAR = 1e-5
@@ -60,7 +61,7 @@ def test_every_layout_trains_the_same_student(processes, layout, student, single
     for rank in range(processes):
         weights = results[rank]["weights"]
         assert "pp=" in layout or weights.keys() == single_process["weights"].keys()
-        assert differing_weights(weights, single_process["weights"]) == {}
+        assert differing_weights(weights, single_process["weights"], layout) == {}
         assert results[rank]["metrics"] == pytest.approx(single_process["metrics"], abs=1e-4)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").state_dict()
     assert loaded.keys() == single_process["weights"].keys()
@@ -76,7 +77,7 @@ def test_batches_of_tokens_train_the_same_student_in_every_layout(layout, studen
     expected = train(0, 1, replace(single, train=settings), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, rows, "replicated")["weights"])
     for found in run_ranks(train, 2, 2, replace(job, train=settings), layout, limit=120):
-        assert differing_weights(found["weights"], expected) == {}
+        assert differing_weights(found["weights"], expected, layout) == {}
 
 
 def trainable_pairs() -> Iterator[tuple[str, str]]:
@@ -102,7 +103,7 @@ def test_every_optimizer_trains_the_same_student_in_every_layout_that_it_takes(n
     train_settings = replace(single.train, optimizer=name, learning_rate=2e-4 * OPTIMIZERS[name].rate)
     expected = train(0, 1, replace(single, train=train_settings), "replicated")["weights"]
     for found in run_ranks(train, 2, 2, replace(job, train=train_settings), layout, limit=300):
-        assert differing_weights(found["weights"], expected) == {}
+        assert differing_weights(found["weights"], expected, layout) == {}
 
 
 @pytest.mark.slow
@@ -113,7 +114,7 @@ def test_averaged_weights_are_the_same_in_every_layout(layout, student, tmp_path
     expected = train(0, 1, replace(single, train=averaged), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, plain, "replicated")["weights"])
     for found in run_ranks(train, 2, 2, replace(job, train=averaged), layout, limit=120):
-        assert differing_weights(found["weights"], expected) == {}
+        assert differing_weights(found["weights"], expected, layout) == {}
 
 
 @pytest.mark.slow
@@ -125,7 +126,7 @@ def test_a_spike_costs_the_same_step_in_every_layout(layout, batch, student, tmp
     expected = train(0, 1, replace(single, train=recovering, spike=batch), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, replace(plain, train=recovering), "replicated")["weights"])
     for found in run_ranks(train, 2, 2, replace(job, train=recovering, spike=batch), layout, limit=120):
-        assert differing_weights(found["weights"], expected) == {}
+        assert differing_weights(found["weights"], expected, layout) == {}
 
 
 @pytest.mark.slow
@@ -385,11 +386,13 @@ def test_a_run_resumed_in_other_layouts_ends_with_the_same_student(student, sing
     assert differing_weights(result["weights"], single_process["weights"]) == {}
 
 
-def differing_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def differing_weights(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], layout: str = "replicated"
+) -> dict[str, float]:
     """Returns the weights that differ by more than NEAR, with their largest absolute difference.
 
-    Key biases are ignored: they don't affect the output, so that their gradients are pure rounding errors, which Adam
-    scales to full steps.
+    A process has all weights, or those of its stage in a pipeline. Key biases are ignored: they don't affect the
+    output, so that their gradients are pure rounding errors, which Adam scales to full steps.
     """
-    differences = {n: (found[n] - expected[n]).abs().max().item() for n in found if not n.endswith("key.bias")}
-    return {name: difference for name, difference in differences.items() if difference > NEAR}
+    names = found.keys() if "pp=" in layout else expected.keys()
+    return weights_that_differ(found, expected, NEAR, [name for name in names if not name.endswith("key.bias")])

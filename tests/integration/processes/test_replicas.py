@@ -25,6 +25,7 @@ from pipelines.settings.outer_config import OuterConfig
 from pipelines.stages.train.replicas import ReplicaJob, run_replicas
 from support.processes.forking import fork_server
 from support.processes.training_ranks import Training, splits, train
+from support.run_outputs import weights_that_differ
 from support.tiny_models import saved
 
 ROWS, NEAR = 40, 1e-5  # rows of the training data; of weights
@@ -89,10 +90,6 @@ def weights_of(module: DistillationModule) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.student.state_dict().items()}
 
 
-def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
 def build_machine(strategy: str, **more) -> MachineConfig:
     return MachineConfig(accelerator="cpu", devices=2, threads=1, strategy=strategy, timeout=60, **more)
 
@@ -109,7 +106,7 @@ def test_replicas_averaged_after_every_step_are_the_student_of_one_process(stude
     alone = train(0, 1, Training(student, tmp_path / "alone", train=PLAIN), "replicated")["weights"]
     assert [each["steps"] for each in outcomes.values()] == [STEPS, STEPS]
     assert [each["averagings"] for each in outcomes.values()] == [STEPS, STEPS]
-    assert largest_difference(found, alone) < NEAR
+    assert weights_that_differ(found, alone, NEAR) == {}
 
 
 @pytest.mark.slow
@@ -118,8 +115,8 @@ def test_an_outer_rate_of_one_without_momentum_is_plain_averaging(student, tmp_p
     outer = OuterConfig(every=4, learning_rate=1.0, momentum=0.0)
     _, found = ReplicaTraining(student, build_machine("diloco"), outer).run(tmp_path / "outer")
     started = weights_of(ReplicaTraining(student, build_machine("diloco")).build()[0])
-    assert largest_difference(found, plain) < NEAR
-    assert largest_difference(found, started) > 100 * NEAR
+    assert weights_that_differ(found, plain, NEAR) == {}
+    assert weights_that_differ(found, started, 100 * NEAR)
 
 
 @pytest.mark.slow
@@ -131,8 +128,8 @@ def test_fragments_are_averaged_in_turns(student, tmp_path):
     load_result(tmp_path / "parts", 1, module)
     # The last one that training went on beside, and both parts at the end.
     assert {each["averagings"] for each in outcomes.values()} == {STEPS // 2 + 1 + 2}
-    assert largest_difference(found, weights_of(module)) == 0
-    assert largest_difference(found, started) > 100 * NEAR
+    assert weights_that_differ(found, weights_of(module), 0) == {}
+    assert weights_that_differ(found, started, 100 * NEAR)
 
 
 def test_processes_with_shared_weights_claim_every_batch_once(student, tmp_path):
@@ -156,7 +153,7 @@ def test_a_killed_replica_is_left_out_and_joins_again(student, tmp_path, capfd):
     assert sorted(outcomes) == [0, 1]
     module, _ = job.build()
     load_result(shared, 1, module)
-    assert largest_difference(found, weights_of(module)) == 0
+    assert weights_that_differ(found, weights_of(module), 0) == {}
     assert outcomes[0]["averagings"] == outcomes[1]["averagings"]
 
 

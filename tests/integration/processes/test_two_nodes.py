@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from torch import Tensor
 
 from benchmarks.distributed.two_machines import ADDRESSES, TwoMachines, can_make_namespaces, two_machines
 from support.commands import ROOT, run_to_success, small_run, start
 from support.processes.stopping import wait_for_checkpoint
 from support.run_inputs import make_inputs
+from support.run_outputs import read_weights, weights_that_differ
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NEAR = 1e-5
@@ -35,16 +35,11 @@ def inputs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(inputs, tmp_path_factory) -> dict[str, np.ndarray]:
+def expected(inputs, tmp_path_factory) -> dict[str, Tensor]:
     """The weights of the student that two processes of one machine train."""
     output = tmp_path_factory.mktemp("one") / "run"
     run_to_success("distill", small_run(*inputs, output, *SETTINGS, "--devices", "2"))
     return read_weights(output)
-
-
-def read_weights(output: Path) -> dict[str, np.ndarray]:
-    (file,) = output.glob("distill/*/model/model.safetensors")
-    return load_file(file)
 
 
 def start_run(machines: TwoMachines, inputs, output: Path, *, nodes: str, timeout: float) -> None:
@@ -76,28 +71,23 @@ def run_with_outage(inputs, output: Path, seconds: float, *, nodes: str, timeout
         return finish(machines)
 
 
-def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    assert found.keys() == expected.keys()
-    return max(float(np.abs(found[name] - expected[name]).max()) for name in found)
-
-
 def test_two_machines_train_the_student_of_one(inputs, expected, tmp_path):
     with two_machines() as machines:
         start_run(machines, inputs, tmp_path / "run", nodes="2", timeout=60)
         printed = finish(machines)
-    assert differences(read_weights(tmp_path / "run"), expected) < NEAR
+    assert weights_that_differ(read_weights(tmp_path / "run"), expected, NEAR) == {}
     assert all(f"rendezvous at {ADDRESSES[0]}:29400" in text for text in printed)
 
 
 def test_a_short_network_outage_is_waited_out(inputs, expected, tmp_path):
     printed = run_with_outage(inputs, tmp_path / "run", 4, nodes="2", timeout=60)
-    assert differences(read_weights(tmp_path / "run"), expected) < NEAR
+    assert weights_that_differ(read_weights(tmp_path / "run"), expected, NEAR) == {}
     assert not any("resuming" in text for text in printed)
 
 
 def test_after_a_long_network_outage_both_resume_from_the_checkpoint(inputs, expected, tmp_path):
     printed = run_with_outage(inputs, tmp_path / "run", 14, nodes="2", timeout=8)
-    assert differences(read_weights(tmp_path / "run"), expected) < NEAR
+    assert weights_that_differ(read_weights(tmp_path / "run"), expected, NEAR) == {}
     assert any("distill: resuming" in text for text in printed)
     assert any("waited too long for the others" in text or "lost the others" in text for text in printed)
 
@@ -105,7 +95,7 @@ def test_after_a_long_network_outage_both_resume_from_the_checkpoint(inputs, exp
 def test_one_machine_goes_on_alone_and_takes_the_other_in_again(inputs, expected, tmp_path):
     printed = run_with_outage(inputs, tmp_path / "run", 30, nodes="1:2", timeout=8)
     # One process sums in another order, which hundreds of Adam's steps at a rate of 1e-3 make visible.
-    assert differences(read_weights(tmp_path / "run"), expected) < 0.02
+    assert weights_that_differ(read_weights(tmp_path / "run"), expected, 0.02) == {}
     assert any("distill: resuming" in text for text in printed)
 
 
@@ -136,4 +126,4 @@ def test_two_machines_train_the_teacher_and_student_of_one_on_banking77(banking,
     with two_machines() as machines:
         start_nodes(machines, run_of(tmp_path / "two"), "2")
         finish(machines, 800)
-    assert differences(read_weights(tmp_path / "two"), read_weights(tmp_path / "one")) < NEAR
+    assert weights_that_differ(read_weights(tmp_path / "two"), read_weights(tmp_path / "one"), NEAR) == {}

@@ -1,6 +1,5 @@
 """`--frontier` on tiny models: pruned students beside students without attention, and which of them to take."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_classifier_inputs, make_inputs
 
 UNREACHABLE = "4000x"
@@ -44,7 +44,7 @@ def printed(arguments) -> str:
 
 @pytest.mark.slow
 def test_every_family_is_trained_scored_and_published(folder, printed):
-    report = json.loads((folder / "run" / "report.json").read_text())
+    report = report_of(folder / "run")
     assert {entry["name"] for entry in report["models"]} == {"teacher", *STUDENTS}
     judged = {entry["name"] for entry in report["models"] if "validation" in entry}
     assert judged == {"teacher", *STUDENTS}

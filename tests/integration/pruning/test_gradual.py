@@ -12,7 +12,7 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from transformers import BertTokenizerFast, PreTrainedModel
+from transformers import PreTrainedModel
 
 from compress.errors import CompressError
 from compress.measure.latency import Latency
@@ -63,7 +63,7 @@ from pipelines.stages.students import split_epochs
 from support.interrupted_training import Killed, killed_at
 from support.pruning_axes import tiny_model_with_axes
 from support.run_inputs import write_csv
-from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import LABELS, build_model, make_rows, saved, word_tokenizer
 
 MACHINE = MachineConfig(accelerator="cpu", precision="32", threads=1)
 TRAIN = masking_settings(TrainConfig(learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=100), 3)
@@ -363,7 +363,7 @@ def sizes_in(model: PreTrainedModel) -> ModelSizes:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a teacher and data; while it is in use, latencies are computed from the models' sizes."""
     folder = tmp_path_factory.mktemp("stages")
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    tokenizer = word_tokenizer()
     saved(build_model("bert"), tokenizer, folder / "teacher")
     (folder / "data").mkdir()
     for split, count, seed in (("train", 90, 1), ("test", 40, 2)):

@@ -1,6 +1,5 @@
 """A nested family: students of several speeds as slices of one set of weights."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from pipelines import distill
 from pipelines.settings.plan import nested_stages
 from support.commands import refusal_of, run_to_success, small_run
 from support.pruning_axes import tiny_model_with_axes
+from support.reports import report_of
 from support.run_inputs import make_classifier_inputs, make_inputs
 
 NAMES = ("1.2x", "1.5x", "2x")
@@ -58,7 +58,7 @@ def test_every_student_is_a_slice_of_the_largest_and_is_exported_alone(family):
 
 @pytest.mark.slow
 def test_the_family_is_trained_once_and_reported_as_other_students_are(family):
-    report = json.loads((family / "report.json").read_text())
+    report = report_of(family)
     assert {each["name"] for each in report["models"]} == {"teacher", *(f"student-{name}" for name in NAMES)}
     assert [each["name"] for each in report["pruning"]["students"]] == [f"student-{name}" for name in NAMES]
     logs = [name for name in NAMES if list(find_stage(family, f"distill-{name}").glob("logs/*/metrics.csv"))]

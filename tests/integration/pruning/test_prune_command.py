@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from compress.prune.budget import TOLERANCE, Budget
 from compress.prune.reconstruction import load_moments
@@ -24,9 +24,10 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.run_stages import check_scores
 from pipelines.stages.train.student_start import MOMENTS, StudentStart
-from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
-from support.run_inputs import write_data
-from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, start
+from support.reports import report_of
+from support.run_inputs import write_csv, write_data
+from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved, word_tokenizer
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
 # No exports during the search for a shape, and few calls in each of its measurements.
@@ -51,8 +52,8 @@ def folder(tmp_path_factory) -> Path:
 def model(folder) -> Path:
     """A classifier with layers wide enough for measurable latencies, and with tokens that no text uses."""
     vocabulary = [*VOCABULARY, *UNUSED]
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)}, model_max_length=MAX_LENGTH)
-    return saved(build_model("bert", intermediate_size=512, vocab_size=len(vocabulary)), tokenizer, folder / "model")
+    model = build_model("bert", intermediate_size=512, vocab_size=len(vocabulary))
+    return saved(model, word_tokenizer(vocabulary), folder / "model")
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +61,26 @@ def data(folder) -> Path:
     return write_data(folder / "data")
 
 
+def make_faultless_teacher(folder: Path) -> tuple[Path, Path]:
+    """Returns a classifier, and data that are labelled by its own answers."""
+    classifier, tokenizer = build_model("bert", intermediate_size=512), word_tokenizer()
+    texts = [text for text, _ in make_rows(160, 1)]
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        classifier.classifier.bias -= classifier(**encoded).logits.mean(0)  # otherwise all answers are the same
+        answers = classifier(**encoded).logits.argmax(1)
+    rows = [(text, LABELS[answer]) for text, answer in zip(texts, answers, strict=True)]
+    (folder / "data").mkdir()
+    for split, part in (("train", rows[:120]), ("test", rows[120:])):
+        write_csv(folder / "data" / f"{split}.csv", part)
+    return saved(classifier, tokenizer, folder / "model"), folder / "data"
+
+
 @pytest.fixture(scope="module")
 def family(folder, model, data) -> tuple[Path, str]:
     """The output folder of a run with two students, and its printed output."""
     output = folder / "family"
     return output, run_to_success("prune", prune_arguments(model, data, output, "--speedup", "1.3,1.8", *SEARCH))
-
-
-def report_of(output: Path) -> dict:
-    return json.loads((output / "report.json").read_text())
 
 
 def read_metrics(output: Path, stage: str) -> dict:
@@ -213,6 +225,24 @@ def test_an_unreachable_speed_up_is_refused_with_the_best_point(folder, model, d
     assert "budget 5000x: expected a shape that takes 0.00" in message
     assert "found none: the smallest, width 8, layers" in message
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
+
+
+@pytest.mark.slow
+def test_a_student_below_the_minimum_score_is_written_and_the_command_ends_with_code_2(tmp_path):
+    (model, data), output = make_faultless_teacher(tmp_path), tmp_path / "run"
+    barely_trained = ("--epochs", "1", "--learning-rate", "1e-7", "--prune.trial_steps", "0", "--budget.rounds", "1")
+    budget = ("--speedup", "1.5", "--min-score", "1.0", *SEARCH)
+    process = start("prune", prune_arguments(model, data, output, *barely_trained, *budget))
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, printed
+    assert "error: budget.min_score 1: expected at least 100.0% of the teacher's validation score" in printed
+    scores = {entry["name"]: entry["validation"] for entry in report_of(output)["models"] if "validation" in entry}
+    assert scores["teacher"] == 1
+    assert scores["student"] < 0.9
+    assert f"found that student keeps {scores['student']:.1%}. All files were written" in printed
+    assert load_model_folder(output / "student").num_labels == len(LABELS)
+    assert (output / "student" / "onnx" / "model.onnx").is_file()
+    assert f"kept {100 * scores['student']:.2f} %" in (output / "report.html").read_text()
 
 
 def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):

@@ -18,6 +18,7 @@ from pipelines.stages.prune import faster_shape
 from pipelines.stages.prune.budget_timing import TimedModel
 from pipelines.stages.prune.shape_timing import MEASUREMENTS, ShapeTimer
 from support.commands import refusal_of, run_to_success, start
+from support.reports import report_of
 from support.run_inputs import make_classifier_inputs
 
 NAME = "1.3x"
@@ -98,7 +99,7 @@ def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again
     assert units[1] < units[0]
     for stage in (f"distill-{NAME}", f"export-{NAME}", f"speed-{NAME}", "evaluate"):
         assert len(list_finished(output, stage)) == 2, stage
-    models = json.loads((output / "report.json").read_text())["models"]
+    models = report_of(output)["models"]
     (target,) = [entry["target"] for entry in models if "target" in entry]
     assert target["retries"] == 1
     assert target["target"]["speedup"] == 1.3, "the request stays what it was"
@@ -172,7 +173,7 @@ def test_throughputs_and_lengths_are_measured_under_their_own_conditions(folder,
     output = tmp_path / "other"
     more = ("--budget.retries", "0", "--budget.threads", "2", "--measure.texts", "32")
     run_to_success("prune", prune_arguments(folder, output, *target, *more))
-    models = json.loads((output / "report.json").read_text())["models"]
+    models = report_of(output)["models"]
     (target_speed,) = [entry["target"] for entry in models if "target" in entry]
     (costs,) = (output / "costs").glob("*/costs.json")
     lengths = json.loads(costs.read_text())["lengths"]
@@ -197,7 +198,7 @@ def test_another_shape_is_searched_where_fewer_units_are_not_fast_enough(folder,
     assert first["shape"] != second["shape"]
     assert second["trials"]
     assert len(second["measurements"]) >= MEASUREMENTS[0]
-    models = json.loads((output / "report.json").read_text())["models"]
+    models = report_of(output)["models"]
     (target,) = [entry["target"] for entry in models if "target" in entry]
     assert target["retries"] == 1
     assert len(list_finished(output, f"distill-{NAME}")) == 2

@@ -134,8 +134,8 @@ def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path,
     output = folder / "[bold]run"
     arguments = small_run(teacher, folder / "data", output, "--until", "distill", "--epochs", "1")
     distill.main([*arguments, "--teacher_train.epochs", "1"])
-    expected = capsys.readouterr().out
-    table = expected[expected.index("Stages") :]
+    printed = capsys.readouterr().out
+    table = printed[printed.index("Stages") :]
     assert str(output / "distill") in table.replace("\n", "")
     gc.collect()
     distill.main([*arguments, "--teacher_train.epochs", "1", "--dry-run", "--predict", "false"])
@@ -151,10 +151,10 @@ def test_tables_and_bars_print_names_verbatim(capsys):
     with console.track(NAMES[1], 1, NAMES[0]) as advance:
         advance(1, NAMES[1])
     console.say(" ".join(NAMES))
-    expected = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in NAMES:
-        assert expected.count(name) >= 3, name
-    assert expected.splitlines()[0].strip() == NAMES[1]
+        assert printed.count(name) >= 3, name
+    assert printed.splitlines()[0].strip() == NAMES[1]
 
 
 def test_a_bar_on_a_terminal_prints_names_verbatim():
@@ -169,11 +169,11 @@ def test_a_bar_on_a_terminal_prints_names_verbatim():
     env = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
     done = subprocess.run([sys.executable, "-c", code], stdout=child, stderr=subprocess.PIPE, env=env, text=True)
     os.close(child)
-    expected = os.read(parent, 100_000).decode()
+    printed = os.read(parent, 100_000).decode()
     os.close(parent)
     assert done.returncode == 0, done.stderr
     for name in ("[/x] :smile:", "[bold]/s", "[/y]"):
-        assert name in expected
+        assert name in printed
 
 
 def test_a_run_in_a_checkout_that_is_not_installed_states_that(tmp_path, monkeypatch):

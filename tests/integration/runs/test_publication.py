@@ -6,14 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from pipelines import report
 from pipelines.runs.manifest import hash_file
 from pipelines.settings.command_line import override_flags
 from support.commands import QUICK_MEASUREMENT, refusal_of
 from support.run_inputs import make_inputs
-from support.tiny_models import VOCABULARY, build_model, saved
+from support.tiny_models import build_model, saved, word_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +22,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[s
     """(output, arguments) of a checkpoint's report, which publishes like a full run in a tenth of the time."""
     folder = tmp_path_factory.mktemp("published")
     _, data = make_inputs(folder)
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    tokenizer = word_tokenizer()
     model = saved(build_model("bert", num_hidden_layers=1), tokenizer, folder / "model")
     arguments = ["--model", str(model), "--data", str(data), "--output", str(folder / "run"), *QUICK_MEASUREMENT]
     report.main(arguments)
@@ -55,7 +54,7 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied_run, ca
     for again in range(2):
         report.main(arguments)
         gc.collect()
-        expected = capsys.readouterr().out
+        printed = capsys.readouterr().out
         assert (student / "notes.txt").read_text() == "years of work"
         assert (student / "onnx/mine/measured.csv").read_text() == "1,2"
         assert (student / "README.md.yours").read_text() == "# Our own card"
@@ -63,7 +62,7 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied_run, ca
         assert (student / "before.safetensors").read_bytes() == weights
         user_files = {"notes.txt", "onnx/mine/measured.csv", "README.md.yours", "before.safetensors"}
         assert list_names(student) == published | user_files, again
-        assert "student: 4 files of your own are kept" in expected
+        assert "student: 4 files of your own are kept" in printed
     assert not [each for each in output.iterdir() if each.name.startswith(".student")]
 
 

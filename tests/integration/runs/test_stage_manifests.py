@@ -8,21 +8,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from pipelines import distill
 from pipelines.runs.manifest import hash_json
 from pipelines.stages.prepare import data
 from support.commands import ROOT, refusal_of, small_run
 from support.run_inputs import stage_folder, write_csv
-from support.tiny_models import VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import build_model, make_rows, saved, word_tokenizer
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(output, arguments) of a run with two stages: data, and a teacher that is used without fine-tuning."""
     folder = tmp_path_factory.mktemp("stages")
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    tokenizer = word_tokenizer()
     teacher = saved(build_model("bert"), tokenizer, folder / "teacher")
     (folder / "data").mkdir()
     for split, count in (("train", 60), ("test", 20)):
@@ -109,11 +108,11 @@ def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied_r
     damage(folder / "manifest.json")
     damaged = read_contents(folder)
     distill.main(arguments)
-    expected = capsys.readouterr().out
-    assert f"data: '{folder}' " in expected
-    assert message in expected
-    assert "so the stage is rebuilt; the old folder is now" in expected
-    assert "teacher: already complete, skipped" in expected
+    printed = capsys.readouterr().out
+    assert f"data: '{folder}' " in printed
+    assert message in printed
+    assert "so the stage is rebuilt; the old folder is now" in printed
+    assert "teacher: already complete, skipped" in printed
     assert read_contents(folder.with_name(f"{folder.name}.damaged-1")) == damaged
     again = read_contents(folder)
     assert json.loads(again["manifest.json"])["digest"] == digest
@@ -182,9 +181,9 @@ def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied_run, capsys):
     (partial / "manifest.json").write_text("{")
     (partial / "manifest.json.partial").write_text("{")
     distill.main(arguments)
-    expected = capsys.readouterr().out
-    assert "data: resuming" in expected
-    assert "teacher: already complete, skipped" in expected
+    printed = capsys.readouterr().out
+    assert "data: resuming" in printed
+    assert "teacher: already complete, skipped" in printed
     distill.main(arguments)
     assert "data: already complete, skipped" in capsys.readouterr().out
 
@@ -250,9 +249,9 @@ def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied_ru
     (output / "stillroom.json").write_text('{"stillroom": "0.1.0"}')
     before = read_contents(old)
     distill.main(arguments)
-    expected = capsys.readouterr().out
-    assert f"output '{output}': an older Stillroom built its stages" in expected
-    assert "data: started" in expected
+    printed = capsys.readouterr().out
+    assert f"output '{output}': an older Stillroom built its stages" in printed
+    assert "data: started" in printed
     assert read_contents(old) == before
     distill.main(arguments)
     assert "older Stillroom" not in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """Students of every task pruned to a speed or quantized by the distill command."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from compress.quantize.store import is_quantized
 from distill.checkpoint.custom_models import load_model_folder
 from distill.models.sentence_encoder import PooledModel
 from support.commands import run_to_success, small_run
+from support.reports import report_of
 from support.task_data import books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import FILLERS, VOCABULARY, build_model, saved
 
@@ -25,10 +25,6 @@ KINDS = {
     "regression": regression_data,
     "question-answering": question_data,
 }
-
-
-def report_of(output: Path) -> dict:
-    return json.loads((output / "report.json").read_text())
 
 
 def train_student(kind: str, folder: Path, body: Path, *more: str) -> tuple[Path, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizerFast, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from distill.data.config import DataConfig
 from distill.data.rows.conversations import load_all_conversations
@@ -20,8 +20,9 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_task_defaults
 from pipelines.stages.cache.teacher_answers import AnswerGenerator, read_answers
 from support.commands import ROOT, refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.task_data import WORD_PAIRS, books_data, prose
-from support.tiny_models import VOCABULARY, WORDS, build_model, saved
+from support.tiny_models import VOCABULARY, WORDS, build_model, saved, word_tokenizer
 from support.two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
 
 
@@ -39,10 +40,6 @@ def decoder(seed: int = 0, vocabulary: int = len(VOCABULARY)) -> LlamaForCausalL
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
-
-
-def report_of(output) -> dict:
-    return json.loads((output / "report.json").read_text())
 
 
 def scores_of(output) -> dict[tuple[str, str], dict[str, float]]:
@@ -121,8 +118,8 @@ def chats(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, chats, tmp_path):
-    tokenizer.eos_token = "[SEP]"
+def test_an_on_policy_chat_student_is_trained_exported_and_scored(chats, tmp_path):
+    tokenizer = word_tokenizer(eos_token="[SEP]")
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     options = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
@@ -140,8 +137,8 @@ def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, cha
 
 
 @pytest.mark.slow
-def test_packed_conversations_are_cached_and_trained_on(tokenizer, chats, tmp_path):
-    tokenizer.eos_token = "[SEP]"
+def test_packed_conversations_are_cached_and_trained_on(chats, tmp_path):
+    tokenizer = word_tokenizer(eos_token="[SEP]")
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--until", "distill")
     run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *more))
@@ -154,8 +151,8 @@ def test_packed_conversations_are_cached_and_trained_on(tokenizer, chats, tmp_pa
 
 
 @pytest.mark.slow
-def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(tokenizer, chats, tmp_path):
-    tokenizer.eos_token = "[SEP]"
+def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(chats, tmp_path):
+    tokenizer = word_tokenizer(eos_token="[SEP]")
     template = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1")
     rows = [json.loads(line)["messages"] for line in (chats / "train.jsonl").read_text().splitlines()]
     stubborn = [{"messages": [question, answer | {"content": WORDS[50]}]} for question, answer in rows]
@@ -203,13 +200,13 @@ def test_a_completion_keeps_the_space_after_its_prompt():
     writer = AnswerGenerator.__new__(AnswerGenerator)
     writer.tokenizer, writer.ends = tokenizer, [tokenizer.eos_token_id]
     for cut in (k for k in range(2, len(ids)) if tokenizer.convert_ids_to_tokens(ids[k]).startswith("▁")):
-        message = writer.decode_answer(ids[:cut], [*ids[cut:], tokenizer.eos_token_id])
-        assert tokenizer.decode(ids[:cut], skip_special_tokens=True) + message == "The old mill stood by the river"
+        answer = writer.decode_answer(ids[:cut], [*ids[cut:], tokenizer.eos_token_id])
+        assert tokenizer.decode(ids[:cut], skip_special_tokens=True) + answer == "The old mill stood by the river"
     assert writer.decode_answer(ids, ids) == "", "it has no end"
 
 
-def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp_path, monkeypatch, capsys):
-    tokenizer.eos_token = "[SEP]"
+def test_a_share_too_small_for_one_conversation_is_refused(chats, tmp_path, monkeypatch, capsys):
+    tokenizer = word_tokenizer(eos_token="[SEP]")
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
     monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
     options = ("--sequences.share", "0.001", "--teacher.finetune", "never")
@@ -217,10 +214,8 @@ def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp
     assert "sequences.share 0.001: expected at least one conversation, found none of 60" in message
 
 
-def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
-    tokenizer, chats, tmp_path, monkeypatch, capsys
-):
-    tokenizer.eos_token = "[SEP]"
+def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(chats, tmp_path, monkeypatch, capsys):
+    tokenizer = word_tokenizer(eos_token="[SEP]")
     pairs = tmp_path / "pairs.jsonl"
     rows = [{"prompt": WORDS[number], "completion": f" {WORDS[number + 1]}"} for number in range(40)]
     pairs.write_text("\n".join(map(json.dumps, rows)))
@@ -280,7 +275,7 @@ def masked_models_with_other_vocabularies(tmp_path) -> tuple[Path, Path, Path]:
     for number in range(6):
         (folder / f"{number}.txt").write_text(" ".join(rng.choices(WORDS[:5], [6, 1, 1, 1, 1], k=400)))
     teacher_tokenizer = byte_level(masked=True, texts=(" ".join(WORDS[:5] * 9),))
-    student_tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    student_tokenizer = word_tokenizer()
     vocabulary = {
         "vocab_size": len(teacher_tokenizer),
         "pad_token_id": teacher_tokenizer.pad_token_id,

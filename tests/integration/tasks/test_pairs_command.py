@@ -1,7 +1,6 @@
 """The pipeline on sentence pairs, with unlabelled text and a student loaded from a separate checkpoint."""
 
 import csv
-import json
 import random
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from support.commands import run_to_success, small_run
+from support.reports import report_of
 from support.tiny_models import build_model, make_rows, saved
 
 
@@ -42,7 +42,7 @@ def test_a_checkpoint_student_is_distilled_on_pairs_with_unlabelled_text(tmp_pat
     arguments = small_run(teacher, data, tmp_path / "run", "--data.unlabelled", str(more), "--student", str(student))
     run_to_success("distill", [*arguments, "--epochs", "2", "--teacher_train.epochs", "2"])
 
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     counts = {name: report["data"][name] for name in ("train", "validation", "test", "unlabelled", "classes")}
     assert counts == {"train": 80, "validation": 20, "test": 30, "unlabelled": 40, "classes": 2}
     cache = next(stage for stage in report["stages"] if stage["name"] == "cache")

@@ -14,6 +14,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
 from pipelines.stages.train.general import attach_head
 from support.commands import run_to_success, small_run
+from support.reports import report_of
 from support.task_data import question_data
 from support.tiny_models import build_model, make_rows, saved
 
@@ -29,7 +30,7 @@ def test_a_question_answering_student_is_trained_exported_and_scored(body_folder
     more = ("--teacher_train.epochs", "12", "--epochs", "8", "--teacher_train.dropout", "0", "--train.dropout", "0")
     message = run_to_success("distill", small_run(body_folder, questions, output, *more))
     assert "task: question-answering (columns question, context and answers)" in message
-    report = json.loads((output / "report.json").read_text())
+    report = report_of(output)
     assert report["metric"] == "F1"
     entries = {(each["name"], each["runtime"]): each for each in report["models"]}
     for who in ("teacher", "student"):

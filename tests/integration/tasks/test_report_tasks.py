@@ -122,9 +122,9 @@ def test_scores_of_another_tokenizer_get_a_warning():
 
 
 def test_shares_are_written_in_percent_and_other_scores_as_numbers():
-    message = {name: format_score(0.5, name) for scores in SCORES.values() for name in scores}
+    formatted = {name: format_score(0.5, name) for scores in SCORES.values() for name in scores}
     numbers = {"Spearman": "0.5000", "Pearson": "0.5000", "RMSE": "0.5000", "perplexity": "0.50"}
-    assert message == dict.fromkeys(message, "50.00 %") | numbers
+    assert formatted == dict.fromkeys(formatted, "50.00 %") | numbers
     assert format_score(1234.5, "perplexity") == "1,234.50"
 
 

@@ -1,7 +1,6 @@
 """The complete pipeline for sentence encoders: task selection by pairs, training on vectors, export with pooling."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from distill.checkpoint.sentence_form import SentenceForm
 from distill.models.sentence_encoder import PooledModel
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.task_data import pair_data
 from support.tiny_models import FILLERS, build_model, saved
 
@@ -37,7 +37,7 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
     output = tmp_path / "run"
     message = run_to_success("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
     assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in message
-    report = json.loads((output / "report.json").read_text())
+    report = report_of(output)
     scores = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
     assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
     for where in ("pytorch", "onnxruntime"):

@@ -1,7 +1,6 @@
 """Complete runs of other tasks than single-label classification: selection by the data, training, export, report."""
 
 import csv
-import json
 from copy import deepcopy
 from typing import get_args
 
@@ -15,6 +14,7 @@ from pipelines import distill
 from pipelines.reports.wording import WORDING
 from pipelines.settings.commands.distill import TaskName
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.task_data import TAGS, multi_label_data, regression_data, tagged_data
 from support.tiny_models import WORDS, build_model, saved
 from support.two_tokenizers import byte_level
@@ -23,10 +23,6 @@ from support.two_tokenizers import byte_level
 @pytest.fixture
 def tagged(tmp_path):
     return tagged_data(tmp_path / "tagged")
-
-
-def report_of(output) -> dict:
-    return json.loads((output / "report.json").read_text())
 
 
 @pytest.mark.slow

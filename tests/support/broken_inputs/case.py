@@ -45,7 +45,7 @@ class Case:
     Args:
         name: Id of the test.
         damage: Damages the workspace and returns the flags that are passed in addition to the usual ones.
-        message: Regular expression that must match somewhere in the command's output.
+        message: Regular expression that must match somewhere in the command's output; in its error, if it is refused.
         ends: Expected exit code.
     """
 

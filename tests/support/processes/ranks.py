@@ -6,6 +6,7 @@ import socket
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,30 +17,52 @@ import torch.distributed as dist
 
 from support.processes.forking import fork_server
 
+LOST_CONNECTION = (
+    *("connection closed by peer", "connection reset", "connection refused", "connection timed out"),
+    *("timed out connecting", "failed to connect", "trying to connect"),
+)
+
 
 class RanksError(AssertionError):
     """The processes raised errors, died or ran out of time."""
 
 
-def run_ranks(function: Callable[..., Any], processes: int, *args: Any, limit: float = 240.0) -> list[Any]:
+class WorldError(RanksError):
+    """The world failed, not the function that it ran."""
+
+
+class LostConnectionError(WorldError):
+    """Processes lost the connection to others, none of which had died."""
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    processes: int,
+    *args: Any,
+    limit: float = 240.0,
+    retried: type[WorldError] = LostConnectionError,
+) -> list[Any]:
     """Returns `[function(rank, *args) for rank in range(processes)]`, each call in its own process of a gloo world.
 
     `function` must be defined at the top level of a module; `function`, `args` and the results must be picklable.
-    Tensors are returned on the CPU. A world that dies without a Python error, loses a connection or takes more than
-    `limit` seconds is started once more; an error of the function itself isn't retried.
+    Tensors are returned on the CPU.
+
+    Args:
+        function: What each process runs.
+        processes: Their number.
+        args: Further arguments of the function.
+        limit: Seconds after which processes that aren't done are ended.
+        retried: After this error the world is started once more, with a warning that pytest lists in its summary.
+            WorldError includes a process that died without a Python error, and one that was ended at the limit.
 
     Raises:
         RanksError: A process failed; the message contains the traceback of each failed process.
     """
     try:
         return run_world(function, processes, args, limit)
-    except WorldError as error:
-        print(f"ranks: started once more after: {error}")
+    except retried as error:
+        warnings.warn(f"ranks: started once more: {error}", stacklevel=2)
         return run_world(function, processes, args, limit)
-
-
-class WorldError(RanksError):
-    """The world failed, not the function that it ran."""
 
 
 def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...], limit: float) -> list[Any]:
@@ -52,6 +75,7 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
         for process in started:
             process.start()
         is_finished = wait_for_all(started, time.monotonic() + limit)
+        codes = [process.exitcode for process in started]  # without those of processes that are killed here
         for process in started:
             process.kill()
             process.join()
@@ -63,8 +87,9 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
         if not is_finished:
             traces = [file.read_text() for file in sorted(Path(folder).glob("*.trace"))]
             raise WorldError("\n".join([f"not done after {limit:.0f} s; {errors}", *traces]))
-        if any(process.exitcode for process in started):
-            raise WorldError(f"exit codes {[process.exitcode for process in started]}; {errors}")
+        if any(codes):
+            dead = [rank for rank, code in enumerate(codes) if code and not reports[rank].exists()]
+            raise (WorldError if dead else LostConnectionError)(f"exit codes {codes}; {errors}")
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(processes)]
 
 
@@ -82,10 +107,7 @@ def wait_for_all(started: list[Any], end: float) -> bool:
 
 def lost_connection(error: str) -> bool:
     """Returns whether the error reports the loss of another process rather than a local failure."""
-    return "Assertion" not in error and any(
-        phrase in error
-        for phrase in ("Connection closed by peer", "Connection reset", "Connection refused", "timed out")
-    )
+    return "Assertion" not in error and any(phrase in error.lower() for phrase in LOST_CONNECTION)
 
 
 def run_rank(

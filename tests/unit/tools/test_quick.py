@@ -1,11 +1,11 @@
 """`make quick` runs the unit tests of the packages that changed, and ends with the code of what fails."""
 
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
+from support.checkout_files import run_git
 from support.commands import ROOT
 
 SCRIPT = ROOT / "tools" / "quick.py"
@@ -40,15 +40,11 @@ def test_a_changed_test_is_run_itself(quick):
 
 @pytest.fixture
 def repository(tmp_path, quick, monkeypatch):
-    def git(*arguments: str) -> None:
-        author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    git("init")
+    run_git(tmp_path, "init")
     (tmp_path / "old.py").write_text("x = 1\n")
     (tmp_path / ".gitignore").write_text("ignored.py\n")
-    git("add", ".")
-    git("commit", "-m", "first")
+    run_git(tmp_path, "add", ".")
+    run_git(tmp_path, "commit", "-m", "first")
     monkeypatch.setattr(quick, "ROOT", tmp_path)
     return tmp_path
 

@@ -3,13 +3,13 @@
 import ast
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.checkout_files import copy_checkout
 from support.commands import ROOT
 
 NAMES = {"loss": "symmetric_kl", "task": "intent_detection", "export": "core_ml", "stage": "count_rows"}
@@ -32,18 +32,7 @@ def run_to_success(copy: Path, *arguments: str) -> str:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the repository's files."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / "copy" / name)
-    return tmp_path / "copy"
+    return copy_checkout(tmp_path / "copy")
 
 
 def written_files(output: str) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, BertTokenizerFast, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from compress.errors import ExportError
 from compress.export.common.source import Source
@@ -17,7 +17,7 @@ from compress.quantize.calibration import calibrate
 from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
 from compress.quantize.schemes import SCHEMES, resolve_scheme
 from support.tiny_families import build
-from support.tiny_models import VOCABULARY, build_model
+from support.tiny_models import build_model, word_tokenizer
 
 IDS = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(3))
 BATCH = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
@@ -27,8 +27,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 def written(model: PreTrainedModel, folder: Path, scheme: object, keep: tuple[str, ...] = ()) -> tuple[Source, Path]:
     prepare_quantized(model, scheme, keep=keep)
     calibrate(model, [BATCH])
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
-    source = Source(model.eval(), tokenizer, convert_quantized(model))
+    source = Source(model.eval(), word_tokenizer(), convert_quantized(model))
     assert source.quantization is not None
     target = ExportTarget("compressed-tensors", find_lowest_precision(source.quantization))
     write_targets(source, [target], folder)
@@ -71,8 +70,8 @@ def test_a_tied_head_is_untied_and_stored_in_int8(tmp_path):
 def test_layers_of_several_schemes_get_separate_config_groups(tmp_path):
     model = build("llama", **WIDE)
     layers = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    eased = {name: resolve_scheme("int8-weights" if "down_proj" in name else "int4-weights") for name in layers}
-    source, folder = written(model, tmp_path, eased)
+    widened = {name: resolve_scheme("int8-weights" if "down_proj" in name else "int4-weights") for name in layers}
+    source, folder = written(model, tmp_path, widened)
     assert difference(source, folder) <= 1e-6
     groups = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]
     assert sorted(group["weights"]["num_bits"] for group in groups.values()) == [4, 8]

@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertPreTrainedModel,
-    BertTokenizerFast,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -34,7 +33,7 @@ from compress.export.openvino import ir
 from compress.export.openvino.ir import export_openvino
 from compress.export.verify import BATCH, Parity, check_parity, compare_logits, verify_export
 from support.commands import fork_verifications
-from support.tiny_models import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
+from support.tiny_models import MODELS, VOCABULARY, build_model, make_rows, word_tokenizer
 
 TARGETS = ("huggingface", "onnx", "onnxruntime", "openvino")
 LAYERS = 2
@@ -60,7 +59,7 @@ def build(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model, words = build_model(family, **layers, **AS_PUBLISHED.get(family, {})), list(VOCABULARY)
     if model.config.pad_token_id == 1:
         words[:2] = words[1::-1]
-    return model, BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=MAX_LENGTH)
+    return model, word_tokenizer(words)
 
 
 @pytest.fixture(scope="module")

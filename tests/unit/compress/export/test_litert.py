@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertTokenizerFast, PreTrainedModel
+from transformers import PreTrainedModel
 
 from compress.errors import CompressError, ExportError
 from compress.export.common.huggingface import TorchModel
@@ -23,14 +23,14 @@ from compress.quantize.prepare import convert_quantized, prepare_quantized
 from compress.quantize.schemes import resolve_scheme
 from distill.slicing import prune
 from support.tiny_families import axes_of, model_of, random_shape
-from support.tiny_models import VOCABULARY, build_model
+from support.tiny_models import build_model, word_tokenizer
 
 SHORT, LONG = 16, 20  # tokens of the two signatures
 
 
 def source_of(model: PreTrainedModel, longest: int = SHORT, scheme: str = "int8-dynamic") -> Source:
     prepare_quantized(model, resolve_scheme(scheme))
-    tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=longest)
+    tokenizer = word_tokenizer(model_max_length=longest)
     return Source(model.eval(), tokenizer, convert_quantized(model))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification
 
 from compress.errors import CompressError, ExportError
 from compress.export.common.parity import layer_differences
@@ -27,7 +27,7 @@ from compress.quantize.calibration import calibrate
 from compress.quantize.prepare import convert_quantized, find_lowest_precision, prepare_quantized
 from compress.quantize.schemes import SCHEMES, reduce_weight_range, resolve_scheme
 from support.commands import ROOT
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model
+from support.tiny_models import build_model, word_tokenizer
 
 LAYERS = 2
 SIZES = {"num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
@@ -63,7 +63,7 @@ def quantized_source(scheme: str, **changes: int) -> Source:
     model, chosen = build_model("bert", **SIZES | changes), resolve_scheme(scheme)
     prepare_quantized(model, reduce_weight_range(chosen) if products_saturate() else chosen)
     calibrate(model, [{name: torch.from_numpy(value) for name, value in padded_batch().items()}])
-    tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    tokenizer = word_tokenizer()
     return Source(model.eval(), tokenizer, convert_quantized(model))
 
 

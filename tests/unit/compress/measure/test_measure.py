@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -288,6 +289,7 @@ flags\t\t: fpu sse2 avx2 avx512f avx512_bf16
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell neither a process's cores nor /proc/cpuinfo")
 def test_the_machine_description_is_stable_and_names_the_processor(monkeypatch):
     described = this_machine.describe_machine()
     assert described["cores"] == len(os.sched_getaffinity(0)) <= (os.cpu_count() or 1)

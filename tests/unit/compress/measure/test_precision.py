@@ -3,7 +3,9 @@
 import copy
 import gc
 import json
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from compress.errors import CompressError
+from compress.measure import precision_speed
 from compress.measure.precision_modes import (
     MODES,
     check_mode,
@@ -286,5 +289,9 @@ def test_modes_that_the_device_does_not_support_are_rejected():
     assert all(mode.description for mode in MODES.values())
 
 
-def test_the_measured_ceiling_is_in_a_plausible_range():
-    assert 1e9 < measure_peak_flops(CPU, torch.float32, size=256, rounds=3) < 1e14
+def test_the_measured_ceiling_is_that_of_the_fastest_product_after_the_first(monkeypatch):
+    seconds = (1.0, 8.0, 4.0, 5.0)
+    clock = accumulate(each for second in seconds for each in (0.0, second))  # read before and after each product
+    monkeypatch.setattr(precision_speed, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert measure_peak_flops(CPU, torch.float32, size=16, rounds=3) == 2 * 16**3 / 4
+    assert next(clock, None) is None, "fewer products than rounds and the first"

@@ -13,7 +13,6 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoTokenizer,
-    BertTokenizerFast,
     ByT5Tokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,7 +22,7 @@ from transformers import (
 from compress.errors import CompressError
 from compress.prune.vocabulary.tokenizer import REMOVED, have_same_tokens, prune_tokenizer, remap_ids
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, draw_weights, make_rows
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, draw_weights, make_rows, word_tokenizer
 
 CORPUS = [text for text, _ in make_rows(60, seed=3)]
 UNSEEN = [text for text, _ in make_rows(60, seed=4)]
@@ -32,7 +31,7 @@ ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 def wordpiece() -> PreTrainedTokenizerBase:
-    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    return word_tokenizer()
 
 
 def split_at_spaces() -> PreTrainedTokenizerBase:
@@ -463,7 +462,7 @@ def test_a_word_level_tokenizer_is_rejected():
 def test_a_wordpiece_vocabulary_that_cannot_be_respelled_safely_is_rejected():
     """Respelling `ab` could lead into `##bq`, and no continuation piece starts with q."""
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "ab", "##bb", "##bq"]
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
+    tokenizer = word_tokenizer(vocab)
     assert tokenizer.tokenize("abbq") == ["ab", "##bq"]
     with pytest.raises(CompressError, match="expected a token '##q' for the 'q' in '##bq'"):
         choose_tokens(tokenizer, count_tokens(tokenizer, ["a"]))
@@ -471,7 +470,7 @@ def test_a_wordpiece_vocabulary_that_cannot_be_respelled_safely_is_rejected():
 
 def test_tokens_with_a_character_that_is_no_token_are_kept():
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "xab", "axb", "##xb", "ba"]
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
+    tokenizer = word_tokenizer(vocab)
     pruned = prune_tokenizer(tokenizer, minimal_ids(tokenizer))
     assert sorted(set(vocab) - set(pruned.get_vocab())) == ["ba"]
     for text in ("xab", "axb", "xabxb", "baxb"):

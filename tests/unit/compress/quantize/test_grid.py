@@ -8,11 +8,13 @@ from compress.quantize.fake_quantize import fake_quantize_tensor, fake_quantize_
 from compress.quantize.grid import compute_tensor_grid, compute_token_grid, compute_weight_scales, quantize_weight
 from compress.quantize.schemes import INT8, NumberFormat
 
-SEEDED = torch.Generator().manual_seed(3)
+
+def seeded(number: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
 
 
 def weights(rows: int = 24, inputs: int = 64) -> torch.Tensor:
-    return torch.randn(rows, inputs, generator=SEEDED) * torch.rand(rows, 1, generator=SEEDED)
+    return torch.randn(rows, inputs, generator=seeded(1)) * torch.rand(rows, 1, generator=seeded(2))
 
 
 @pytest.mark.parametrize(("largest", "group"), [(127, 0), (63, 0), (7, 0), (7, 32), (127, 16)])
@@ -40,16 +42,16 @@ def test_a_group_size_that_does_not_divide_the_row_is_rejected():
 
 def test_gradients_pass_straight_through_the_rounding():
     weight = weights().requires_grad_()
-    upstream = torch.randn(24, 64, generator=SEEDED)
+    upstream = torch.randn(24, 64, generator=seeded())
     (fake_quantize_weight(weight, compute_weight_scales(weight.detach(), INT8), INT8) * upstream).sum().backward()
     assert torch.equal(weight.grad, upstream)
-    x = torch.randn(5, 64, generator=SEEDED, requires_grad=True)
+    x = torch.randn(5, 64, generator=seeded(4), requires_grad=True)
     (fake_quantize_tokens(x) * upstream[:5]).sum().backward()
     assert torch.equal(x.grad, upstream[:5])
 
 
 def test_tensor_rounding_matches_affine_fake_quantization():
-    x = torch.randn(50, 8, generator=SEEDED) * 3
+    x = torch.randn(50, 8, generator=seeded()) * 3
     scale, zero = compute_tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
     expected = torch.fake_quantize_per_tensor_affine(x.double(), float(scale), int(zero), 0, 255)
     torch.testing.assert_close(fake_quantize_tensor(x, scale, zero).double(), expected, rtol=1e-6, atol=1e-6)
@@ -78,7 +80,7 @@ def test_the_gradient_of_a_learned_input_scale_matches_the_lsq_paper():
 
 @pytest.mark.parametrize("group", [0, 32])
 def test_the_gradient_of_learned_weight_scales_matches_the_lsq_paper(group: int):
-    weight, upstream = weights(), torch.randn(24, 64, generator=SEEDED)
+    weight, upstream = weights(), torch.randn(24, 64, generator=seeded())
     scales = 0.4 * compute_weight_scales(weight, NumberFormat(7), group)  # small enough that some weights are clipped
     leaf, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
     rounded = fake_quantize_weight(leaf, learned, NumberFormat(7))
@@ -95,7 +97,7 @@ def test_the_gradient_of_learned_weight_scales_matches_the_lsq_paper(group: int)
 
 
 def test_each_token_has_its_own_scale():
-    x = torch.randn(2, 3, 16, generator=SEEDED) * torch.tensor([1.0, 10.0, 100.0])[:, None]
+    x = torch.randn(2, 3, 16, generator=seeded()) * torch.tensor([1.0, 10.0, 100.0])[:, None]
     rounded, (scales, zeros) = fake_quantize_tokens(x), compute_token_grid(x)
     assert scales.shape == zeros.shape == (2, 3, 1)
     assert ((rounded - x).abs() <= scales * 0.5001).all()

@@ -27,15 +27,18 @@ from distill.train.optimizer import build_optimizer
 from support.tiny_families import build
 from support.tiny_models import build_model
 
-SEEDED = torch.Generator().manual_seed(3)
 NAMES = list(SCHEMES)
+
+
+def seeded(number: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
 
 
 # --- calibration
 
 
 def test_mse_ranges_have_less_error_than_minmax_ranges():
-    values = torch.cat([torch.randn(20000, generator=SEEDED), torch.tensor([40.0, -40.0])])
+    values = torch.cat([torch.randn(20000, generator=seeded()), torch.tensor([40.0, -40.0])])
     seen = InputStatistics(0)
     for part in values.split(3000):
         seen.update(part)
@@ -70,9 +73,9 @@ def test_padding_does_not_change_a_calibrated_range(token_batch):
 
 
 def test_pooled_values_are_not_masked_as_tokens():
-    pooled, mask = torch.randn(2, 4, generator=SEEDED), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
+    pooled, mask = torch.randn(2, 4, generator=seeded()), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
     assert torch.equal(drop_padding(pooled, mask), pooled), "as wide as the texts are long"
-    assert drop_padding(torch.randn(2, 4, 3), mask).shape == (4, 3)
+    assert drop_padding(torch.randn(2, 4, 3, generator=seeded()), mask).shape == (4, 3)
 
 
 def test_queries_keys_and_values_share_one_input_grid(token_batch):
@@ -96,7 +99,7 @@ def test_calibration_that_reaches_a_layer_with_no_batch_is_rejected():
     model = OneOfTwo()
     prepare_quantized(model, resolve_scheme("int8-static"))
     with pytest.raises(CompressError, match="layer 'spare': expected calibration batches that reach it, found none"):
-        calibrate(model, [{"x": torch.randn(4, 8, generator=SEEDED)}])
+        calibrate(model, [{"x": torch.randn(4, 8, generator=seeded())}])
 
 
 def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_batch):
@@ -167,7 +170,7 @@ def test_a_tied_head_and_embedding_share_8_bit_scales(token_batch):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prepared_model_can_be_trained(name: str, token_batch):
     model = prepared(name, token_batch)
-    goal = torch.randint(0, 5, (6,), generator=SEEDED)
+    goal = torch.randint(0, 5, (6,), generator=seeded())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(40):
@@ -175,7 +178,7 @@ def test_a_prepared_model_can_be_trained(name: str, token_batch):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     assert all(p.grad is not None for p in model.parameters())
 
@@ -236,7 +239,7 @@ def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: 
     assert len(stretches) == 4 * 6 + 2
     assert not any(id(p) in decayed for p in stretches), "weight decay would shrink every scale"
     optimizer = torch.optim.Adam(stretches, lr=1e-2)
-    goal = torch.randint(0, 5, (6,), generator=SEEDED)
+    goal = torch.randint(0, 5, (6,), generator=seeded())
     losses = []
     for _ in range(60):
         loss = F.cross_entropy(model(**token_batch).logits, goal)

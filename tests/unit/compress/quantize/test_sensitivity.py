@@ -1,4 +1,4 @@
-"""Tests ranking layers by quantization sensitivity and easing the most sensitive ones to a wider scheme."""
+"""Tests ranking layers by quantization sensitivity and quantizing the most sensitive ones by a wider scheme."""
 
 import copy
 
@@ -61,7 +61,7 @@ def test_the_most_sensitive_layer_ranks_first(rounded, batch):
     assert sum(len(group.layers) for group in ranked) == len(find_quantized_layers(model))
 
 
-def test_only_as_many_layers_are_eased_as_the_score_requires(rounded, batch):
+def test_only_as_many_layers_are_widened_as_the_score_requires(rounded, batch):
     model, divergence = rounded
     ranked = measure_sensitivities(model, divergence, batch)
     everything = divergence()
@@ -81,7 +81,7 @@ def test_only_as_many_layers_are_eased_as_the_score_requires(rounded, batch):
         torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_at_8_bits_are_eased_to_float(batch):
+def test_layers_at_8_bits_are_widened_to_float(batch):
     model = sensitive_model()
     quantize_model(model, QuantizeConfig(scheme="int8"), [batch])
     ranked = measure_sensitivities(

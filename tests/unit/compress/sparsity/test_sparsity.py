@@ -10,8 +10,7 @@ from compress.sparsity.oneshot import sparsify
 from compress.sparsity.patterns import choose_masks
 from compress.sparsity.schedule import SparsitySchedule
 
-GENERATOR = torch.Generator().manual_seed(3)
-SCORES = torch.randperm(12 * 20, generator=GENERATOR).view(12, 20).float()
+SCORES = torch.randperm(12 * 20, generator=torch.Generator().manual_seed(3)).view(12, 20).float()
 
 
 # ---- the settings

@@ -13,12 +13,14 @@ from compress.sparsity.patterns import choose_masks
 from compress.sparsity.schedule import SparsitySchedule
 from compress.sparsity.sparsegpt import DAMPING, prune_with_sparsegpt
 
-GENERATOR = torch.Generator().manual_seed(3)
+
+def seeded(number: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
 
 
 def correlated(rows: int, width: int, seed: int = 0) -> Tensor:
     """Inputs [rows, width] of low rank plus some noise, like activations."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     low_rank = torch.randn(rows, width // 4, generator=generator) @ torch.randn(width // 4, width, generator=generator)
     return low_rank + 0.3 * torch.randn(rows, width, generator=generator)
 
@@ -131,7 +133,7 @@ def damped(gram: Tensor) -> Tensor:
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "1:4"])
 @pytest.mark.parametrize("columns", [4, 6, 8, 100])
 def test_sparsegpt_matches_the_textbook_optimal_brain_surgeon(pattern, columns):
-    weight = torch.randn(5, 16, generator=GENERATOR, dtype=torch.float64)
+    weight = torch.randn(5, 16, generator=seeded(), dtype=torch.float64)
     gram = correlated(64, 16).double().T @ correlated(64, 16).double()
     config = SparsitySchedule(pattern=pattern, amount=0.5 if pattern == "unstructured" else None)
     pruned, mask = prune_with_sparsegpt("w", weight, gram, config, block_inputs=columns)
@@ -143,14 +145,15 @@ def test_sparsegpt_matches_the_textbook_optimal_brain_surgeon(pattern, columns):
 
 
 def test_sparsegpt_removes_the_least_salient_weights():
-    weight = torch.randn(3, 8, generator=GENERATOR, dtype=torch.float64)
+    weight = torch.randn(12, 8, generator=seeded(), dtype=torch.float64)
     inputs = correlated(64, 8).double() * torch.logspace(1, -1, 8, dtype=torch.float64)
     gram = inputs.T @ inputs
     hessian = damped(gram)
     importance = torch.stack([weight[:, j] ** 2 / torch.linalg.inv(hessian[j:, j:])[0, 0] for j in range(8)], 1)
     _, mask = prune_with_sparsegpt("w", weight, gram, SparsitySchedule(amount=0.25))
-    assert set(weight.abs().flatten().argsort()[:6].tolist()) != set(importance.flatten().argsort()[:6].tolist())
-    assert set(importance.flatten().argsort()[:6].tolist()) == set((~mask).flatten().nonzero()[:, 0].tolist())
+    smallest, least_salient = (set(each.flatten().argsort()[:24].tolist()) for each in (weight.abs(), importance))
+    assert smallest != least_salient
+    assert set((~mask).flatten().nonzero()[:, 0].tolist()) == least_salient
 
 
 def test_one_removed_weight_is_compensated_optimally():
@@ -165,11 +168,11 @@ def test_one_removed_weight_is_compensated_optimally():
 
 @pytest.mark.parametrize(
     "config",
-    [SparsitySchedule(amount=0.5, score="sparsegpt"), SparsitySchedule(amount=0.7, score="sparsegpt", scope="row")]
+    [SparsitySchedule(amount=0.5, score="sparsegpt"), SparsitySchedule(amount=0.6, score="sparsegpt", scope="row")]
     + [SparsitySchedule(pattern="2:4", score="sparsegpt")],
 )
 def test_sparsegpt_halves_the_error_of_magnitude_with_exact_counts(config):
-    weight = torch.randn(24, 300 // 4 * 4, generator=GENERATOR)
+    weight = torch.randn(24, 300 // 4 * 4, generator=seeded())
     inputs = correlated(600, weight.shape[1])
     gram = inputs.T.double() @ inputs.double()
     pruned, mask = prune_with_sparsegpt("w", weight, gram, config)
@@ -189,7 +192,7 @@ def test_sparsegpt_halves_the_error_of_magnitude_with_exact_counts(config):
 def test_weights_of_an_input_that_is_always_zero_become_zero():
     inputs = correlated(64, 8).double()
     inputs[:, 3] = 0
-    weight = torch.randn(2, 8, generator=GENERATOR, dtype=torch.float64)
+    weight = torch.randn(2, 8, generator=seeded(), dtype=torch.float64)
     pruned, _ = prune_with_sparsegpt("w", weight, inputs.T @ inputs, SparsitySchedule(amount=0.25), damping=0)
     assert (pruned[:, 3] == 0).all()
     assert pruned.isfinite().all()

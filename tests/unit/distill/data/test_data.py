@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
-from transformers import BertTokenizerFast
 
 from distill.data.batches.batches import EvalBatches, TrainBatches, epoch_order, length_order
 from distill.data.batches.encode import Encoded, encode_samples
@@ -22,7 +21,7 @@ from distill.data.splits.holdout import draw_held_out, hold_out
 from distill.data.splits.labelled import load_all_texts, load_labelled, load_splits
 from distill.errors import InputError
 from distill.losses.logits import IGNORED
-from support.tiny_models import LABELS, VOCABULARY
+from support.tiny_models import LABELS, VOCABULARY, word_tokenizer
 
 AWKWARD = [
     ('she said "no", twice', "a"),
@@ -384,9 +383,7 @@ def test_texts_are_truncated_to_the_maximum_length_of_the_model(tokenizer):
 
 
 def test_a_model_without_token_types_gets_none():
-    bare = BertTokenizerFast(
-        vocab={word: i for i, word in enumerate(VOCABULARY)}, model_input_names=["input_ids", "attention_mask"]
-    )
+    bare = word_tokenizer(model_input_names=["input_ids", "attention_mask"])
     encoded = encode_samples(bare, Examples(["bale", "fiso meka"], None, [0, 1]), 16)
     assert encoded.token_type_ids is None
     assert set(encoded.collate([0, 1], 0)) == {"input_ids", "attention_mask", "labels"}

@@ -8,7 +8,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import BertTokenizerFast, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.packing import PackedRows, best_fit, find_padding_id, text_documents
@@ -24,7 +24,7 @@ from distill.models.packed_inputs import build_packed_inputs, check_family_packi
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from support.tiny_models import FILLERS, VOCABULARY, draw_weights
+from support.tiny_models import FILLERS, draw_weights, word_tokenizer
 from support.tolerances import assert_as_exact
 
 WORDS, MASK = 60, 4
@@ -339,7 +339,7 @@ def test_long_texts_are_split_into_documents_and_dropped_tokens_are_counted():
     assert plain.counted == {"cut_texts": 1, "dropped_tokens": 2}, "the empty text's end and the last text's"
     begun = text_documents(decoder_tokenizer(bos=True, eos_token="<eos>"), texts, 5)
     assert [row.tolist() for row in begun.input_ids] == [[2, *row] for row in split_rows]
-    encoder = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    encoder = word_tokenizer()
     framed = text_documents(encoder, texts, 6)
     ids = encoder(texts[3], add_special_tokens=False)["input_ids"]
     assert [row.tolist() for row in framed.input_ids[1:]] == [[2, *ids[:4], 3], [2, *ids[4:], 3]]

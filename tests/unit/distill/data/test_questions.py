@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from transformers import BertTokenizerFast
 
 from distill.data.config import DataConfig
 from distill.data.rows.questions import Questions, load_questions
@@ -21,11 +20,6 @@ from support.tiny_models import VOCABULARY
 
 WORDS = [word for word in VOCABULARY if len(word) == 4 and word.isalpha()]
 CONTEXT = " ".join(WORDS[:20])
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> BertTokenizerFast:
-    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
 def answer(*numbers: int) -> Answer:

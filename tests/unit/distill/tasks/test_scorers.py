@@ -1,5 +1,6 @@
 """One scorer a task: validation counts rows on several processes, evaluation records samples of a split."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,31 +17,40 @@ from distill.tasks.text_classification import MultiLabel, Regression, TextClassi
 from distill.tasks.token_classification import TagScorer
 
 ROWS = 60
-RNG = np.random.default_rng(0)
 
 
 def encoded(labels: np.ndarray) -> Encoded:
     return Encoded([np.arange(3)] * len(labels), None, labels, 0)
 
 
-def pair_labels() -> np.ndarray:
-    pairs = np.stack([np.arange(ROWS // 2), RNG.integers(0, 6, ROWS // 2)], 1)
+def draw_pair_labels(rng: np.random.Generator) -> np.ndarray:
+    pairs = np.stack([np.arange(ROWS // 2), rng.integers(0, 6, ROWS // 2)], 1)
     return np.repeat(pairs, 2, 0).astype(np.float32)
 
 
-def token_labels() -> np.ndarray:
-    labels = RNG.integers(0, 11, (ROWS, 8))
+def draw_token_labels(rng: np.random.Generator) -> np.ndarray:
+    labels = rng.integers(0, 11, (ROWS, 8))
     labels[:, ::3] = IGNORED
     return labels
 
 
-CASES = {
-    "classes": (TextClassification(tuple("abcd")), RNG.integers(0, 4, ROWS), (4,)),
-    "several labels": (MultiLabel(tuple("abc")), RNG.integers(0, 2, (ROWS, 3)).astype(np.float32), (3,)),
-    "numbers": (Regression(("number",)), RNG.normal(size=ROWS).astype(np.float32), (1,)),
-    "pairs": (SentenceEmbedding(()), pair_labels(), (16,)),
-    "tokens": (CausalLM(()), token_labels(), (8, 11)),
+CASES: dict[str, tuple[Task, Callable[[np.random.Generator], np.ndarray], tuple[int, ...]]] = {
+    "classes": (TextClassification(tuple("abcd")), lambda rng: rng.integers(0, 4, ROWS), (4,)),
+    "several labels": (
+        MultiLabel(tuple("abc")),
+        lambda rng: rng.integers(0, 2, (ROWS, 3)).astype(np.float32),
+        (3,),
+    ),
+    "numbers": (Regression(("number",)), lambda rng: rng.normal(size=ROWS).astype(np.float32), (1,)),
+    "pairs": (SentenceEmbedding(()), draw_pair_labels, (16,)),
+    "tokens": (CausalLM(()), draw_token_labels, (8, 11)),
 }
+
+
+def draw_case(name: str, rng: np.random.Generator) -> tuple[Task, np.ndarray, torch.Tensor]:
+    """Returns (task, labels of ROWS rows, logits of the rows)."""
+    task, draw_labels, shape = CASES[name]
+    return task, draw_labels(rng), torch.from_numpy(rng.normal(size=(ROWS, *shape))).float()
 
 
 def update_with(scorer: Scorer, task: Task, labels: np.ndarray, logits: torch.Tensor, rows: np.ndarray) -> None:
@@ -51,9 +61,9 @@ def update_with(scorer: Scorer, task: Task, labels: np.ndarray, logits: torch.Te
 
 @pytest.mark.parametrize("case", CASES)
 def test_validation_and_evaluation_report_the_same_metric(case):
-    task, labels, shape = CASES[case]
-    logits = torch.from_numpy(RNG.normal(size=(ROWS, *shape))).float()
-    validation, rows = task.scorer(), RNG.permutation(ROWS)
+    rng = np.random.default_rng(0)
+    task, labels, logits = draw_case(case, rng)
+    validation, rows = task.scorer(), rng.permutation(ROWS)
     evaluation: Any = task.scorer(encoded(labels))
     for part in np.array_split(rows, 4):
         update_with(validation, task, labels, logits, part)
@@ -66,8 +76,7 @@ def test_validation_and_evaluation_report_the_same_metric(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_processes_sum_their_counts_to_the_score_of_all_rows(case):
-    task, labels, shape = CASES[case]
-    logits = torch.from_numpy(RNG.normal(size=(ROWS, *shape))).float()
+    task, labels, logits = draw_case(case, np.random.default_rng(0))
     together, shares = task.scorer(), [task.scorer() for _ in range(3)]
     update_with(together, task, labels, logits, np.arange(ROWS))
     for rank, share in enumerate(shares):
@@ -93,7 +102,8 @@ def test_counts_beyond_the_integers_of_float32_stay_exact():
 
 
 def test_the_f1_without_an_outside_class_is_the_accuracy():
-    logits, labels = torch.from_numpy(RNG.normal(size=(50, 4))), torch.from_numpy(RNG.integers(0, 4, 50))
+    rng = np.random.default_rng(0)
+    logits, labels = torch.from_numpy(rng.normal(size=(50, 4))), torch.from_numpy(rng.integers(0, 4, 50))
     labels[::7] = IGNORED
     f1, accuracy = TagScorer(None, tuple("abcd"), spans=False), TokenScorer()
     for scorer in (f1, accuracy):

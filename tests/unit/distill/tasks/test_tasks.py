@@ -13,7 +13,6 @@ from scipy.stats import spearmanr
 from seqeval.metrics import f1_score as seqeval_f1
 from sklearn.metrics import f1_score
 from tokenizers import Regex, normalizers, pre_tokenizers
-from transformers import BertTokenizerFast
 
 from compress.prune.vocabulary.vocabulary import count_tokens
 from distill.cache.samples import from_rows
@@ -37,11 +36,6 @@ from support.tiny_models import VOCABULARY, build_model
 from support.two_tokenizers import byte_level, sentencepiece, wordpiece
 
 WORDS = [word for word in VOCABULARY if len(word) == 4 and word.isalpha()]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> BertTokenizerFast:
-    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
 def table(folder, **columns):
@@ -119,8 +113,8 @@ def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer)
     labels = torch.from_numpy(rows.labels)
     assert rows.labels.dtype == np.float32
     assert labels.tolist() == pytest.approx([-100.0, 0.0, 100.0], abs=1e-4)
-    message = torch.tensor([[0.0], [0.0], [0.0]])
-    assert squared_error(message, labels) == pytest.approx(20000 / 3)
+    predictions = torch.tensor([[0.0], [0.0], [0.0]])
+    assert squared_error(predictions, labels) == pytest.approx(20000 / 3)
     metric = task.scorer()
     metric.update(torch.tensor([[3.0], [1.0], [2.0]]), labels)
     assert metric.compute() == pytest.approx(-0.5, abs=1e-5)

@@ -4,7 +4,6 @@ from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from distill.errors import InputError
 from pipelines.runs import cli
@@ -18,13 +17,13 @@ from pipelines.settings.rules.rule import Rule
 from pipelines.settings.rules.table import RULES
 from pipelines.stages.run_stages import run_stages
 from support.run_inputs import write_csv
-from support.tiny_models import VOCABULARY, build_model, make_rows, saved
+from support.tiny_models import build_model, make_rows, saved, word_tokenizer
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    tokenizer = word_tokenizer()
     saved(build_model("bert"), tokenizer, folder / "teacher")
     saved(build_model("bert", "ForMaskedLM"), tokenizer, folder / "body")
     (folder / "data").mkdir()

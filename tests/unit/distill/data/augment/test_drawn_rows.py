@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 import torch
-from transformers import BertTokenizerFast
 
 from distill.data.augment.masked import propose_words, replace_by_proposals
 from distill.data.augment.ngrams import count_ngrams
@@ -18,7 +17,7 @@ from distill.data.augment.templates import (
 from distill.data.augment.words import join_words, split_words
 from distill.errors import InputError
 from pipelines.stages.prepare.augment import compute_rows
-from support.tiny_models import VOCABULARY, build_model, make_rows
+from support.tiny_models import build_model, make_rows
 
 FILE = """
 slots:
@@ -71,11 +70,6 @@ def test_drawn_sequences_recombine_the_rows_of_their_class():
     assert "when is my new card" in texts
     assert all("much" not in text for text in texts)
     assert {join_words(words) for seed in range(50) if (words := models[1].draw(Random(seed)))} == {"how much is it"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> BertTokenizerFast:
-    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
 
 
 def test_proposals_are_the_models_most_probable_words(tokenizer):

@@ -8,12 +8,12 @@ import sys
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoTokenizer, BertTokenizerFast
+from transformers import AutoTokenizer
 
 from distill.data.clean.config import parse_steps
 from distill.data.clean.text_steps import build_text_steps
 from distill.data.clean.tokenizer_normalizer import add_normalizers, build_normalizers, find_expressible_steps
-from support.tiny_models import VOCABULARY
+from support.tiny_models import word_tokenizer
 
 
 def normalize(steps: str, texts: list[str]) -> list[str]:
@@ -56,9 +56,7 @@ def test_only_the_last_steps_are_expressed():
 
 
 def test_a_stock_tokenizer_cleans_and_a_linked_file_stays(tmp_path):
-    BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, do_lower_case=False).save_pretrained(
-        tmp_path / "stage"
-    )
+    word_tokenizer(do_lower_case=False).save_pretrained(tmp_path / "stage")
     (tmp_path / "published").mkdir()
     for file in (tmp_path / "stage").iterdir():
         (tmp_path / "published" / file.name).hardlink_to(file)

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import BertTokenizerFast
 
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
@@ -22,7 +21,7 @@ from pipelines.stages.deliver.evaluate import compare_with_teacher
 from pipelines.stages.deliver.export_verification import ExportVerifier
 from pipelines.stages.deliver.latencies import Measured, describe_speedup
 from pipelines.stages.prepare.compared_texts import hash_texts
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
+from support.tiny_models import MAX_LENGTH, build_model, make_rows, word_tokenizer
 
 TEXTS = 400  # one text is 0.25 percentage points
 
@@ -35,7 +34,7 @@ def source() -> Source:
     prepare_quantized(model, reduce_weight_range(scheme) if products_saturate() else scheme)
     ids = torch.randint(5, 60, (6, 12))
     calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
-    tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    tokenizer = word_tokenizer()
     return Source(model.eval(), tokenizer, convert_quantized(model))
 
 

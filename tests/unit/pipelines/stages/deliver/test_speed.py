@@ -1,4 +1,4 @@
-"""Tests when a measured student is cut again, and how much of a run its measurement may take."""
+"""Tests when a measured student is pruned again, and how much of a run its measurement may take."""
 
 from pathlib import Path
 

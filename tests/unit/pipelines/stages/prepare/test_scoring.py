@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import BertTokenizerFast
 
 from distill.data.batches.encode import pad_tokens
 from distill.data.rows.questions import Questions
@@ -21,7 +20,7 @@ from distill.tasks.token_classification import TokenClassification
 from pipelines.stages.prepare.scoring import TeacherComparison, compute_outputs
 from pipelines.stages.prune.importance import Distance
 from support.task_data import TAGS
-from support.tiny_models import VOCABULARY, WORDS, build_model
+from support.tiny_models import VOCABULARY, WORDS, build_model, word_tokenizer
 
 DRAWS = 20_000
 
@@ -77,11 +76,11 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     torch.nn.init.normal_(student.classifier.weight)
     words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
     rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
-    message = compute_outputs(teacher, rows, 0, task)
-    assert TeacherComparison(task, rows, 0, message).divergence(teacher) == pytest.approx(0, abs=1e-6)
-    whole = TeacherComparison(task, rows, 0, message).divergence(student)
-    other = [{"logits": message.samples[0]["logits"][:-1] + 9}, *message.samples[1:]]
-    part = TeacherComparison(task, rows, 0, replace(message, samples=other)).divergence(student)
+    outputs = compute_outputs(teacher, rows, 0, task)
+    assert TeacherComparison(task, rows, 0, outputs).divergence(teacher) == pytest.approx(0, abs=1e-6)
+    whole = TeacherComparison(task, rows, 0, outputs).divergence(student)
+    other = [{"logits": outputs.samples[0]["logits"][:-1] + 9}, *outputs.samples[1:]]
+    part = TeacherComparison(task, rows, 0, replace(outputs, samples=other)).divergence(student)
     remaining = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
     assert part == pytest.approx(
         TeacherComparison(task, remaining, 0, compute_outputs(teacher, remaining, 0, task)).divergence(student),
@@ -113,9 +112,7 @@ def test_a_limited_comparison_uses_samples_evenly_spaced_over_the_split(tokenize
 def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     """A student with a smaller vocabulary needs more pieces and splits long contexts into more, different windows."""
     absent = WORDS[20]  # its letters stay in the vocabulary
-    fewer = BertTokenizerFast(
-        vocab={w: i for i, w in enumerate(w for w in VOCABULARY if w != absent)}, model_max_length=64
-    )
+    fewer = word_tokenizer([word for word in VOCABULARY if word != absent])
     contexts = [" ".join(WORDS[:12]), " ".join(WORDS[:16] + [absent] * 8 + WORDS[16:20]), " ".join(WORDS[2:14])]
     part = Questions([WORDS[0]] * 3, contexts)
     task = QuestionAnswering(())
@@ -126,9 +123,9 @@ def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     torch.nn.init.normal_(student.qa_outputs.weight)
     divergence = TeacherComparison(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
     alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
-    message = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
-    assert divergence == pytest.approx(TeacherComparison(task, alike, 0, message).divergence(student), rel=1e-5)
+    outputs = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
+    assert divergence == pytest.approx(TeacherComparison(task, alike, 0, outputs).divergence(student), rel=1e-5)
     lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
-    message = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
+    outputs = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
     with pytest.raises(InputError, match="found none of 4: students can't be compared"):
-        TeacherComparison(task, lost, 0, message).divergence(student)
+        TeacherComparison(task, lost, 0, outputs).divergence(student)
