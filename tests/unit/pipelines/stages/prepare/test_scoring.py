@@ -73,7 +73,7 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     task = TokenClassification(tuple(TAGS))
     names = {"id2label": dict(enumerate(TAGS))}
     teacher, student = (build_model("bert", "ForTokenClassification", **names) for _ in range(2))
-    torch.nn.init.normal_(student.classifier.weight)
+    torch.nn.init.normal_(student.classifier.weight, generator=torch.Generator().manual_seed(0))
     words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
     rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
     outputs = compute_outputs(teacher, rows, 0, task)
@@ -94,7 +94,7 @@ def test_a_limited_comparison_uses_samples_evenly_spaced_over_the_split(tokenize
     task = TokenClassification(tuple(TAGS))
     names = {"id2label": dict(enumerate(TAGS))}
     teacher, student = (build_model("bert", "ForTokenClassification", **names) for _ in range(2))
-    torch.nn.init.normal_(student.classifier.weight)
+    torch.nn.init.normal_(student.classifier.weight, generator=torch.Generator().manual_seed(0))
     words = [WORDS[:length] for length in (3, 7, 2, 5, 4)]
     rows, first_middle_last = (
         encode_tagged(tokenizer, Tagged(each, [[0] * len(sentence) for sentence in each]), 16)
@@ -120,7 +120,7 @@ def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     assert [theirs.owners.tolist().count(i) for i in range(3)] == [1, 2, 1]
     assert [ours.owners.tolist().count(i) for i in range(3)] == [1, 4, 1]
     teacher, student = (build_model("bert", "ForQuestionAnswering", id2label={0: "start", 1: "end"}) for _ in range(2))
-    torch.nn.init.normal_(student.qa_outputs.weight)
+    torch.nn.init.normal_(student.qa_outputs.weight, generator=torch.Generator().manual_seed(0))
     divergence = TeacherComparison(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
     alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
     outputs = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
