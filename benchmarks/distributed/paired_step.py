@@ -210,7 +210,7 @@ def count_product_weights(model: PreTrainedModel) -> int:
 
 
 def sum_over(group: dist.ProcessGroup, count: int) -> int:
-    """Returns the sum of the counts of a group's processes, each of which calls it."""
+    """Returns the sum of a count over the processes of a group; each of them has to call this."""
     total = torch.tensor(count, device=choose_device("auto"))
     dist.all_reduce(total, group=group)
     return int(total)

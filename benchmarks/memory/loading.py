@@ -5,7 +5,7 @@
 
 A parquet file of random words is read, split, tokenized and trained on by the stages of a run, in a process of its own:
 `first start` up to the first batch, and again in the same output, `second start`. Its peak is VmHWM, mapped pages of
-files included. Tokenization alone is timed with 1 and 2 processes in turns, of which medians are printed; beside them
+files included. Tokenization alone is timed with 1 and 2 processes in turns, and the medians are printed; beside them
 is the time that as many processes of the tokenizers library alone take for the same tokens, from the median rate of one
 on the first rows after a first call that isn't timed, and the time to read the file's bytes. The share of waiting is
 that of the training steps, of a decoder with random weights. Times on a busy machine mean nothing.

@@ -7,7 +7,7 @@ A BERT classifier of random weights is exported as it is and in each quantizatio
 loaded again by transformers' `from_pretrained` on the device, and timed on batches of 1 and 64 rows in turn; as loaded,
 and for the names with `compiled` after torch.compile. Printed per form: bytes of the weights, the median milliseconds
 and the median ratio to float32 of both batches, the time in which the GPU copies as many bytes as the weights have
-without the embedding tables, of which a pass reads a few rows, and the largest difference of the logits from those of
+without the embedding tables (a pass reads few of their rows), and the largest difference of the logits from those of
 the model before its export, computed in float32 on the CPU, as a share of their standard deviation.
 """
 

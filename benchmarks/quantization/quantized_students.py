@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.results_folder import copy_stages, find_checkpoint, find_entry, read_report, require_entry
 from benchmarks.common.spread import format_accuracy
 from compress.export.common.targets import FORMATS, find_target
@@ -37,9 +37,7 @@ HEADER = (
 
 def main() -> None:
     """Trains and quantizes the students that are missing, and prints the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--config", default="configs/demo.yaml", help="recipe of the float student")
     parser.add_argument("--teacher", help="another teacher than the recipe's")
     parser.add_argument("--data", default="examples/data/banking77")
@@ -49,8 +47,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=30, help="calls of each text that is timed")
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["onnx", "onnxruntime", "openvino"])
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     console = Console()
     reports: dict[tuple[int, str, str], Report] = {}
     float_scores = []

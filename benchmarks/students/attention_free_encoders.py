@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.data_checks import refuse_data_settings
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
@@ -50,9 +50,7 @@ class Scored(NamedTuple):
 
 def main() -> None:
     """Trains what is missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--teacher", required=True, help="a sentence encoder")
     parser.add_argument("--data", required=True)
     parser.add_argument("--unlabelled", default="")
@@ -61,9 +59,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--width", type=int, default=256, help="of all tables")
     parser.add_argument("--output", type=Path, default=Path("runs/attention-free-encoders"))
-    options, more = parser.parse_known_args()
-    options.more = more
-    refuse_data_settings(more, "model2vec would be scored on other rows", allowed=("--data.max_length",))
+    options = parser.parse_options()
+    refuse_data_settings(options.more, "model2vec would be scored on other rows", allowed=("--data.max_length",))
     check_settings(options.output, options, free=("specs", "seeds"))
     students = {spec: train_all(options, spec) for spec in options.specs}
     teacher = require_entry(read_run(options, options.specs[0], options.rates[0], options.seeds[0]), "teacher")

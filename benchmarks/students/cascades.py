@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, find_only, find_only_checkpoint, read_report
 from benchmarks.common.spread import format_gain, format_percent, format_spread
@@ -37,15 +37,13 @@ class Compared(NamedTuple):
 
 def main() -> None:
     """Chooses the cascades that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--frontier", type=Path, required=True, help="output folder of benchmarks.students.frontier")
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("runs/cascades"))
-    options, more = parser.parse_known_args()
-    options.more, options.frontier = more, str(options.frontier)
+    options = parser.parse_options()
+    options.frontier = str(options.frontier)
     check_settings(options.output, options, free=("seeds",))
     rows = [build_row(name, compare_all(options, name)) for name in list_requested(options)]
     console = Console()

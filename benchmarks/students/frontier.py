@@ -3,7 +3,7 @@
     python -m benchmarks.students.frontier --teacher TEACHER --data texts/ --speedup 4,10,20,40
 
 A teacher is fine-tuned once, with seed 0, and its checkpoint used with every seed, so that the spread is the students'
-own. Other seeds need data with a test split, of which no row is trained on. A missing validation split is held out by
+own. Other seeds need data with a test split, so no test row is trained on. A missing validation split is held out by
 each seed, and the teacher was trained on most of its rows; validation scores of other seeds are then too high, test
 scores aren't. With each seed, `python -m pipelines.distill --frontier true` trains a student for each speed-up that a
 pruned model reaches, and students without attention beside them; other arguments are passed on to it. Finished runs are
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.data_checks import check_shared_teacher
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint, read_report
@@ -49,16 +49,13 @@ class Deployed(NamedTuple):
 
 def main() -> None:
     """Runs the frontiers that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--speedup", default="4,10,20,40")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/frontier")
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     output = Path(options.output)
     check_settings(output, options, free=("seeds",))
     arguments = ["--teacher", options.teacher, *describe_run(options)]

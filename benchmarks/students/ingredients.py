@@ -24,7 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.data_checks import check_shared_teacher
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, require_entry
@@ -58,9 +58,7 @@ HEADER = ("ingredient", "requested", "score", "gain", "speed-up", "minutes")
 
 def main() -> None:
     """Trains what is missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--speedup", default="4,10,20")
@@ -71,8 +69,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/ingredients")
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     output = Path(options.output)
     check_settings(output, options, free=("seeds", "variants", *NEEDS.values()))
     runs = Ingredients(options, output)

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.results_folder import copy_stages, find_checkpoint, read_report, require_entry
 from compress.measure.latency import Latency
 from compress.prune.budget import Budget
@@ -72,9 +72,7 @@ class RecipeStudent:
 
 def main() -> None:
     """Trains the students that are missing, and prints a table for each data set."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--general", required=True, help="plain text: a folder or a file")
     parser.add_argument("--blocks", type=int, default=40_000, help="blocks of 128 tokens of plain text")
     parser.add_argument("--data", nargs="+", default=["examples/data/banking77"])
@@ -83,8 +81,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="runs/recipes")
     parser.add_argument("--rounds", type=int, default=60, help="calls of each text when all are timed together")
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     finished: list[Path] = []
     for data in options.data:
         for student in options.students:

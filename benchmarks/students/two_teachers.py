@@ -19,7 +19,7 @@ from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.data_checks import check_test_split, refuse_data_settings
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint
 from benchmarks.common.spread import format_accuracy
@@ -37,17 +37,14 @@ CHOICES = ("first", "second", "both")
 
 def main() -> None:
     """Trains teachers and students, scores them and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--config", default="configs/demo.yaml")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--teachers", nargs=2, type=int, default=[100, 101], help="seeds of the teachers")
     parser.add_argument("--mix", choices=["weighted", "confidence"], default="weighted")
     parser.add_argument("--output", default="runs/two-teachers")
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     console = Console()
     register_ensemble()  # so that the mixture of both loads like any checkpoint
     check_scored_data(options)

@@ -30,7 +30,7 @@ from statistics import mean
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
-from benchmarks.common.command import run_command
+from benchmarks.common.command import PassThroughParser, run_command
 from benchmarks.common.data_checks import check_shared_teacher
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import (
@@ -72,9 +72,7 @@ class Starts:
 
 def main() -> None:
     """Trains the students that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--task", required=True, choices=tuple(TASKS))
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
@@ -83,8 +81,7 @@ def main() -> None:
     parser.add_argument("--unlabelled", help="more text, see data.unlabelled and benchmarks.tasks.tagger_sentences")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/tasks")
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     output, console = Path(options.output) / options.task, Console()
     check_settings(output, options, free=("seeds",))
     starts = prepare_starts(options, output)

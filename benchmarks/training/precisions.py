@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 
+from benchmarks.common.command import PassThroughParser
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings, copy_stages, find_only, find_only_checkpoint
 from benchmarks.common.spread import format_accuracy
@@ -31,21 +32,18 @@ SHARED_STAGES = ("data", "teacher", "cache")
 
 def main() -> None:
     """Trains the students that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = PassThroughParser(__doc__)
     parser.add_argument("--config", default="configs/demo.yaml", help="recipe of the student")
     parser.add_argument("--teacher", help="another teacher than the recipe's")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--precisions", nargs="+", default=["32", "bf16-mixed"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/precisions")
-    options, more = parser.parse_known_args()
-    options.more = more
+    options = parser.parse_options()
     console, output = Console(), Path(options.output)
     check_scored_data(options)
     check_settings(output, options, free=("seeds", "precisions"))
-    recipe = ["--config", options.config, "--data", options.data, *more]
+    recipe = ["--config", options.config, "--data", options.data, *options.more]
     teacher_arguments = ["--teacher", options.teacher] if options.teacher else []
     teacher = fine_tune([*recipe, *teacher_arguments], output / "teacher")
     choice = measure_auto(options, teacher, output / "auto")

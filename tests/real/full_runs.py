@@ -1,6 +1,5 @@
 """A working directory in which documented commands run in full: the checkout's recipes and data, and novels."""
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from real.documents import ROOT
 from real.execution import Done, execute
+from support.reports import report_of
 
 NOVELS = ROOT.parent / "shared" / "data" / "eltec_eng"  # not shipped: 26 MB
 LIMIT = 3 * 3600  # seconds; a full run takes a quarter of an hour on an idle core
@@ -27,7 +27,7 @@ class FullRun:
 
     @property
     def report(self) -> dict[str, Any]:
-        return json.loads((self.output / "report.json").read_text())
+        return report_of(self.output)
 
     def entry(self, name: str, runtime: str = "onnxruntime", precision: str = "fp32") -> dict[str, Any]:
         """Returns the report's entry of a model in one runtime."""

@@ -1,8 +1,8 @@
-"""A clock for tests of measured times, which only they move on."""
+"""A clock for tests of measured times, which moves only when they say so."""
 
 
 class Clock:
-    """Stands in for the `time` module where work takes exactly the time that it declares."""
+    """A fake `time` module on which work takes exactly the time it declares."""
 
     def __init__(self) -> None:
         self.now = 0.0

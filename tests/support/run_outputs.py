@@ -40,7 +40,7 @@ def weights_that_differ(
         assert found.keys() == expected.keys()
         names = found.keys()
     assert set(names) <= found.keys() & expected.keys()
-    return above({name: largest_difference(found[name], expected[name]) for name in names}, tolerance)
+    return find_excess({name: largest_difference(found[name], expected[name]) for name in names}, tolerance)
 
 
 def largest_difference(one: Any, other: Any) -> float:
@@ -49,7 +49,7 @@ def largest_difference(one: Any, other: Any) -> float:
     return float((one.double() - other.double()).abs().max())
 
 
-def above(differences: Mapping[str, float], tolerance: float) -> dict[str, float]:
+def find_excess(differences: Mapping[str, float], tolerance: float) -> dict[str, float]:
     """Returns the differences that aren't at most the tolerance, among them NaN; there must be some to check."""
     assert differences, "there is nothing to compare"
     return {name: difference for name, difference in differences.items() if not difference <= tolerance}

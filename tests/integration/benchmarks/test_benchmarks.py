@@ -82,7 +82,13 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
     assert requested == [stages["teacher"] / "model", stages["distill"] / "model"]
 
 
-PASSING_ON = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "parse_known_args" in path.read_text()]
+PASSING_ON = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "= PassThroughParser(" in path.read_text()]
+
+
+def test_only_the_shared_parser_passes_arguments_on():
+    assert len(PASSING_ON) >= 9
+    parsers = [path for path in ROOT.glob("benchmarks/**/*.py") if "parse_known_args" in path.read_text()]
+    assert parsers == [ROOT / "benchmarks" / "common" / "command.py"]
 
 
 @pytest.mark.parametrize("path", PASSING_ON, ids=lambda path: path.stem)

@@ -25,6 +25,7 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.rules.tasks import check_ignored_keep
 from pipelines.stages.cache.stage import choose_signals
 from support.commands import refusal_of, run_to_success, small_run, start
+from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved, word_tokenizer
 
@@ -65,7 +66,7 @@ def test_onnx_and_checkpoint_agree_on_texts_of_different_lengths(finished_run):
 
 def test_the_report_contains_every_model_in_every_runtime(finished_run):
     output, _, _ = finished_run
-    report = json.loads((output / "report.json").read_text())
+    report = report_of(output)
     assert {(m["name"], m["runtime"]) for m in report["models"]} == {
         (name, runtime) for name in ("teacher", "student") for runtime in ("pytorch", "onnxruntime")
     }
@@ -85,7 +86,7 @@ def test_the_report_contains_every_model_in_every_runtime(finished_run):
 
 def test_scores_in_the_report_match_the_exported_student(finished_run):
     output, _, _ = finished_run
-    report = json.loads((output / "report.json").read_text())
+    report = report_of(output)
     model = AutoModelForSequenceClassification.from_pretrained(output / "student").eval()
     tokenizer = AutoTokenizer.from_pretrained(output / "student")
     right = 0

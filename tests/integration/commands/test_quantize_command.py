@@ -17,6 +17,7 @@ from compress.quantize.store import load_quantization
 from pipelines import distill, quantize
 from pipelines.stages.deliver.export_verification import load_source
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder
 from support.tiny_models import make_rows
 
@@ -75,7 +76,7 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished_run)
 @pytest.mark.slow
 def test_the_report_contains_the_int8_student_with_its_parity(finished_run):
     output, message = finished_run
-    entries = json.loads((output / "report.json").read_text())["models"]
+    entries = report_of(output)["models"]
     by_format = {(e["name"], e["runtime"], e["precision"]): e for e in entries}
     small, whole = by_format["student", "onnxruntime", "int8"], by_format["student", "onnxruntime", "fp32"]
     assert small["bytes"] < 0.7 * whole["bytes"]
@@ -126,7 +127,7 @@ def test_a_trained_model_is_quantized_without_training(float_student, tmp_path):
     assert "layers have more bits" in message
     manifest = json.loads(next((tmp_path / "run" / "quantize").glob("*/manifest.json")).read_text())
     assert manifest["metrics"]["val/calibrated"] >= 0.99 * manifest["metrics"]["val/float"]
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     assert {(e["name"], e["precision"]) for e in report["models"]} >= {("teacher", "fp32"), ("student", "int8")}
 
 
@@ -135,7 +136,7 @@ def test_a_format_with_another_scheme_gets_its_own_student(float_student, tmp_pa
     make_inputs(tmp_path)
     arguments = quantize_arguments(float_student, tmp_path / "data", tmp_path / "run")
     run_to_success("quantize", [*arguments, "--method", "ptq", "--export", "onnx,executorch"])
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     formats = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
     assert ("student-int8-dynamic", "executorch", "int8") in formats
     assert ("student", "executorch", "int8") not in formats
@@ -155,7 +156,7 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     arguments += ["--budget.retries", "0"]
     arguments += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smoothquant", "0.5"]
     run_to_success("distill", arguments)
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     (student,) = report["pruning"]["students"]
     assert student["quantized"]["precision"] == "int8"
     whole, cut = (next(e for e in report["models"] if e["name"] == name) for name in ("teacher", "student"))

@@ -11,6 +11,7 @@ from pipelines import export
 from pipelines.settings.commands.export import ExportConfig
 from pipelines.stages.deliver.export import load_examples
 from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
+from support.reports import report_of
 from support.tiny_models import build_model, make_rows, saved
 
 
@@ -80,5 +81,5 @@ def test_text_files_give_export_texts_for_a_language_model(tokenizer: PreTrained
 def test_a_report_with_a_teacher_contains_both_models(base, tokenizer: PreTrainedTokenizerBase, tmp_path):
     teacher = saved(build_model("bert", num_hidden_layers=2), tokenizer, tmp_path / "teacher")
     run_to_success("report", [*base, *QUICK_MEASUREMENT, "--teacher", str(teacher), "--output", str(tmp_path / "r")])
-    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    report = report_of(tmp_path / "r")
     assert {m["name"] for m in report["models"]} == {"teacher", "student"}

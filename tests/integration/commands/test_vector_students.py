@@ -11,6 +11,7 @@ from compress.export.arrays.reader import Reader
 from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_inputs
 from support.task_data import multi_label_data, pair_data, regression_data, tagged_data
 from support.tiny_models import FILLERS
@@ -22,7 +23,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def read_scores(output: Path) -> dict[tuple[str, str], float]:
-    report = json.loads((output / "report.json").read_text())
+    report = report_of(output)
     return {(each["name"], each["runtime"]): each["score"] for each in report["models"]}
 
 
@@ -48,7 +49,7 @@ def static_run(inputs, tmp_path_factory) -> Path:
 def test_a_static_student_is_trained_and_exported(static_run):
     student = load_model_folder(static_run / "student")
     assert (student.config.encoder, student.config.ngram_buckets) == ("static", 64)
-    scores, report = read_scores(static_run), json.loads((static_run / "report.json").read_text())
+    scores, report = read_scores(static_run), report_of(static_run)
     assert scores["student", "numpy"] == scores["student", "onnxruntime"] == scores["student", "pytorch"]
     assert scores["student", "pytorch"] > report["baseline"]["scores"]["accuracy"] + 0.2
 
@@ -146,7 +147,7 @@ def test_a_frontier_leaves_out_what_cannot_read_pairs(untyped_folder, tmp_path):
 def test_integers_of_a_quantized_student_are_the_same_in_numpy_and_on_runtimes(inputs, tmp_path):
     more = ("--student", "static,ngrams=64", "--quantize", "int8", "--export", "onnxruntime,numpy", "--epochs", "10")
     run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     rounded = {each["runtime"]: each for each in report["models"] if each["precision"] == "int8"}
     assert {*rounded} == {"numpy", "onnxruntime"}
     for each in rounded.values():
@@ -205,5 +206,5 @@ def test_exports_truncate_texts_at_the_side_of_the_teachers_tokenizer_and_the_ca
     (_, whole), (_, alone), (_, other) = reader.classify([f"{beginning} {end}", end, beginning], max_length=8)
     np.testing.assert_array_equal(whole, alone)
     assert not np.allclose(whole, other)
-    truncated = json.loads((tmp_path / "run" / "report.json").read_text())["data"]["truncated"]
+    truncated = report_of(tmp_path / "run")["data"]["truncated"]
     assert f"{truncated:,} texts of train and validation exceeded" in (tmp_path / "run/student/README.md").read_text()

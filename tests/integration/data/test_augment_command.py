@@ -8,6 +8,7 @@ import pytest
 
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder
 
 KINDS = "swap,delete,keyboard=0.3,ngrams,templates"
@@ -51,7 +52,7 @@ def test_the_report_counts_the_synthetic_rows(augmented_run):
     output, arguments, _ = augmented_run
     run_to_success("distill", arguments)
     record = (stage_folder(output, "augment") / "augment.jsonl").read_text().splitlines()
-    data = json.loads((output / "report.json").read_text())["data"]
+    data = report_of(output)["data"]
     assert data["augment_rows"] == data["unlabelled"] == len(record)
     assert any(remark.startswith("augment: classes: the largest change") for remark in data["remarks"])
 

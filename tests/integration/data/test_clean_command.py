@@ -11,6 +11,7 @@ from distill.data.clean.deployment import PREPROCESSING, read_preprocessing
 from distill.data.clean.person_names import NameFinder
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import LABELS, build_model, make_rows, saved
 
@@ -86,7 +87,7 @@ def test_the_test_split_keeps_its_rows_and_labels(cleaned_run):
 
 @pytest.mark.slow
 def test_the_report_and_the_students_folders_describe_the_cleaning(reported_run):
-    data = json.loads((reported_run / "report.json").read_text())["data"]
+    data = report_of(reported_run)["data"]
     assert data["train"] == len(texts_of(stage_folder(reported_run, "clean"), "train"))
     assert data["clean_train_dropped_duplicates"] == sum(row["after"] is None for row in record_of(reported_run))
     assert any(remark.startswith("clean: train, changed by html: ") for remark in data["remarks"])

@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import make_rows
 
@@ -80,7 +81,7 @@ def test_the_students_loss_follows_the_share_and_the_cache_has_the_chosen_rows(i
     more = ("--data.select", "balanced", "--select.rows", "27", "--loss.ce", "0.5", "--loss.kl", "0.5", "--epochs", "1")
     message = run_to_success("distill", small_run(*inputs, tmp_path / "run", *more))
     assert "select: loss weights adjusted to the share of rows: kl 0.8" in message
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     share = report["data"]["select_share"]
     assert report["data"]["select_kept"] == report["data"]["train"] == 27
     loss = json.loads((stage_folder(tmp_path / "run", "distill") / "manifest.json").read_text())["config"]["loss"]

@@ -21,6 +21,7 @@ from distill.tasks.choose import TASKS
 from pipelines import distill, report
 from pipelines.stages.deliver.evaluate import baseline_scores
 from support.commands import refusal_of, small_run
+from support.reports import report_of
 from support.task_data import TAGS, books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import CLUES, FILLERS, LABELS, build_model, make_rows, saved, word_tokenizer
 
@@ -461,7 +462,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     arguments = ("--model", str(model), "--data", str(tmp_path / "data"), "--output", str(output), *quick)
     report.main([*arguments, "--data.unknown_labels", "drop", "--data.max_length", "16"])
     printed = capsys.readouterr().out
-    stored_report = json.loads((output / "report.json").read_text())
+    stored_report = report_of(output)
     assert stored_report["baseline"] == {
         "name": "majority class",
         "answer": "the class 'a', the most frequent in train",

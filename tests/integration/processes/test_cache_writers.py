@@ -108,7 +108,7 @@ def finish(process: ForkServerProcess) -> None:
 
 
 def write_at_once(folder: Path, ranks: list[int]) -> list:
-    """Runs one writer per rank concurrently, of which each computes a shard, and returns what each one returned."""
+    """Runs one writer per rank concurrently, so that each computes a shard, and returns what each one returned."""
     writers = [start_beside_others(folder, rank, len(ranks)) for rank in ranks]
     results = [receive(pipe) for _, pipe in writers]
     for process, _ in writers:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.run_outputs import above, weights_that_differ
+from support.run_outputs import find_excess, weights_that_differ
 
 WEIGHTS = {"first": torch.tensor([1.0, 2.0]), "second": torch.zeros(3)}
 
@@ -36,7 +36,7 @@ def test_a_weight_that_is_not_a_number_differs_even_from_itself(where):
         (WEIGHTS, []),
         (WEIGHTS | {"first": torch.ones(1)}, None),
     ],
-    ids=["none", "one missing", "one more", "one of those asked for missing", "none asked for", "another shape"],
+    ids=["none", "one missing", "one more", "a requested one missing", "none requested", "another shape"],
 )
 def test_nothing_to_compare_is_an_error(found, names):
     with pytest.raises(AssertionError):
@@ -47,4 +47,4 @@ def test_nothing_to_compare_with_nothing_is_an_error():
     with pytest.raises(AssertionError, match="nothing to compare"):
         weights_that_differ({}, {}, 1e9)
     with pytest.raises(AssertionError, match="nothing to compare"):
-        above({}, 1.0)
+        find_excess({}, 1.0)

@@ -177,7 +177,7 @@ def config_cases() -> Iterator[Case]:
         r"position_embeddings\.weight: \[64, 32\] in the file",
     )
     yield Case(
-        "config: positions below the length asked for",
+        "config: positions below the requested length",
         with_config(max_position_embeddings=8),
         r"data\.max_length: expected at most 8 tokens",
     )

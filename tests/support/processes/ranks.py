@@ -32,7 +32,7 @@ class WorldError(RanksError):
 
 
 class LostConnectionError(WorldError):
-    """Processes lost the connection to others, none of which had died."""
+    """Processes lost the connection to others that were still running."""
 
 
 def run_ranks(

@@ -17,25 +17,13 @@ from compress.measure.latency import TEXTS_PER_TURN, Latency, limit_torch_thread
 from compress.measure.precision_modes import list_candidate_modes
 from compress.measure.precision_speed import MAX_SLOWDOWN, autocast_to_mode, choose_fastest_mode, measure_modes
 from pipelines.settings import this_machine
+from support.clock import Clock
 from support.tiny_models import build_model
 
 LENGTHS = (3, 9, 4, 30)
 NAMES = ("teacher", "student", "onnx")
 TEXTS = [{"input_ids": np.full((2, length), length)} for length in LENGTHS]
 INPUTS = dict.fromkeys(NAMES, TEXTS)
-
-
-class Clock:
-    """A fake `time` module on which work takes exactly the time it declares."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def work(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from pipelines import distill
 from pipelines.runs.manifest import seal_manifest
 from pipelines.stages.train import precision
 from support.commands import refusal_of, run_to_success, small_run
+from support.reports import report_of
 from support.run_inputs import make_inputs
 from support.task_data import (
     WORD_PAIRS,
@@ -249,7 +250,7 @@ def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tm
     run_to_success("distill", arguments)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     scores = {(e["name"], e["runtime"]): e["score"] for e in report["models"]}
     assert scores["student", "onnxruntime"] > 0.5
 
@@ -263,7 +264,7 @@ def test_a_student_trained_in_float16_on_a_gpu_is_a_stock_float32_checkpoint(tmp
     run_to_success("distill", [*arguments, "--accelerator", "gpu"])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = report_of(tmp_path / "run")
     scores = {(e["name"], e["runtime"]): e["score"] for e in report["models"]}
     assert scores["student", "onnxruntime"] > 0.5
 

@@ -22,7 +22,7 @@ from distill.parallel.load import load_sharded
 from distill.parallel.mesh import build_mesh, find_data_rank
 from distill.parallel.tensor_plan import build_tensor_plan
 from support.processes.ranks import RanksError, WorldError, run_ranks
-from support.run_outputs import above
+from support.run_outputs import find_excess
 from support.tiny_models import VOCABULARY, build_model, draw_weights
 
 CLASSIFIERS = ("bert", "roberta", "distilbert", "electra-projected")
@@ -218,7 +218,7 @@ def test_a_model_with_a_layout_computes_and_trains_as_in_one_process(compared, f
         assert comparison.buffers
         assert comparison.logits <= 1e-5
         assert comparison.same_bits or "tp" in case[1]
-        assert above(comparison.gradients, 1e-5) == {}
+        assert find_excess(comparison.gradients, 1e-5) == {}
         assert comparison.norm == pytest.approx(comparison.expected_norm, rel=1e-5)
         assert comparison.after_step <= 1e-5
         assert comparison.share_after_reshard == comparison.share

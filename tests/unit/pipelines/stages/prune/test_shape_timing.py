@@ -23,7 +23,7 @@ from pipelines.stages.prune import shape_timing
 from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer
 from support.tiny_models import build_model
 
-# 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron (a small part of which depends on width)
+# 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron; a small part also depends on the width
 COSTS = CostModel((1.0, 0.01, 0.1, 0.0, 0.2, 0.001, 0.01, 0.0001), 0.0)
 BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # mostly the layers
 LEAST, MOST = 3, 8  # measurements of a search
