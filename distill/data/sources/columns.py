@@ -8,7 +8,7 @@ import pyarrow as pa
 from distill.data.config import DataConfig
 from distill.errors import InputError
 
-_TEXT = ("text", "sentence", "sentence1", "premise", "question1", "question", "query", "utterance", "content", "review")
+TEXT = ("text", "sentence", "sentence1", "premise", "question1", "question", "query", "utterance", "content", "review")
 PAIR = ("text_pair", "text2", "sentence2", "hypothesis", "question2")
 # Columns of names come before columns of numbers: `label_name` contains the meaning of `label` 12.
 LABEL = ("label_name", "label_text", "label", "labels", "category", "intent", "class", "target")
@@ -35,11 +35,11 @@ def find_columns(
         InputError: A column set in `config` is missing, no well-known name is found, a column is selected twice, or a
             column does not contain text.
     """
-    text = require_column(table, config.text, "text", where) or find_column(table, _TEXT)
+    text = require_column(table, config.text, "text", where) or find_column(table, TEXT)
     pair = require_column(table, config.text_pair, "text_pair", where) or find_column(table, PAIR)
     label = (require_column(table, config.label, "label", where) or find_column(table, labels)) if labelled else None
     if text is None:
-        raise missing_column_error("text", _TEXT, table, where)
+        raise missing_column_error("text", TEXT, table, where)
     if labelled and label is None:
         raise missing_column_error("label", labels, table, where)
     if config.text_pair is None and pair == text:
