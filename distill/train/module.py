@@ -124,10 +124,8 @@ class DistillationModule(lightning.LightningModule):
         self.scratch = Path(gettempdir())  # for temporary files
         self.rate_control, self.spikes = RateControl(), SpikeWatch(train.spike)
         self.micro_batches, self.growth = MicroBatches(), BatchGrowth(train)
-        self.total_steps, self.balance = (
-            1,
-            GradientBalance(loss.balance_every),
-        )  # optimizer steps of the entire training
+        self.total_steps = 1  # optimizer steps of the entire training
+        self.balance = GradientBalance(loss.balance_every)
         if train.freeze_embeddings:
             freeze_embeddings(student)
 
