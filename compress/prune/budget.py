@@ -37,7 +37,8 @@ class Budget:
             hold for texts of each.
         threads: Threads of the runtime.
         rounds: Number of timed runs of each measured size on each text, at least 1; candidate students are run three
-            times as often, beside the teacher.
+            times as often, beside the teacher. If that takes more than a minute, as with long texts, there are fewer
+            runs, at least 10.
         retries: Maximum number of times that a student is pruned further and trained again because it is more than 5 %
             slower than requested.
         uniform: Give every layer the same sizes, so that the checkpoint loads in its stock transformers class.

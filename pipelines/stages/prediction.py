@@ -28,7 +28,8 @@ from pipelines.settings.plan import RunPlan, list_targets
 from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.prepare.compared_texts import measure_lengths
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
-from pipelines.stages.prune.shape_timing import CANDIDATE_ROUNDS
+from pipelines.stages.prune.budget_timing import limit_rounds
+from pipelines.stages.prune.shape_timing import CANDIDATE_ROUNDS, MEASUREMENTS
 from pipelines.stages.run_stages import run_stages
 from pipelines.stages.students import plan_epochs
 
@@ -161,15 +162,15 @@ class SampledRun(Run):
             return done
         seconds = float(done.manifest["wall_seconds"])
         for unit, spent in self.console.spent.items():
-            seconds += spent * (self._scale(name, unit, done.metrics) - 1)
+            seconds += spent * (self._scale(name, unit, spent, done.metrics) - 1)
         self.predictions.append(Prediction(name, done.manifest["peak_memory_bytes"], seconds))
         return done
 
-    def _scale(self, stage: str, unit: str, metrics: JsonObject) -> float:
-        """Returns how many times as much work the run has as the sample, in a unit of progress."""
+    def _scale(self, stage: str, unit: str, spent: float, metrics: JsonObject) -> float:
+        """Returns how many times as much work the run has as the sample, in a unit of progress that took `spent` s."""
         full, short = self.settings, self.short
-        if unit == CALLS:  # each input is also run once before the rounds
-            return (1 + count_rounds(full, stage)) / (1 + count_rounds(short, stage))
+        if unit == CALLS:
+            return self._scale_rounds(stage, spent)
         if unit == STEPS:
             return full.prune.trial_steps / max(1, short.prune.trial_steps)
         if unit not in (EXAMPLES, TEXTS):
@@ -183,6 +184,14 @@ class SampledRun(Run):
         sampled, choice = metrics["train"] + metrics["unlabelled"], metrics["select_of"] * scale
         selected_rows = select.rows or select.share * choice
         return float(((sampled - metrics["select_kept"]) * scale + min(selected_rows, choice)) / sampled)
+
+    def _scale_rounds(self, stage: str, spent: float) -> float:
+        """Returns how many times as many rounds of calls a stage of the run times."""
+        full, short = count_rounds(self.settings, stage), count_rounds(self.short, stage)
+        if is_evaluation(stage):  # each input is also run once before the rounds
+            return (1 + full) / (1 + short)
+        measurements = MEASUREMENTS[0] if stage.startswith("shape") else 1
+        return limit_rounds(full, spent / short / measurements / len(self.settings.budget.lengths)) / short
 
     def _scale_epochs(self, stage: str) -> float:
         """Returns how many times as many epochs a stage of the run trains."""

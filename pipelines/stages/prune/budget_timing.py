@@ -13,7 +13,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
 from compress.export.runtimes import open_export
 from compress.export.write import write_targets
-from compress.measure.latency import Latency, Runner, TimedInputs, measure_latency
+from compress.measure.latency import Latency, Runner, TimedInputs, measure_latency, time_rounds
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
@@ -29,6 +29,8 @@ from pipelines.stages.deliver.timed_texts import RowBlocks, collate_calls
 from pipelines.stages.prepare.compared_texts import measure_lengths, select_texts_and_pairs
 
 TEXTS, MIN_CALLS = 64, 4  # texts that are timed, unless they would be fewer calls
+LONGEST = 60  # seconds of a measurement, unless it would have fewer rounds than FEWEST: texts may be long
+FEWEST = 10
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,29 @@ def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, see
 def time_together(
     models: Mapping[str, TimedModel], budget: Budget, length: int, rounds: int, console: Console, label: str
 ) -> dict[str, Latency]:
-    """Times all models in turn on the same texts of a length, and shows the progress with the label."""
-    inputs = {name: each.inputs[length] for name, each in models.items()}
-    calls = min(len(each) for each in inputs.values())  # another tokenizer may split a long text into more rows
-    with console.track(label, (1 + rounds) * calls * len(models), CALLS) as advance:
+    """Times all models in turn on the same texts of a length, and shows the progress with the label.
+
+    Args:
+        models: The models by name.
+        budget: The threads they run on.
+        length: A length of the budget.
+        rounds: Maximum number of runs of each model on each text, see `limit_rounds`; another one, before them, isn't
+            counted.
+        console: Shows the progress.
+        label: What is timed.
+    """
+    texts = {name: each.inputs[length] for name, each in models.items()}
+    calls = min(len(each) for each in texts.values())  # another tokenizer may split a long text into more rows
+    inputs = {name: each[:calls] for name, each in texts.items()}
+    runners = {name: each.runner for name, each in models.items()}
+    warmup = time_rounds(runners, inputs, rounds=1, warmup=0, threads=budget.threads)
+    rounds = limit_rounds(rounds, sum(float(each.sum()) for each in warmup.values()) / 1e3)
+    with console.track(label, rounds * calls * len(models), CALLS) as advance:
         return measure_latency(
-            {name: each.runner for name, each in models.items()},
-            {name: each[:calls] for name, each in inputs.items()},
-            rounds=rounds,
-            threads=budget.threads,
-            on_call=lambda: advance(1),
+            runners, inputs, rounds=rounds, warmup=0, threads=budget.threads, on_call=lambda: advance(1)
         )
+
+
+def limit_rounds(rounds: int, seconds: float) -> int:
+    """Returns `rounds`, or as many of `seconds` each as fit into LONGEST, but no fewer than FEWEST for that."""
+    return rounds if rounds * seconds <= LONGEST else min(rounds, max(FEWEST, int(LONGEST / seconds)))

@@ -1,0 +1,41 @@
+"""Tests how often models are timed under a budget."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from compress.measure import latency
+from compress.prune.budget import Budget
+from pipelines.runs.console import Console
+from pipelines.stages.prune.budget_timing import FEWEST, LONGEST, TimedModel, limit_rounds, time_together
+from support.clock import Clock
+
+TEXTS = [{"input_ids": np.ones((1, 5), np.int64)}] * 8
+
+
+@pytest.mark.parametrize(
+    ("requested", "teacher_seconds", "timed"),
+    [(60, 0.001, 60), (60, 0.4, 15), (60, 3.0, FEWEST), (4, 3.0, 4)],
+    ids=["short texts", "long texts", "very long texts", "few rounds requested"],
+)
+def test_long_texts_are_timed_less_often(
+    requested: int, teacher_seconds: float, timed: int, monkeypatch: pytest.MonkeyPatch
+):
+    clock = Clock()
+    monkeypatch.setattr(latency, "time", clock)
+    models = {name: build_model(clock, share * teacher_seconds) for name, share in (("teacher", 1), ("student", 0.25))}
+    found = time_together(models, Budget(speedup="4"), 0, requested, Console(quiet=True), "timing")
+    assert {name: each.repeats for name, each in found.items()} == dict.fromkeys(models, timed * len(TEXTS))
+    assert found["student"].best_ms == pytest.approx(250 * teacher_seconds)
+
+
+def build_model(clock: Clock, seconds: float) -> TimedModel:
+    model: TimedModel = SimpleNamespace(runner=lambda _: clock.work(seconds), inputs={0: TEXTS})  # type: ignore[assignment]
+    return model
+
+
+def test_rounds_without_measurable_time_are_not_limited():
+    assert limit_rounds(60, 0.0) == 60
+    assert list(map(partial(limit_rounds, 60), (LONGEST / 60, LONGEST / 30, LONGEST))) == [60, 30, FEWEST]
