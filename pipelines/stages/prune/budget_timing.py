@@ -29,8 +29,8 @@ from pipelines.stages.deliver.timed_texts import RowBlocks, collate_calls
 from pipelines.stages.prepare.compared_texts import measure_lengths, select_texts_and_pairs
 
 TEXTS, MIN_CALLS = 64, 4  # texts that are timed, unless they would be fewer calls
-LONGEST = 60  # seconds of a measurement, unless it would have fewer rounds than FEWEST: texts may be long
-FEWEST = 10
+MOST_SECONDS = 60  # seconds of a measurement, unless it would have fewer rounds than LEAST_ROUNDS: texts may be long
+LEAST_ROUNDS = 10
 
 
 @dataclass(frozen=True)
@@ -140,5 +140,5 @@ def time_together(
 
 
 def limit_rounds(rounds: int, seconds: float) -> int:
-    """Returns `rounds`, or as many of `seconds` each as fit into LONGEST, but no fewer than FEWEST for that."""
-    return rounds if rounds * seconds <= LONGEST else min(rounds, max(FEWEST, int(LONGEST / seconds)))
+    """Returns `rounds`, or if more, as many of `seconds` each as fit into MOST_SECONDS, but at least LEAST_ROUNDS."""
+    return rounds if rounds * seconds <= MOST_SECONDS else min(rounds, max(LEAST_ROUNDS, int(MOST_SECONDS / seconds)))

@@ -9,7 +9,7 @@ import pytest
 from compress.measure import latency
 from compress.prune.budget import Budget
 from pipelines.runs.console import Console
-from pipelines.stages.prune.budget_timing import FEWEST, LONGEST, TimedModel, limit_rounds, time_together
+from pipelines.stages.prune.budget_timing import LEAST_ROUNDS, MOST_SECONDS, TimedModel, limit_rounds, time_together
 from support.clock import Clock
 
 TEXTS = [{"input_ids": np.ones((1, 5), np.int64)}] * 8
@@ -17,7 +17,7 @@ TEXTS = [{"input_ids": np.ones((1, 5), np.int64)}] * 8
 
 @pytest.mark.parametrize(
     ("requested", "teacher_seconds", "timed"),
-    [(60, 0.001, 60), (60, 0.4, 15), (60, 3.0, FEWEST), (4, 3.0, 4)],
+    [(60, 0.001, 60), (60, 0.4, 15), (60, 3.0, LEAST_ROUNDS), (4, 3.0, 4)],
     ids=["short texts", "long texts", "very long texts", "few rounds requested"],
 )
 def test_long_texts_are_timed_less_often(
@@ -38,4 +38,8 @@ def build_model(clock: Clock, seconds: float) -> TimedModel:
 
 def test_rounds_without_measurable_time_are_not_limited():
     assert limit_rounds(60, 0.0) == 60
-    assert list(map(partial(limit_rounds, 60), (LONGEST / 60, LONGEST / 30, LONGEST))) == [60, 30, FEWEST]
+    assert list(map(partial(limit_rounds, 60), (MOST_SECONDS / 60, MOST_SECONDS / 30, MOST_SECONDS))) == [
+        60,
+        30,
+        LEAST_ROUNDS,
+    ]
