@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from pipelines.stages.deliver.timing import is_evaluation
 from pipelines.stages.prepare.compared_texts import measure_lengths
 from pipelines.stages.prepare.data import SPLIT_NAMES, read_data_folder, write_splits
 from pipelines.stages.prune.budget_timing import limit_rounds
-from pipelines.stages.prune.shape_timing import CANDIDATE_ROUNDS, MEASUREMENTS
+from pipelines.stages.prune.shape_timing import CANDIDATE_ROUNDS
 from pipelines.stages.run_stages import run_stages
 from pipelines.stages.students import plan_epochs
 
@@ -151,7 +151,7 @@ class SampledRun(Run):
         **how: Any,
     ) -> Artefact:
         """Runs a stage as `Run.stage` does, and adds its prediction."""
-        self.console.spent.clear()
+        self.console.clear()
         work = self._sample_data(work, dict(config)) if name == "data" else work
         done = super().stage(name, config, inputs, work, **how)
         if name == "select":
@@ -162,15 +162,15 @@ class SampledRun(Run):
             return done
         seconds = float(done.manifest["wall_seconds"])
         for unit, spent in self.console.spent.items():
-            seconds += spent * (self._scale(name, unit, spent, done.metrics) - 1)
+            seconds += spent * (self._scale(name, unit, done.metrics) - 1)
         self.predictions.append(Prediction(name, done.manifest["peak_memory_bytes"], seconds))
         return done
 
-    def _scale(self, stage: str, unit: str, spent: float, metrics: JsonObject) -> float:
-        """Returns how many times as much work the run has as the sample, in a unit of progress that took `spent` s."""
+    def _scale(self, stage: str, unit: str, metrics: JsonObject) -> float:
+        """Returns how many times as much work the run has as the sample, in a unit of progress."""
         full, short = self.settings, self.short
         if unit == CALLS:
-            return self._scale_rounds(stage, spent)
+            return self._scale_rounds(stage)
         if unit == STEPS:
             return full.prune.trial_steps / max(1, short.prune.trial_steps)
         if unit not in (EXAMPLES, TEXTS):
@@ -185,13 +185,12 @@ class SampledRun(Run):
         selected_rows = select.rows or select.share * choice
         return float(((sampled - metrics["select_kept"]) * scale + min(selected_rows, choice)) / sampled)
 
-    def _scale_rounds(self, stage: str, spent: float) -> float:
+    def _scale_rounds(self, stage: str) -> float:
         """Returns how many times as many rounds of calls a stage of the run times."""
         full, short = count_rounds(self.settings, stage), count_rounds(self.short, stage)
         if is_evaluation(stage):  # each input is also run once before the rounds
             return (1 + full) / (1 + short)
-        measurements = MEASUREMENTS[0] if stage.startswith("shape") else 1
-        return limit_rounds(full, spent / short / measurements / len(self.settings.budget.lengths)) / short
+        return limit_rounds(full, self.console.spent[CALLS] / self.console.blocks[CALLS] / short) / short
 
     def _scale_epochs(self, stage: str) -> float:
         """Returns how many times as many epochs a stage of the run trains."""
@@ -236,6 +235,12 @@ class TimingConsole(Console):
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.spent: defaultdict[str, float] = defaultdict(float)  # unit -> seconds
+        self.blocks: Counter[str] = Counter()  # unit -> blocks of work, such as measurements
+
+    def clear(self) -> None:
+        """Forgets the work so far."""
+        self.spent.clear()
+        self.blocks.clear()
 
     @contextmanager
     def track(self, label: str, total: int, unit: str = EXAMPLES) -> Iterator[Advance]:
@@ -244,6 +249,7 @@ class TimingConsole(Console):
         with super().track(label, total, unit) as advance:
             yield advance
         self.spent[unit] += time.perf_counter() - start
+        self.blocks[unit] += 1
 
 
 @dataclass(frozen=True)

@@ -140,5 +140,7 @@ def time_together(
 
 
 def limit_rounds(rounds: int, seconds: float) -> int:
-    """Returns `rounds`, or if more, as many of `seconds` each as fit into MOST_SECONDS, but at least LEAST_ROUNDS."""
-    return rounds if rounds * seconds <= MOST_SECONDS else min(rounds, max(LEAST_ROUNDS, int(MOST_SECONDS / seconds)))
+    """Returns `rounds`; if they take more than MOST_SECONDS, at `seconds` each, those that fit or LEAST_ROUNDS."""
+    if rounds <= LEAST_ROUNDS or rounds * seconds <= MOST_SECONDS:
+        return rounds
+    return max(LEAST_ROUNDS, int(MOST_SECONDS / seconds))

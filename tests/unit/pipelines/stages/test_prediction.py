@@ -13,13 +13,16 @@ from distill.data.sources.text_files import read_texts
 from distill.data.splits.examples import Examples, Splits
 from distill.train.config import TrainConfig
 from pipelines.runs.cli import parse
+from pipelines.runs.console import CALLS
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig, GeneralConfig
 from pipelines.settings.plan import RunPlan
 from pipelines.stages.prediction import (
     CHARACTERS_PER_TOKEN,
     RANDOM_BATCHES,
+    SampledRun,
     SampleSizes,
     count_epochs,
+    count_rounds,
     measure_scale,
     sample_part,
     sample_splits,
@@ -28,6 +31,7 @@ from pipelines.stages.prediction import (
     shorten_training,
 )
 from pipelines.stages.prepare.compared_texts import measure_lengths
+from pipelines.stages.prune.budget_timing import LEAST_ROUNDS
 
 NOTHING = Examples([], None, [])
 
@@ -124,3 +128,16 @@ def test_doubtful_labels_are_not_predicted_from_the_few_rows_of_a_sample():
 def test_epochs_are_counted_for_every_stage_that_trains_a_pruned_student(schedule, epochs):
     settings = read_settings("--speedup", "4", "--epochs", "10", "--prune.schedule", schedule)
     assert {name: count for name, count in count_epochs(settings).items() if "-4x" in name} == epochs
+
+
+@pytest.mark.parametrize(
+    ("stage", "measurements", "seconds", "rounds"),
+    [("shape-4x", 4, 36, 60), ("shape-4x", 4, 72, 30), ("costs", 1, 36, LEAST_ROUNDS), ("costs", 2, 6, 20)],
+    ids=["short texts", "longer texts", "long texts", "two lengths"],
+)
+def test_timing_is_predicted_with_as_many_rounds_as_fit(stage, measurements, seconds, rounds, tmp_path):
+    settings = read_settings("--speedup", "4")
+    short = replace(settings, budget=replace(settings.budget, rounds=3))
+    run = SampledRun(tmp_path / "run", settings, short)
+    run.console.spent[CALLS], run.console.blocks[CALLS] = seconds, measurements
+    assert run._scale(stage, CALLS, {}) == pytest.approx(rounds / count_rounds(short, stage))

@@ -1,11 +1,11 @@
 """Tests how often models are timed under a budget."""
 
-from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from compress.export.common.targets import ExportTarget
 from compress.measure import latency
 from compress.prune.budget import Budget
 from pipelines.runs.console import Console
@@ -32,14 +32,10 @@ def test_long_texts_are_timed_less_often(
 
 
 def build_model(clock: Clock, seconds: float) -> TimedModel:
-    model: TimedModel = SimpleNamespace(runner=lambda _: clock.work(seconds), inputs={0: TEXTS})  # type: ignore[assignment]
-    return model
+    return TimedModel(ExportTarget("onnxruntime"), Path("no-files"), lambda _: clock.work(seconds), {0: TEXTS})
 
 
 def test_rounds_without_measurable_time_are_not_limited():
     assert limit_rounds(60, 0.0) == 60
-    assert list(map(partial(limit_rounds, 60), (MOST_SECONDS / 60, MOST_SECONDS / 30, MOST_SECONDS))) == [
-        60,
-        30,
-        LEAST_ROUNDS,
-    ]
+    seconds = (MOST_SECONDS / 60, MOST_SECONDS / 30, MOST_SECONDS)
+    assert [limit_rounds(60, each) for each in seconds] == [60, 30, LEAST_ROUNDS]
