@@ -158,8 +158,8 @@ def choose_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefa
         InputError: No shape is as fast, and this isn't a frontier, but an earlier run with the same search was.
     """
     if previous is not None:
-        return faster_shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous)
-    shape = shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target)
+        return faster_shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target, previous, pipeline.precision)
+    shape = shape_stage(pipeline.run, pipeline.config, pipeline.inputs, target, pipeline.precision)
     if UNREACHED in shape.metrics and not pipeline.config.budget.frontier:
         raise InputError(shape.metrics[UNREACHED])
     return shape

@@ -19,7 +19,7 @@ VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a di
 
 
 def faster_shape_stage(
-    run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, previous: Artefact
+    run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, previous: Artefact, precision: str
 ) -> Artefact:
     """Writes `shape.json` of a faster shape than a `previous` one; the target's correction says how much faster.
 
@@ -29,14 +29,15 @@ def faster_shape_stage(
     """
 
     def work(folder: Path) -> JsonObject:
-        search = ShapeSearch(LoadedInputs(run, config, inputs), target.corrected, folder)
+        search = ShapeSearch(LoadedInputs(run, config, inputs), target.corrected, folder, precision)
         stored = json.loads((previous.folder / SHAPE).read_text())
         factor = target.correction / previous.manifest["config"]["target"]["correction"]
         faster = shrink_shape(search, stored, factor) or find_other_shape(search)
         return write_shape(folder, faster or stored) | {"faster": faster is not None}
 
     stages = inputs.by_name() | {"previous": previous}
-    return run.stage(f"shape-{target.name}", describe_search(config, target), stages, work, version=VERSION)
+    settings = describe_search(config, target, precision)
+    return run.stage(f"shape-{target.name}", settings, stages, work, version=VERSION)
 
 
 def find_other_shape(search: ShapeSearch) -> JsonObject | None:

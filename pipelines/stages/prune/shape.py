@@ -15,6 +15,7 @@ from pipelines.reports.pruning_summary import UNREACHED
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.strategies.by_layout import choose_device
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prepare.scoring import TeacherComparison
@@ -28,6 +29,7 @@ from pipelines.stages.train.training_inputs import open_cached_signals
 
 VERSION = 7  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASURED = ("speedup", "pooled_speedup", "best_ms", "teacher_ms", "bytes")  # of the last measurement
+MIXED = "bf16-mixed"
 COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are compared: all candidates on the same ones
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
@@ -35,17 +37,20 @@ TRIAL_SETTINGS = (
 FURTHER_TRIAL_SETTINGS = "optimizer", "rate_scaling", "accumulate", "reference_batch", "batch_tokens"
 
 
-def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget) -> Artefact:
-    """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
+def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, precision: str) -> Artefact:
+    """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements.
+
+    `precision` is that of the student's training.
+    """
 
     def work(folder: Path) -> JsonObject:
-        return write_shape(folder, ShapeSearch(LoadedInputs(run, config, inputs), target, folder).choose())
+        return write_shape(folder, ShapeSearch(LoadedInputs(run, config, inputs), target, folder, precision).choose())
 
-    settings = describe_search(config, target)
+    settings = describe_search(config, target, precision)
     return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)
 
 
-def describe_search(config: DistillConfig, target: SpeedTarget) -> JsonObject:
+def describe_search(config: DistillConfig, target: SpeedTarget, precision: str) -> JsonObject:
     """Returns the target and the settings of its search, for stage keys."""
     train, default = config.train, TrainConfig()
     further = [each for each in FURTHER_TRIAL_SETTINGS if getattr(train, each) != getattr(default, each)]
@@ -54,7 +59,14 @@ def describe_search(config: DistillConfig, target: SpeedTarget) -> JsonObject:
         # Keys of older runs lack the further ones.
         "train": {name: getattr(train, name) for name in (*TRIAL_SETTINGS, *further)} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
+        # Keys of trials in float32 lack the precision.
+        **({"precision": precision} if has_mixed_trials(config, precision) else {}),
     }
+
+
+def has_mixed_trials(config: DistillConfig, precision: str) -> bool:
+    """Returns whether trials, which run on the CPU, compute in bfloat16: if a training on the CPU does."""
+    return precision == MIXED and choose_device(config.machine.accelerator).type == "cpu"
 
 
 def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject:
@@ -74,9 +86,10 @@ def write_shape(folder: Path, result: JsonObject) -> JsonObject:
 
 
 class ShapeSearch:
-    """The search for the shape of a single target."""
+    """The search for the shape of a single target; `precision` is that of the student's training."""
 
-    def __init__(self, loaded: LoadedInputs, target: SpeedTarget, folder: Path):
+    def __init__(self, loaded: LoadedInputs, target: SpeedTarget, folder: Path, precision: str):
+        self.precision = precision
         self.loaded, self.config, self.target, self.console = loaded, loaded.config, target, loaded.run.console
         self.timer = ShapeTimer(loaded, target, folder / SCRATCH / "exports")
         self.allowed_ms = dict(zip(self.config.budget.lengths, list_allowed_ms(loaded, target), strict=True))
@@ -146,7 +159,8 @@ class ShapeSearch:
             train = start.adapt_training(self.config.train, student)
             if train.checkpointing == AUTO:  # the mode that always fits; the weights are the same
                 train = replace(train, checkpointing=FULL)
-            trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows))
+            is_mixed = has_mixed_trials(self.config, self.precision)
+            trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows, is_mixed=is_mixed))
         comparison = TeacherComparison(
             task,
             data.validation,

@@ -9,6 +9,7 @@ from distill.data.batches.data_module import TextDataModule
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import SignalSource
+from distill.models.short_attention import attend_to_short_texts
 from distill.tasks.logit_rows import OutputRows
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -21,7 +22,17 @@ REDUCTION = 3  # one in this many trials continues
 
 
 class Trial:
-    """The training of a candidate, with warm-up and then a constant rate, so that it can continue after comparisons."""
+    """The training of a candidate, with warm-up and then a constant rate, so that it can continue after comparisons.
+
+    Args:
+        student: The candidate.
+        data: The training texts.
+        signals: Maps a batch to the teacher's signals.
+        loss: Weights of the terms.
+        train: Optimizer, and the rate after warm-up.
+        output_rows: Defines the rows of a batch.
+        is_mixed: Whether products are computed in bfloat16, as in bf16-mixed.
+    """
 
     def __init__(
         self,
@@ -31,6 +42,8 @@ class Trial:
         loss: LossConfig,
         train: TrainConfig,
         output_rows: OutputRows,
+        *,
+        is_mixed: bool = False,
     ):
         # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
         self.module = DistillationModule(
@@ -40,19 +53,25 @@ class Trial:
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.batches, self.steps, self.max_grad_norm = data.repeat_train_batches(), 0, train.max_grad_norm
+        self.is_mixed = is_mixed
 
     def run(self, steps: int) -> None:
         """Trains for a number of further steps."""
-        for _ in range(steps):
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * min(1.0, (self.steps + 1) / _WARMUP)
+        with attend_to_short_texts():
+            for _ in range(steps):
+                self._take_step()
+
+    def _take_step(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * min(1.0, (self.steps + 1) / _WARMUP)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.is_mixed):
             loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if self.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
-            self.optimizer.step()
-            self.steps += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        self.steps += 1
 
 
 def eliminate_trials(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from distill.data.batches.data_module import TextDataModule
+from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.losses.config import LossConfig
 from distill.student.build import build_student
@@ -14,6 +15,9 @@ from distill.tasks.logit_rows import OutputRows
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from pipelines.runs.console import Console
+from pipelines.settings.commands.distill import DistillConfig, MachineConfig, TeacherConfig
+from pipelines.settings.plan import SpeedTarget
+from pipelines.stages.prune.shape import describe_search
 from pipelines.stages.prune.trials import Trial, eliminate_trials, plan_rounds
 from support.tiny_models import LABELS, build_model, make_rows
 
@@ -88,14 +92,14 @@ def texts(tokenizer) -> TextDataModule:
     return TextDataModule(Splits(LABELS, train, empty, empty, empty, {}), tokenizer, batch_size=8, max_length=32)
 
 
-def start_trial(texts: TextDataModule) -> Trial:
+def start_trial(texts: TextDataModule, **settings: bool) -> Trial:
     """Returns a trial of a narrow student of the tiny BERT; its loss has a term on hidden states too."""
     torch.manual_seed(0)
     teacher = build_model("bert")
     loss = LossConfig(kl=1, hidden=1)
     signals = OnlineTeacher(teacher, loss.without_layer_terms.teacher_outputs)
     train = TrainConfig(learning_rate=RATE, head_rate=1, dropout=0, batch_size=8)
-    return Trial(build_student(teacher, "layers=2,hidden=16"), texts, signals, loss, train, OutputRows())
+    return Trial(build_student(teacher, "layers=2,hidden=16"), texts, signals, loss, train, OutputRows(), **settings)
 
 
 def test_a_trial_learns_from_the_teachers_logits_alone(texts):
@@ -108,6 +112,30 @@ def test_a_trial_learns_from_the_teachers_logits_alone(texts):
         after = trial.module.compute_terms(batch)
     assert list(before) == ["kl"]
     assert after["kl"] < 0.8 * before["kl"]
+
+
+def test_a_trial_in_bf16_mixed_rounds_its_products_and_learns_nearly_the_same(texts):
+    mixed, plain = start_trial(texts, is_mixed=True), start_trial(texts)
+    batch = next(texts.repeat_train_batches())
+    with torch.no_grad():
+        before = plain.module.compute_terms(batch)["kl"]
+    for trial in (mixed, plain):
+        trial.run(30)
+    with torch.no_grad():
+        learned, expected = (before - trial.module.compute_terms(batch)["kl"] for trial in (mixed, plain))
+    weights, others = (trial.module.student.classifier.weight for trial in (mixed, plain))
+    assert weights.dtype == torch.float32
+    assert not torch.equal(weights, others)
+    assert float(learned) == pytest.approx(float(expected), rel=0.1)
+
+
+@pytest.mark.parametrize(("precision", "found"), [("32", None), ("bf16-mixed", "bf16-mixed"), ("fp8", None)])
+def test_the_key_of_a_search_names_the_precision_of_its_trials_unless_they_are_in_float32(precision, found):
+    config = DistillConfig(
+        "runs/x", TeacherConfig("body"), data=DataConfig("texts"), machine=MachineConfig(accelerator="cpu")
+    )
+    settings = describe_search(config, SpeedTarget("2x", 2.0, 0.0), precision)
+    assert settings.get("precision") == found
 
 
 def test_a_trial_that_continues_is_the_same_as_one_in_a_single_run(texts):
