@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from compress.measure.precision_modes import MODES
 from compress.prune.budget import TOLERANCE
 from compress.prune.search.candidates import Candidate, SearchSpace, list_candidates, make_smallest_candidate
 from distill.errors import InputError
@@ -29,7 +30,6 @@ from pipelines.stages.train.training_inputs import open_cached_signals
 
 VERSION = 7  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MEASURED = ("speedup", "pooled_speedup", "best_ms", "teacher_ms", "bytes")  # of the last measurement
-MIXED = "bf16-mixed"
 COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are compared: all candidates on the same ones
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
@@ -52,7 +52,7 @@ def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
 
 def describe_search(config: DistillConfig, target: SpeedTarget, precision: str) -> JsonObject:
     """Returns the target and the settings of its search, for stage keys."""
-    train, default = config.train, TrainConfig()
+    train, default, trial_precision = config.train, TrainConfig(), choose_trial_precision(config, precision)
     further = [each for each in FURTHER_TRIAL_SETTINGS if getattr(train, each) != getattr(default, each)]
     return describe_measuring(config, target) | {
         "trials": config.prune.trial_steps,
@@ -60,13 +60,14 @@ def describe_search(config: DistillConfig, target: SpeedTarget, precision: str) 
         "train": {name: getattr(train, name) for name in (*TRIAL_SETTINGS, *further)} | {"rate": RULE},
         "loss": vars(config.loss.without_layer_terms),
         # Keys of trials in float32 lack the precision.
-        **({"precision": precision} if has_mixed_trials(config, precision) else {}),
+        **({"precision": trial_precision} if trial_precision != "32" else {}),
     }
 
 
-def has_mixed_trials(config: DistillConfig, precision: str) -> bool:
-    """Returns whether trials, which run on the CPU, compute in bfloat16: if a training on the CPU does."""
-    return precision == MIXED and choose_device(config.machine.accelerator).type == "cpu"
+def choose_trial_precision(config: DistillConfig, precision: str) -> str:
+    """Returns the precision of trials, which run on the CPU: that of a training there if Lightning has it, else 32."""
+    is_on_cpu = choose_device(config.machine.accelerator).type == "cpu"
+    return precision if is_on_cpu and MODES[precision].is_stock else "32"
 
 
 def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject:
@@ -89,8 +90,8 @@ class ShapeSearch:
     """The search for the shape of a single target; `precision` is that of the student's training."""
 
     def __init__(self, loaded: LoadedInputs, target: SpeedTarget, folder: Path, precision: str):
-        self.precision = precision
         self.loaded, self.config, self.target, self.console = loaded, loaded.config, target, loaded.run.console
+        self.trial_precision = choose_trial_precision(self.config, precision)
         self.timer = ShapeTimer(loaded, target, folder / SCRATCH / "exports")
         self.allowed_ms = dict(zip(self.config.budget.lengths, list_allowed_ms(loaded, target), strict=True))
         self.milliseconds = self.allowed_ms[self.config.budget.lengths[0]]
@@ -159,8 +160,8 @@ class ShapeSearch:
             train = start.adapt_training(self.config.train, student)
             if train.checkpointing == AUTO:  # the mode that always fits; the weights are the same
                 train = replace(train, checkpointing=FULL)
-            is_mixed = has_mixed_trials(self.config, self.precision)
-            trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows, is_mixed=is_mixed))
+            precision = self.trial_precision
+            trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows, precision=precision))
         comparison = TeacherComparison(
             task,
             data.validation,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from compress.measure.precision_speed import autocast_to_mode
 from distill.data.batches.data_module import TextDataModule
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
@@ -31,7 +32,7 @@ class Trial:
         loss: Weights of the terms.
         train: Optimizer, and the rate after warm-up.
         output_rows: Defines the rows of a batch.
-        is_mixed: Whether products are computed in bfloat16, as in bf16-mixed.
+        precision: Mode of the training, such as bf16-mixed.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Trial:
         train: TrainConfig,
         output_rows: OutputRows,
         *,
-        is_mixed: bool = False,
+        precision: str = "32",
     ):
         # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
         self.module = DistillationModule(
@@ -53,7 +54,7 @@ class Trial:
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.batches, self.steps, self.max_grad_norm = data.repeat_train_batches(), 0, train.max_grad_norm
-        self.is_mixed = is_mixed
+        self.precision = precision
 
     def run(self, steps: int) -> None:
         """Trains for a number of further steps."""
@@ -64,7 +65,7 @@ class Trial:
     def _take_step(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * min(1.0, (self.steps + 1) / _WARMUP)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.is_mixed):
+        with autocast_to_mode(self.precision, torch.device("cpu")):
             loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -92,7 +92,7 @@ def texts(tokenizer) -> TextDataModule:
     return TextDataModule(Splits(LABELS, train, empty, empty, empty, {}), tokenizer, batch_size=8, max_length=32)
 
 
-def start_trial(texts: TextDataModule, **settings: bool) -> Trial:
+def start_trial(texts: TextDataModule, **settings: str) -> Trial:
     """Returns a trial of a narrow student of the tiny BERT; its loss has a term on hidden states too."""
     torch.manual_seed(0)
     teacher = build_model("bert")
@@ -115,7 +115,7 @@ def test_a_trial_learns_from_the_teachers_logits_alone(texts):
 
 
 def test_a_trial_in_bf16_mixed_rounds_its_products_and_learns_nearly_the_same(texts):
-    mixed, plain = start_trial(texts, is_mixed=True), start_trial(texts)
+    mixed, plain = start_trial(texts, precision="bf16-mixed"), start_trial(texts)
     batch = next(texts.repeat_train_batches())
     with torch.no_grad():
         before = plain.module.compute_terms(batch)["kl"]
