@@ -8,7 +8,7 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.settings.commands.evaluate import EvaluateConfig, check_places
 from pipelines.stages.deliver.baseline import read_baseline
-from pipelines.stages.deliver.export import check_refused
+from pipelines.stages.deliver.export import check_rejected
 
 EXAMPLES = """\
   python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     if scores := build_scores(results):
         console.table("Scores", *scores)
     console.say(f"written to {done.folder / 'evaluation.json'}")
-    check_refused([candidate.export for candidate in candidates])
+    check_rejected([candidate.export for candidate in candidates])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pipelines.settings.commands.export import ExportConfig
 from pipelines.settings.places import check_data, open_local
 from pipelines.stages.deliver.export import (
     check_model,
-    check_refused,
+    check_rejected,
     describe_difference,
     export_stage,
     is_labelled,
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     console.say(
         "  nothing was scored, because the data has no labels for texts; use pipelines.evaluate for other tasks"
     )
-    check_refused([done])
+    check_rejected([done])
 
 
 def export_and_score(config: ExportConfig, console: Console) -> None:
@@ -108,7 +108,7 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     rows = [build_export_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]
     console.table("Exported and measured", header, rows)
     console.say(f"numbers: {done.folder / 'evaluation.json'}")
-    check_refused(exports)
+    check_rejected(exports)
 
 
 def build_export_row(proof: JsonObject, entries: Sequence[JsonObject], folder: Path) -> tuple[str, ...]:

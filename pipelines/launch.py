@@ -90,7 +90,7 @@ def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -
     """Runs the engine's own command on the files.
 
     Raises:
-        InputError: The engine has no such command, it isn't installed, or it refused the files.
+        InputError: The engine has no such command, it isn't installed, or it rejected the files.
     """
     if not manifest.submit:
         raise InputError(f"submit: {engine} has no command that submits files: submit them yourself")

@@ -104,7 +104,7 @@ def report_on_checkpoint(config: ReportConfig, console: Console) -> None:
     """Evaluates a checkpoint and writes a report on it.
 
     Raises:
-        InputError: An exported file was refused; the report is written all the same.
+        InputError: An exported file was rejected; the report is written all the same.
     """
     settings = EvaluateConfig(
         config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task
@@ -112,7 +112,7 @@ def report_on_checkpoint(config: ReportConfig, console: Console) -> None:
     check_places(settings)
     check_publishable(Path(config.output) / STUDENT)
 
-    from pipelines.stages.deliver.export import check_refused
+    from pipelines.stages.deliver.export import check_rejected
     from pipelines.stages.deliver.standalone import evaluate_standalone
     from pipelines.stages.prepare.data import read_task
 
@@ -120,7 +120,7 @@ def report_on_checkpoint(config: ReportConfig, console: Console) -> None:
     report = report_stage(run, asdict(settings), read_task(data), evaluation)
     paths = publish_results(run, report, {STUDENT: candidates[-1].export})
     print_results(console, json.loads((report.folder / REPORT).read_text()), paths)
-    check_refused([candidate.export for candidate in candidates])
+    check_rejected([candidate.export for candidate in candidates])
 
 
 if __name__ == "__main__":

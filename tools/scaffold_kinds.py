@@ -207,7 +207,7 @@ def write_$name(source: Source, target: ExportTarget, folder: Path) -> None:
         "its library",
         "pipelines/settings/commands/distill.py and export.py: the description of `export`",
         "pipelines/reports/formatting.py: the runtime's name",
-        "tests/unit/compress/export/test_$name.py: what the format refuses",
+        "tests/unit/compress/export/test_$name.py: what the format rejects",
         "docs/howto/export.md: what it is for",
     ),
 )

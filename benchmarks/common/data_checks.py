@@ -11,7 +11,7 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS
 from pipelines.stages.prepare.data import read_task_splits
 
 
-def refuse_data_settings(arguments: Sequence[str], reason: str, *, allowed: Collection[str] = ()) -> None:
+def reject_data_settings(arguments: Sequence[str], reason: str, *, allowed: Collection[str] = ()) -> None:
     """Checks that arguments for `pipelines.distill` don't change what is read of the data.
 
     Raises:

@@ -40,7 +40,7 @@ from pipelines.runs.console import Console
 
 AUTO = AutoModelForSequenceClassification
 FLOAT, BFLOAT = "float32", "bfloat16"
-QUANTIZED = tuple(name for name in SCHEMES if name not in FORMATS["torchao"].refuses)
+QUANTIZED = tuple(name for name in SCHEMES if name not in FORMATS["torchao"].unsupported)
 COMPILED = (FLOAT, BFLOAT, "int8-dynamic", "fp8-dynamic")
 BATCHES = (1, 64)
 

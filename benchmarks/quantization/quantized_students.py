@@ -75,7 +75,7 @@ def train_float_student(options: argparse.Namespace, seed: int) -> Path:
 def quantize_student(options: argparse.Namespace, seed: int, scheme: str, method: str, float_run: Path) -> Report:
     """Returns the report of the run that quantizes the student of a float run."""
     output = Path(options.output) / f"seed-{seed}" / f"{scheme}-{method}"
-    formats = [name for name in options.formats if scheme not in FORMATS[name].refuses]
+    formats = [name for name in options.formats if scheme not in FORMATS[name].unsupported]
     student, teacher = find_checkpoint(float_run, "distill"), find_checkpoint(float_run, "teacher")
     arguments = ["--config", options.config, "--model", str(student), "--teacher", str(teacher), "--data", options.data]
     arguments += ["--scheme", scheme, "--method", method, "--export", ",".join(formats), "--seed", str(seed)]

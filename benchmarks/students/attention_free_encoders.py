@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModel
 
 from benchmarks.common.command import PassThroughParser, run_command
-from benchmarks.common.data_checks import refuse_data_settings
+from benchmarks.common.data_checks import reject_data_settings
 from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings, require_entry
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="of all tables")
     parser.add_argument("--output", type=Path, default=Path("runs/attention-free-encoders"))
     options = parser.parse_options()
-    refuse_data_settings(options.more, "model2vec would be scored on other rows", allowed=("--data.max_length",))
+    reject_data_settings(options.more, "model2vec would be scored on other rows", allowed=("--data.max_length",))
     check_settings(options.output, options, free=("specs", "seeds"))
     students = {spec: train_all(options, spec) for spec in options.specs}
     teacher = require_entry(read_run(options, options.specs[0], options.rates[0], options.seeds[0]), "teacher")

@@ -20,7 +20,7 @@ from pathlib import Path
 from transformers import AutoModelForSequenceClassification
 
 from benchmarks.common.command import PassThroughParser, run_command
-from benchmarks.common.data_checks import check_test_split, refuse_data_settings
+from benchmarks.common.data_checks import check_test_split, reject_data_settings
 from benchmarks.common.results_folder import check_settings, find_only_checkpoint
 from benchmarks.common.spread import format_accuracy
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -74,7 +74,7 @@ def check_scored_data(options: argparse.Namespace) -> None:
     Raises:
         SystemExit: The data has no test split of its own, or a setting of the data is passed on.
     """
-    refuse_data_settings(options.more, "accuracies are measured on the test split of --data, read as by default")
+    reject_data_settings(options.more, "accuracies are measured on the test split of --data, read as by default")
     check_test_split(load_splits(DataConfig(path=options.data)), options.data)
 
 

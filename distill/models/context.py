@@ -160,7 +160,7 @@ class CarriedKeys(DynamicCache):
             elif type(layer) is DynamicLayer:
                 self.carried.append(_FullKeys(room))
             else:
-                raise _refuse(model, f"a {type(layer).__name__}, whose state isn't keys and values")
+                raise _reject(model, f"a {type(layer).__name__}, whose state isn't keys and values")
         self.layers = list(self.carried)
 
 
@@ -240,7 +240,7 @@ def check_context(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     parameters = inspect.signature(model.forward).parameters
     if config.is_encoder_decoder or "past_key_values" not in parameters or not model.can_generate():
-        raise _refuse(model, "a model without keys and values of earlier tokens")
+        raise _reject(model, "a model without keys and values of earlier tokens")
     ids = (torch.arange(18, device=model.device) * 7 % (config.vocab_size - 1) + 1).view(2, 9)
     mask, context = torch.ones_like(ids), Context(ids.shape[1])
     with eval_mode(model):
@@ -252,10 +252,10 @@ def check_context(model: PreTrainedModel) -> None:
             context.advance(mask[:, span])
     difference = (torch.cat(parts, 1) - whole).float().abs().max() / whole.float().abs().max()
     if not difference < torch.finfo(model.dtype).eps ** 0.5:
-        raise _refuse(model, f"logits that differ by {float(difference):.2g} of the largest in a text in two parts")
+        raise _reject(model, f"logits that differ by {float(difference):.2g} of the largest in a text in two parts")
 
 
-def _refuse(model: PreTrainedModel, found: str) -> InputError:
+def _reject(model: PreTrainedModel, found: str) -> InputError:
     return InputError(
         f"train.backward_window: {type(model).__name__}: expected a decoder that reads earlier tokens through keys and "
         f"values alone, found {found}: it can't be trained in chunks of a document; use train.checkpointing"

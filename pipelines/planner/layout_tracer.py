@@ -39,7 +39,7 @@ class LayoutCandidate:
         rows: Rows of a process's batch.
         deep: What a step takes, and what it takes with fewer layers; None if it isn't possible.
         time: Seconds of a step; None likewise.
-        refusal: Why it isn't possible, or doesn't fit; empty if it is and does.
+        rejection: Why it isn't possible, or doesn't fit; empty if it is and does.
         failed: Whether tracing failed, so that it is unknown what the layout takes.
         offloaded: Bytes of weights, gradients and states of a process that FSDP keeps in the CPU's memory.
     """
@@ -49,7 +49,7 @@ class LayoutCandidate:
     rows: int = 0
     deep: ExtrapolatedTrace | None = None
     time: StepTime | None = None
-    refusal: str = ""
+    rejection: str = ""
     failed: bool = False
     offloaded: int = 0
 
@@ -107,10 +107,10 @@ class LayoutTracer:
         layouts = layouts or list_layouts(self.hardware, self.workload.student, trained=True, segments=segments)
         train = self.workload.settings.train
         candidates = self._trace_all(partial(self._trace_student, train=train, online=online), layouts)
-        if train.optimizer in SMALLER and all(choice.refusal for choice in candidates):
+        if train.optimizer in SMALLER and all(choice.rejection for choice in candidates):
             smaller = replace(train, optimizer=SMALLER[train.optimizer])
             candidates += self._trace_all(partial(self._trace_student, train=smaller, online=online), layouts)
-        if self.hardware.can_overlap and train.optimizer == "adamw" and all(choice.refusal for choice in candidates):
+        if self.hardware.can_overlap and train.optimizer == "adamw" and all(choice.rejection for choice in candidates):
             shards = [layout for layout in layouts if layout.fsdp > 1 and layout.tp == layout.pp == 1]
             candidates += self._trace_all(
                 partial(self._trace_student, train=train, online=online, offloads=True), shards
@@ -129,7 +129,7 @@ class LayoutTracer:
             return list(cached)
         teacher_bytes = min((teacher.trace.held_bytes for teacher in teachers if teacher.trace is not None), default=0)
         room = self.hardware.memory - teacher_bytes
-        tried = {each.layout: each for each in cached if each.train and not each.refusal and each.peak <= room}
+        tried = {each.layout: each for each in cached if each.train and not each.rejection and each.peak <= room}
         return self._trace_all(lambda layout: self._exchange_signals(tried[layout]), list(tried))
 
     def _trace_all(
@@ -152,7 +152,7 @@ class LayoutTracer:
         rows, rest = divmod(train.rows, layout.data_parallel)
         if rest:
             reason = f"a batch of {train.rows} rows can't be divided among {layout.data_parallel} processes"
-            return LayoutCandidate(layout, train, refusal=reason)
+            return LayoutCandidate(layout, train, rejection=reason)
         first = "none" if train.checkpointing == AUTO else train.checkpointing
         modes = CHECKPOINTING[CHECKPOINTING.index(first) :] if first in CHECKPOINTING else (first,)
 
@@ -163,13 +163,13 @@ class LayoutTracer:
 
         candidate = plan(first)
         never_fits = candidate.trace is None or candidate.trace.held_bytes > self.hardware.memory
-        if not candidate.refusal or never_fits or len(modes) == 1:
+        if not candidate.rejection or never_fits or len(modes) == 1:
             return candidate
         smallest = plan(modes[-1])
-        if smallest.refusal:
+        if smallest.rejection:
             return smallest
         between = map(plan, modes[1:-1])
-        return next((each for each in between if not each.refusal), smallest)
+        return next((each for each in between if not each.rejection), smallest)
 
     def _exchange_signals(self, cached: LayoutCandidate) -> LayoutCandidate:
         """Returns a student's layout whose teacher computes in every step, from the one that reads a cache."""
@@ -197,21 +197,21 @@ class LayoutTracer:
         facts = Facts(self.workload.settings, layout.processes, self.workload.task.name)
         named = replace(facts, teacher_layout=layout) if train is None else replace(facts, student_layout=layout)
         if layout.pp > 1 and train is not None and type(self.workload.task.output_rows) is not OutputRows:
-            return LayoutCandidate(layout, train, rows, refusal="rows of outputs that stages don't exchange")
+            return LayoutCandidate(layout, train, rows, rejection="rows of outputs that stages don't exchange")
         smallest = self._count_least(layout, train)
         if smallest > self.hardware.memory and not offloads:
             return LayoutCandidate(
-                layout, train, rows, refusal=f"weights and states alone take {smallest / 1e9:,.0f} GB"
+                layout, train, rows, rejection=f"weights and states alone take {smallest / 1e9:,.0f} GB"
             )
         try:
             check_rules(named, about=("teacher_layout", "student_layout"))
             with simulate_world(self.hardware.processes):
                 extrapolated = trace(layout)
         except InputError as error:
-            return LayoutCandidate(layout, train, rows, refusal=str(error))
+            return LayoutCandidate(layout, train, rows, rejection=str(error))
         except Exception as error:  # noqa: BLE001 - of a family whose code needs data, which may raise anything
             reason = f"a step without data failed: {type(error).__name__}: {in_one_line(error)}"
-            return LayoutCandidate(layout, train, rows, refusal=reason, failed=True)
+            return LayoutCandidate(layout, train, rows, rejection=reason, failed=True)
         time, offloaded = estimate_step(extrapolated.whole, self.hardware), 0
         if offloads:
             offloaded = extrapolated.whole.held_bytes
@@ -220,8 +220,8 @@ class LayoutTracer:
                 offload_states(extrapolated.whole), offload_states(extrapolated.shallow), extrapolated.layers
             )
             time = replace(time, waited=time.waited + seconds)
-        refusal = "" if extrapolated.whole.peak <= self.hardware.memory else "doesn't fit"
-        return LayoutCandidate(layout, train, rows, extrapolated, time, refusal, offloaded=offloaded)
+        rejection = "" if extrapolated.whole.peak <= self.hardware.memory else "doesn't fit"
+        return LayoutCandidate(layout, train, rows, extrapolated, time, rejection, offloaded=offloaded)
 
     def _count_least(self, layout: Layout, train: TrainConfig | None) -> int:
         """Returns the bytes of weights and states on a process, without a trace."""

@@ -111,4 +111,4 @@ def list_pairs(
 
 def fits(choice: LayoutCandidate) -> bool:
     """Returns whether a layout is possible and fits."""
-    return choice.trace is not None and not choice.refusal
+    return choice.trace is not None and not choice.rejection

@@ -173,10 +173,10 @@ def build_no_fit_error(
     parts = []
     for role, choices in (("teacher", teachers), ("student", students)):
         traced = [choice for choice in choices if choice.trace is not None]
-        if any(not choice.refusal for choice in traced):
+        if any(not choice.rejection for choice in traced):
             continue
         if not traced:
-            reasons = dict.fromkeys(choice.refusal for choice in choices)
+            reasons = dict.fromkeys(choice.rejection for choice in choices)
             parts.append(f"the {role} has no layout ({'; '.join(list(reasons)[:3])})")
             continue
         smallest = min(traced, key=lambda choice: choice.peak)

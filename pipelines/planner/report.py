@@ -72,7 +72,7 @@ def print_choices(title: str, choices: Sequence[LayoutCandidate], console: Conso
     console.table(title, header, [describe_choice(choice) for choice in traced])
     for choice in choices:
         if choice.trace is None:
-            console.say(f"  skipped {describe_layout(choice)}: {choice.refusal}")
+            console.say(f"  skipped {describe_layout(choice)}: {choice.rejection}")
 
 
 def describe_choice(choice: LayoutCandidate) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def describe_choice(choice: LayoutCandidate) -> tuple[str, ...]:
         f"{choice.peak / 1e9:,.2f}",
         f"{choice.rows * choice.layout.data_parallel / max(time.total, 1e-12):,.4g}",
         *(f"{share / max(time.total, 1e-12):.0%}" for share in shares),
-        choice.refusal,
+        choice.rejection,
     )
 
 

@@ -48,7 +48,7 @@ def write_measurement_notes(report: Report) -> list[str]:
     notes += [describe_parity(each, each["parity"], wording.parity) for each in report["models"] if each["parity"]]
     return notes + [
         f"{each['stage']}: {each['target']} failed its verification and was moved to {each['where']}: {each['reason']}."
-        for each in report.get("refused", [])
+        for each in report.get("rejected", [])
     ]
 
 

@@ -183,7 +183,7 @@ class TrainingEntry(TypedDict):
     ranks: NotRequired[Sequence[RankTimes]]  # since several replicas are measured
 
 
-class RefusedExport(TypedDict):
+class RejectedExport(TypedDict):
     """An exported file that failed its verification."""
 
     stage: str
@@ -305,5 +305,5 @@ class Report(Results):
     commit: str | None
     created: str
     pruning: NotRequired[PruningSummary]
-    refused: NotRequired[Sequence[RefusedExport]]
+    rejected: NotRequired[Sequence[RejectedExport]]
     trainings: NotRequired[dict[str, TrainingEntry]]

@@ -75,7 +75,7 @@ class RunPlan:
         """Applies the rules again, with the layouts and the precision of training, None while it isn't known.
 
         Raises:
-            InputError: A rule refuses the combination.
+            InputError: A rule rejects the combination.
         """
         layouts = self.layouts.teacher, self.layouts.student, self.layouts.finetuning
         check_rules(

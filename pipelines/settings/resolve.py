@@ -29,7 +29,7 @@ def examine_settings(settings: DistillConfig, processes: int) -> Facts:
     """Returns what is known about a run without torch, which takes seconds to import, after applying all rules to it.
 
     Raises:
-        InputError: A checkpoint or data set on this machine is missing or damaged, or a rule refuses the settings.
+        InputError: A checkpoint or data set on this machine is missing or damaged, or a rule rejects the settings.
         CompressError: As above, from a check of the compress package.
     """
     settings = fill_defaults(settings)
@@ -167,7 +167,7 @@ def complete_plan(facts: Facts, task_reason: str) -> RunPlan:
     assert teacher is not None
     config = student.config if student is not None else student_config(teacher.config, settings.student.spec)
     for spec in name_attention_free_students(settings.student).values():
-        student_config(teacher.config, spec)  # refuses sizes that aren't possible
+        student_config(teacher.config, spec)  # rejects sizes that aren't possible
     other_teachers = open_teachers(settings, teacher)
     teacher_sizes, student_sizes = read_layer_sizes(teacher.config), read_layer_sizes(config)
     check_general(settings, teacher, teacher_sizes, student_sizes)

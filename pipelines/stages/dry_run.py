@@ -96,7 +96,7 @@ def show_plan(run: Run, plan: RunPlan) -> None:
 
 def print_predictions(run: Run, plan: RunPlan) -> None:
     """Prints the memory and time of the stages, measured on a sample of the data."""
-    predictions, refusal = predict_stages(plan, run.console)
+    predictions, rejection = predict_stages(plan, run.console)
     if not predictions:
         run.console.say("  there is no stage whose memory and time could be predicted")
         return
@@ -105,7 +105,7 @@ def print_predictions(run: Run, plan: RunPlan) -> None:
     )
     rows = [(each.stage, f"{each.peak / 1e6:,.0f} MB", f"{each.seconds:,.0f} s") for each in predictions]
     run.console.table("Predicted from a sample of the data", ("stage", "peak memory", "time"), rows)
-    if refusal:
+    if rejection:
         run.console.say(
-            f"the stages after these can't be predicted, because the sample's student was refused: {refusal}"
+            f"the stages after these can't be predicted, because the sample's student was rejected: {rejection}"
         )

@@ -113,7 +113,7 @@ def run_to_report(run: "Run", plan: RunPlan) -> None:
     """Runs all stages, then writes the report and prints where the results are."""
     from pipelines.runs.files import write_json
     from pipelines.runs.publication import check_publishable
-    from pipelines.stages.deliver.export import check_refused
+    from pipelines.stages.deliver.export import check_rejected
     from pipelines.stages.deliver.report import REPORT, STUDENT, print_results, publish_results, report_stage
     from pipelines.stages.prepare.data import read_task
 
@@ -136,7 +136,7 @@ def run_to_report(run: "Run", plan: RunPlan) -> None:
         print_results(run.console, json.loads((report.folder / REPORT).read_text()), places)
     run.world.share_files()
     check_scores(settings, stages["evaluate"])
-    check_refused(list(exports.values()))
+    check_rejected(list(exports.values()))
 
 
 def publish_nested(run: "Run", stages: Mapping[str, "Artefact"]) -> dict[str, Path]:

@@ -79,16 +79,16 @@ def run_to_success(module: str, arguments: Sequence[str], *, fresh: bool = False
     return output
 
 
-def refusal_of(
+def rejection_of(
     module: ModuleType, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     """Runs a command that must exit with code 2 and no traceback and returns its message; flags as in `command`."""
-    return refused_as_written(
+    return rejected_as_written(
         module, with_last_flags(module.__name__.rpartition(".")[2], arguments), monkeypatch, capsys
     )
 
 
-def refused_as_written(
+def rejected_as_written(
     module: ModuleType, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])

@@ -29,7 +29,7 @@ class Format:
         supports_float, supports_quantized: Whether it supports models that aren't quantized, and those that are.
         tolerance: Largest difference of a float model's logits, which may come from another order of sums only.
         saturates: Whether its runtime saturates byte products on x86 processors without VNNI.
-        refuses: Unsupported scheme -> reason.
+        unsupported: Scheme -> reason.
         attention: Whether it supports models with attention.
         reads_texts: Whether it is the folder of a library that computes vectors of texts, with its own tokenizer and
             config; it holds the table of a static student, and no head.
@@ -41,7 +41,7 @@ class Format:
     supports_quantized: bool = True
     tolerance: float = 1e-3
     saturates: bool = False
-    refuses: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     attention: bool = True
     reads_texts: bool = False
 
@@ -61,14 +61,14 @@ FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
         Format("huggingface", "pytorch", supports_quantized=False, tolerance=1e-4),
-        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOAT8 | NO_GROUPS),
-        Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOAT8),
-        Format("onnx-decoder", "onnxruntime", saturates=True, refuses=NO_FLOAT8),  # has a cache, for generation
+        Format("onnx", "onnxruntime", saturates=True, unsupported=NO_FLOAT8 | NO_GROUPS),
+        Format("onnxruntime", "onnxruntime", saturates=True, unsupported=NO_FLOAT8),
+        Format("onnx-decoder", "onnxruntime", saturates=True, unsupported=NO_FLOAT8),  # has a cache, for generation
         Format(
             "openvino",
             "openvino",
             saturates=True,
-            refuses=dict.fromkeys(
+            unsupported=dict.fromkeys(
                 ("int8-dynamic", "int4-dynamic"),
                 "OpenVINO dequantizes matrix products with scales of each call to float32, as large and slow as the "
                 "float model; use int8-static",
@@ -79,7 +79,7 @@ FORMATS: Mapping[str, Format] = {
         Format(
             "executorch",
             "executorch",
-            refuses={
+            unsupported={
                 "int8-static": "XNNPACK's statically quantized products return int8, but this scheme needs float "
                 "outputs, so they would be computed in float; use int8-dynamic",
                 "int8-weights": "XNNPACK can't multiply float inputs by int8 weights; use int8-dynamic",
@@ -91,7 +91,7 @@ FORMATS: Mapping[str, Format] = {
         Format(
             "litert",
             "litert",
-            refuses={
+            unsupported={
                 "int8-static": "XNNPACK's statically quantized products return int8, but this scheme needs float "
                 "outputs, and LiteRT's own int32 kernels are slower than float; use int8-dynamic",
                 "int4-weights": "LiteRT can't multiply float inputs by grouped int4 weights; dequantized they would be "
@@ -105,18 +105,18 @@ FORMATS: Mapping[str, Format] = {
             "pytorch",
             supports_float=False,
             tolerance=1e-4,
-            refuses={
+            unsupported={
                 "int8-static": "transformers doesn't load the scales of activations of a torchao checkpoint",
                 "int4-dynamic": "torchao's safetensors format can't represent int4 weights with quantized inputs",
             }
             | NO_GROUPS,
         ),
-        Format("compressed-tensors", "pytorch", supports_float=False, tolerance=1e-4, refuses=NO_GROUPS),
+        Format("compressed-tensors", "pytorch", supports_float=False, tolerance=1e-4, unsupported=NO_GROUPS),
         Format(
             "numpy",
             "numpy",
             attention=False,
-            refuses=dict.fromkeys(
+            unsupported=dict.fromkeys(
                 ("int8-dynamic", "int4-dynamic"),
                 "its reader can't compute scales per call; use int8-static",
             )
@@ -218,9 +218,9 @@ def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
     schemes = resolve_schemes(name)
     assigned: dict[str, list[str]] = {scheme: [] for scheme in schemes}
     for each in formats:
-        accepted = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)
+        accepted = next((scheme for scheme in schemes if scheme not in FORMATS[each].unsupported), None)
         if accepted is None:
-            raise CompressError(f"export {each}: doesn't support {name}: {FORMATS[each].refuses[schemes[0]]}")
+            raise CompressError(f"export {each}: doesn't support {name}: {FORMATS[each].unsupported[schemes[0]]}")
         assigned[accepted].append(each)
     return {scheme: taken for scheme, taken in assigned.items() if taken}
 

@@ -129,10 +129,10 @@ def cache_sizes(model: PreTrainedModel) -> list[tuple[int, int]]:
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True).logits
     one, other = logits[:, :2]
     if not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
-        raise build_refusal(model, "it reads tokens that come later, as an encoder does")
+        raise build_rejection(model, "it reads tokens that come later, as an encoder does")
     cache_values = list_cache_values(cache)
     if not cache_values or any(value is None or value.dim() != 4 or value.shape[2] != LENGTH for value in cache_values):
-        raise build_refusal(model, "it doesn't keep keys and values of every token in every layer")
+        raise build_rejection(model, "it doesn't keep keys and values of every token in every layer")
     return [(value.shape[1], value.shape[3]) for value in cache_values]
 
 
@@ -144,26 +144,26 @@ def check_decoder(model: PreTrainedModel) -> None:
     """
     config: Any = model.config
     if config.is_encoder_decoder or not model.can_generate():
-        raise build_refusal(model, "it isn't a decoder with a head for the next token, such as LlamaForCausalLM")
+        raise build_rejection(model, "it isn't a decoder with a head for the next token, such as LlamaForCausalLM")
     kinds = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
     if kinds or getattr(config, "attention_chunk_size", None):
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "chunks"
-        raise build_refusal(model, f"its layers keep {names} between tokens, and not keys and values of each")
+        raise build_rejection(model, f"its layers keep {names} between tokens, and not keys and values of each")
     turning = sorted(set(rope_types(getattr(config, "rope_parameters", None))).intersection(CHANGING))
     if turning:
-        raise build_refusal(
+        raise build_rejection(
             model, f"its rotary angles ({turning[0]}) change with the length: those of the example would be kept"
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise build_refusal(model, "it takes no positions, and would count padding among them")
+        raise build_rejection(model, "it takes no positions, and would count padding among them")
     wrong = sorted({str(value.dtype) for value in model.parameters()} - {"torch.float32"})
     if wrong:
-        raise build_refusal(
+        raise build_rejection(
             model, f"expected weights in float32, found {', '.join(wrong)}; model.float() makes them so"
         )
     broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
     if broken:
-        raise build_refusal(
+        raise build_rejection(
             model, f"{broken[0]} and {len(broken) - 1} other weights hold NaN or infinity: so would all logits"
         )
 
@@ -176,7 +176,7 @@ def rope_types(settings: Any) -> list[str]:
     return types + [kind for part in settings.values() for kind in rope_types(part)]
 
 
-def build_refusal(model: PreTrainedModel, why: str) -> ExportError:
+def build_rejection(model: PreTrainedModel, why: str) -> ExportError:
     """Returns the error for a model that can't be exported with a cache."""
     return ExportError(f"onnx: {type(model).__name__} can't be exported with a cache: {why}")
 

@@ -172,7 +172,7 @@ def matches_source(source: Path, model: Any) -> bool:
             if not np.abs(outputs - expected).max() <= ROUNDING:  # also catches NaN
                 return False
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors share no class
-        logging.getLogger(__name__).debug("joined graph refused: %s", error)
+        logging.getLogger(__name__).debug("joined graph rejected: %s", error)
         return False
     return True
 

@@ -68,8 +68,8 @@ def read_raw_rows(
     findings.add_dropped_empty(split, len(texts) - len(nonempty), len(texts))
     cells, missing = table[columns.label], missing_labels(table, columns.label)
     without_label = {i: cells[i].as_py() for i in np.flatnonzero(full & missing).tolist()}
-    refused = {i: cell for i, cell in without_label.items() if not (allow_unlabelled and _is_empty(cell))}
-    check_missing([i + 1 for i in refused], where, columns.label, [*refused.values()])
+    rejected = {i: cell for i, cell in without_label.items() if not (allow_unlabelled and _is_empty(cell))}
+    check_missing([i + 1 for i in rejected], where, columns.label, [*rejected.values()])
     if not len(nonempty):
         raise InputError(f"{where}: column {columns.text!r} contains no text in any of {len(texts)} rows")
     unread: list[Any] = [None] * len(texts)

@@ -55,7 +55,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
     compression = s.machine.gradient_compression
     yield from (
         (name, found, expected)
-        for name, found, expected, is_refused in (
+        for name, found, expected, is_rejected in (
             ("machine.devices", s.machine.devices, "2 or more", s.machine.devices < 2),
             ("processes", f.processes, "a command that starts the replicas itself, not torchrun,", f.processes > 1),
             ("teacher.processes", s.teacher.processes, "0", s.teacher.processes),
@@ -80,7 +80,7 @@ def list_conflicts(f: Facts) -> Iterator[tuple[str, object, str]]:
             ("sparsity", "a schedule of zeros", "none", s.sparsity.requested),
             ("student", s.student.spec, "no norm=batchnorm", read_norm(s.student.spec) == "batchnorm"),
         )
-        if is_refused
+        if is_rejected
     )
 
 

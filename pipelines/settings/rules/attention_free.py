@@ -54,7 +54,7 @@ def check_attention_free_beside(f: Facts) -> None:
     if not s.budget.speedup or s.student.trained:
         raise InputError(f"{setting}: expected --speedup such as 4,10,100 with it, found none")
     layout = f.student_layout
-    for name, found, expected, is_refused in (
+    for name, found, expected, is_rejected in (
         ("quantize.scheme", s.quantize.scheme, "none (int8 is the budget's precision)", s.quantize.scheme),
         ("sparsity.pattern", s.sparsity.pattern, "none", s.sparsity.requested),
         ("prune.schedule", s.prune.schedule, "oneshot", s.prune.schedule != "oneshot"),
@@ -63,7 +63,7 @@ def check_attention_free_beside(f: Facts) -> None:
         ("student.layout", layout, "replicated", layout is not None and layout.sharded),
         ("budget.min_score", s.budget.min_score, "0", s.budget.min_score),
     ):
-        if is_refused:
+        if is_rejected:
             raise InputError(f"{name}: expected {expected} with {setting}, found {found}")
     for spec in name_attention_free_students(s.student).values():
         if not is_attention_free(spec):
@@ -144,12 +144,12 @@ def list_attention_free_conflicts(s: DistillConfig) -> Iterator[tuple[str, objec
     layer_terms = [term for term in LAYER_TERMS if s.loss.computes(term)]
     yield from (
         (name, found, expected)
-        for name, found, expected, is_refused in (
+        for name, found, expected, is_rejected in (
             ("budget", "a target speed", "none", s.budget.requested),
             ("sparsity.pattern", s.sparsity.pattern, "none", s.sparsity.requested),
             ("general.data", s.general.data, "none", s.general.data),
             ("loss", ", ".join(layer_terms), "terms on its outputs", layer_terms),
             ("train.checkpointing", s.train.checkpointing, "none", s.train.checkpointing not in ("none", "auto")),
         )
-        if is_refused
+        if is_rejected
     )

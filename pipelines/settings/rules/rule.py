@@ -10,21 +10,21 @@ from pipelines.settings.facts import Facts
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that is refused.
+    """A combination that is rejected.
 
     Args:
-        refuses: Returns whether the settings `s` and the facts `f` are refused.
+        rejects: Returns whether the settings `s` and the facts `f` are rejected.
         message: Template of the error message, with `{s.…}` and `{f.…}`.
         needs: Names of the facts that have to be known before the rule is applied.
     """
 
-    refuses: Callable[[DistillConfig, Facts], object]
+    rejects: Callable[[DistillConfig, Facts], object]
     message: str
     needs: tuple[str, ...] = ()
 
     def apply(self, facts: Facts) -> None:
-        """Raises an InputError if the combination is refused."""
-        if self.refuses(facts.settings, facts):
+        """Raises an InputError if the combination is rejected."""
+        if self.rejects(facts.settings, facts):
             raise InputError(self.message.format(s=facts.settings, f=facts))
 
 
@@ -33,7 +33,7 @@ class Check:
     """A check that a component makes of itself, with messages of its own.
 
     Args:
-        apply: Raises an InputError or a CompressError if the facts are refused.
+        apply: Raises an InputError or a CompressError if the facts are rejected.
         needs: As in `Rule`.
     """
 

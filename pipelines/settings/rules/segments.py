@@ -42,7 +42,7 @@ def list_student_conflicts(f: Facts) -> Iterator[tuple[str, object, str, str]]:
     s, loss, apart = f.settings, f.settings.loss, f.settings.teacher.processes
     yield from (
         (name, found, expected, reason)
-        for name, found, expected, reason, is_refused in (
+        for name, found, expected, reason, is_rejected in (
             *(
                 (f"loss.{name}", loss.peak_weight(name), "0", "it compares each position with all others", True)
                 for name in ("attention", "relations")
@@ -64,7 +64,7 @@ def list_student_conflicts(f: Facts) -> Iterator[tuple[str, object, str, str]]:
             ("teacher.processes", apart, "0", "processes of its own are sent whole rows", apart),
             ("student", "a tokenizer of its own", "the teacher's", _WHOLE_TEXTS, f.own_tokenizer),
         )
-        if is_refused
+        if is_rejected
     )
 
 

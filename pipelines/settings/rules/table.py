@@ -40,7 +40,7 @@ def check_rules(facts: Facts, about: tuple[str, ...] = ()) -> None:
         about: Names of facts; only rules that need one of them are applied. Empty: all rules.
 
     Raises:
-        InputError: A combination is refused; the first one in the order of the table is reported.
+        InputError: A combination is rejected; the first one in the order of the table is reported.
         CompressError: As above, from a check of the compress package.
     """
     for rule in RULES:

@@ -48,10 +48,10 @@ def check_stored_part(f: Facts) -> None:
         check_sparse_signals(s.loss, stored)
 
 
-def own_tokenizer_rule(setting: str, expected: str, refuses: Callable[[DistillConfig], object]) -> Rule:
+def own_tokenizer_rule(setting: str, expected: str, rejects: Callable[[DistillConfig], object]) -> Rule:
     """Returns a rule for a student with its own tokenizer."""
     return Rule(
-        lambda s, f: f.own_tokenizer and refuses(s),
+        lambda s, f: f.own_tokenizer and rejects(s),
         f"{setting}: expected {expected} for a student with its own tokenizer, found {{s.{setting}}}: token positions "
         "of teacher and student differ (student {s.student.spec!r})",
         ("own_tokenizer",),

@@ -24,7 +24,7 @@ from pipelines.runs.publication import link_tree, republish_folder
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.cascade import TEACHER_ROLE, CascadeConfig, name_members
 from pipelines.stages.deliver.cascade_models import Arrays, CascadeModels
-from pipelines.stages.deliver.export import check_refused, remove_results
+from pipelines.stages.deliver.export import check_rejected, remove_results
 from pipelines.stages.deliver.standalone import check_evaluated_models, export_checkpoint
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
@@ -53,7 +53,7 @@ def run_cascade(config: CascadeConfig, console: Console) -> Artefact:
     for each in checkpoints:
         model_settings = replace(settings, dynamic=settings.dynamic and each.role != TEACHER_ROLE)
         exported.append(export_checkpoint(run, model_settings, each, data))
-    check_refused([each.export for each in exported])
+    check_rejected([each.export for each in exported])
     models = CascadeModels(run, replace(config, data=settings.data), data, exported)
     done = thresholds_stage(models, member_logits_stage(models))
     with republish_folder(run.output / CASCADE, console.say) as fresh:

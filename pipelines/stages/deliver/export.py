@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distill.data.splits.examples import Examples
 
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HUGGINGFACE = ExportTarget("huggingface")
 ALWAYS = (HUGGINGFACE, ExportTarget("onnx"), ExportTarget("onnxruntime"))
 
@@ -37,7 +37,7 @@ def export_stage(
     targets: Sequence[ExportTarget] = ALWAYS,
     reduce_range: bool = False,
 ) -> Artefact:
-    """Exports the checkpoint to a folder per target and verifies each; refused targets are set aside with the reason.
+    """Exports the checkpoint to a folder per target and verifies each; rejected targets are set aside with the reason.
 
     Args:
         run: The run.
@@ -72,13 +72,13 @@ def export_stage(
                 verifier.export(target)
         for proof in verifier.proven:
             run.console.say(f"  {describe_verification(proof)}")
-        for refusal in verifier.refused:
-            run.console.say(f"  {refusal['target']}: refused, moved to {refusal['where']}: {refusal['reason']}")
+        for rejection in verifier.rejected:
+            run.console.say(f"  {rejection['target']}: rejected, moved to {rejection['where']}: {rejection['reason']}")
         if not verifier.proven:
             raise ExportError(
-                f"{name}: expected a target that reproduces the model, found none: {verifier.refused[0]['reason']}"
+                f"{name}: expected a target that reproduces the model, found none: {verifier.rejected[0]['reason']}"
             )
-        return {"parity": verifier.proven} | ({"refused": verifier.refused} if verifier.refused else {})
+        return {"parity": verifier.proven} | ({"rejected": verifier.rejected} if verifier.rejected else {})
 
     return run.stage(name, settings, {"model": model, "texts": hash_texts(examples)}, work, version=VERSION)
 
@@ -178,19 +178,19 @@ def describe_difference(proof: JsonObject) -> str:
     return f"{proof['layers']:.1e} per layer" if "layers" in proof else f"{proof['max_difference']:.1e} of logits"
 
 
-def check_refused(exports: Sequence[Artefact]) -> None:
-    """Checks that no target was refused.
+def check_rejected(exports: Sequence[Artefact]) -> None:
+    """Checks that no target was rejected.
 
     Raises:
-        InputError: A target was refused; the other targets were exported.
+        InputError: A target was rejected; the other targets were exported.
     """
-    refused = [
-        f"{export.name} {refusal['target']}: {refusal['reason']}"
+    rejected = [
+        f"{export.name} {rejection['target']}: {rejection['reason']}"
         for export in exports
-        for refusal in export.metrics.get("refused", [])
+        for rejection in export.metrics.get("rejected", [])
     ]
-    if refused:
+    if rejected:
         raise InputError(
-            f"{refused[0]}{f' (and {len(refused) - 1} more)' if len(refused) > 1 else ''}. It was moved to refused/ in "
-            "the stage's folder, with the reason; the other files were verified"
+            f"{rejected[0]}{f' (and {len(rejected) - 1} more)' if len(rejected) > 1 else ''}. It was moved to rejected/"
+            " in the stage's folder, with the reason; the other files were verified"
         )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distill.data.rows.tagged import Tagged
     from distill.data.splits.examples import Examples
 
-REFUSED = "refused"
+REJECTED = "rejected"
 MAX_ACCURACY_CHANGE = 0.001  # maximum difference in accuracy between the trained model with rounding and its file
 _BATCH = 16
 PROMPT_TOKENS, NEW_TOKENS = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
@@ -56,7 +56,7 @@ def load_source(checkpoint: Path, *, reduce_range: bool = False) -> Source:
 
 
 class ExportVerifier:
-    """Exports targets and compares them with the model; the results are appended to `proven` and `refused`.
+    """Exports targets and compares them with the model; the results are appended to `proven` and `rejected`.
 
     Args:
         source: The model.
@@ -71,13 +71,13 @@ class ExportVerifier:
         self.max_length = min(max_length, source.tokenizer.model_max_length)
         self.drawn = drawn
         self.proven: list[JsonObject] = []
-        self.refused: list[JsonObject] = []
+        self.rejected: list[JsonObject] = []
 
     def export(self, target: ExportTarget) -> None:
         """Writes the target, reloads it in a fresh process and compares it with the model, or sets it aside."""
         source = target.made_from
-        if source is not None and str(source) in [each["target"] for each in self.refused]:
-            self.set_aside(target, f"it is made from {source}, which was refused")
+        if source is not None and str(source) in [each["target"] for each in self.rejected]:
+            self.set_aside(target, f"it is made from {source}, which was rejected")
             return
         try:
             write_target(self.source, target, self.folder)
@@ -147,14 +147,14 @@ class ExportVerifier:
         return bool(self.examples.labels) and isinstance(self.examples.labels[0], int)
 
     def set_aside(self, target: ExportTarget, reason: str) -> None:
-        """Moves the target to the refused targets, together with the reason."""
-        folder = self.folder / REFUSED / str(target)
+        """Moves the target to the rejected targets, together with the reason."""
+        folder = self.folder / REJECTED / str(target)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if (self.folder / str(target)).exists():
             shutil.move(self.folder / str(target), folder)
         folder.mkdir(exist_ok=True)
         (folder / "reason.txt").write_text(reason + "\n")
-        self.refused.append({"target": str(target), "reason": reason, "where": f"{REFUSED}/{target}"})
+        self.rejected.append({"target": str(target), "reason": reason, "where": f"{REJECTED}/{target}"})
 
     @cached_property
     def logits(self) -> np.ndarray:

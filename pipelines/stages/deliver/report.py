@@ -82,11 +82,11 @@ def build_report(
         "commit": find_commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
+    rejected = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("rejected", [])]
     trainings = {stage.name: read_training_events(stage.folder / LOGS) for stage in stages}
     optional = {
         "pruning": pruning,
-        "refused": refused,
+        "rejected": rejected,
         "trainings": {name: each for name, each in trainings.items() if each is not None},
     }
     return cast(Report, report | {name: value for name, value in optional.items() if value})

@@ -108,7 +108,7 @@ class ShapeSearch:
             InputError: No shape reaches the target, or its files are too large.
         """
         choice, trials = self.find_shape()
-        return self.refuse_target(choice) if choice.is_exhausted else self.describe_choice(choice, trials)
+        return self.reject_target(choice) if choice.is_exhausted else self.describe_choice(choice, trials)
 
     def find_shape(self) -> tuple[MeasuredChoice, list[JsonObject]]:
         """Tries the candidates, measures the winner until it meets the target, and returns it with all trials.
@@ -177,7 +177,7 @@ class ShapeSearch:
         )
         return winner, divergences
 
-    def refuse_target(self, smallest: MeasuredChoice) -> JsonObject:
+    def reject_target(self, smallest: MeasuredChoice) -> JsonObject:
         """Reports that not even the smallest possible shape reaches the target.
 
         Raises:

@@ -77,7 +77,7 @@ def select_precision(run: Run, plan: RunPlan, data: Artefact) -> str:
 
 
 def list_accepted_modes(plan: RunPlan) -> list[str]:
-    """Returns the modes to measure: those for this device that no rule refuses in the run's layouts."""
+    """Returns the modes to measure: those for this device that no rule rejects in the run's layouts."""
 
     def is_accepted(name: str) -> bool:
         try:

@@ -36,7 +36,7 @@ def test_one_process_is_timed_without_validation_as_replicas_are(tmp_path: Path,
     assert result["sent_bytes"] == 0
 
 
-def test_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_gpu_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     arguments = ["--data", str(tmp_path), "--output", str(tmp_path / "out"), "--accelerator", "gpu"]
     monkeypatch.setattr(sys, "argv", ["asynchronous", *arguments])
     threads = torch.get_num_threads()

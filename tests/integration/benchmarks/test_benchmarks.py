@@ -115,7 +115,7 @@ def test_the_model_whose_cache_is_timed_is_named(tmp_path: Path):
     assert speed.describe_model(options) == str(tmp_path)
 
 
-def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
+def test_several_checkpoints_are_rejected_where_one_is_expected(tmp_path: Path):
     only = create_stage_folder(tmp_path, "teacher", "a", 1)
     assert find_only_checkpoint(tmp_path, "teacher") == only / "model"
     create_stage_folder(tmp_path, "teacher", "b", 2)
@@ -123,7 +123,7 @@ def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
         find_only_checkpoint(tmp_path, "teacher")
 
 
-def test_results_of_other_settings_are_refused(tmp_path: Path):
+def test_results_of_other_settings_are_rejected(tmp_path: Path):
     def build_options(**changes: object) -> argparse.Namespace:
         return argparse.Namespace(**{"output": str(tmp_path), "layers": 2, "seeds": [0]} | changes)
 
@@ -149,7 +149,7 @@ def language_model(tmp_path: Path) -> Path:
     return tmp_path / "lm"
 
 
-def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp_path: Path, monkeypatch):
+def test_cached_students_of_other_settings_are_rejected(language_model: Path, tmp_path: Path, monkeypatch):
     folders = ["--lm", str(language_model), "--output", str(tmp_path / "out")]
     arguments = ["cached_students", *folders, "--targets", "labels"]
 
@@ -166,7 +166,7 @@ def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp
             run("--steps", "2", "--seeds", "0", *changed)
 
 
-def test_sparse_students_of_another_teacher_or_data_set_are_refused(
+def test_sparse_students_of_another_teacher_or_data_set_are_rejected(
     headed_folder: Path, data_folder: Path, tmp_path: Path
 ):
     def setup(**changes: object) -> Experiment:
@@ -181,7 +181,7 @@ def test_sparse_students_of_another_teacher_or_data_set_are_refused(
             setup(**{name: str(tmp_path / "another")})
 
 
-def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path, monkeypatch):
+def test_students_of_two_teachers_with_other_settings_are_rejected(tmp_path: Path, monkeypatch):
     def run(options: argparse.Namespace, output: Path, *arguments: str) -> None:
         stage, key = arguments[arguments.index("--until") + 1], "-".join(options.more) or "key"
         for name in (stage, *(["ensemble"] if "--teacher.additional" in arguments else [])):

@@ -1,11 +1,11 @@
-"""Benchmarks that share a teacher between seeds, or score a split themselves, refuse data that would mislead them."""
+"""Benchmarks that share a teacher between seeds, or score a split themselves, reject data that would mislead them."""
 
 import argparse
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common.data_checks import check_shared_teacher, refuse_data_settings
+from benchmarks.common.data_checks import check_shared_teacher, reject_data_settings
 from benchmarks.students.two_teachers import check_scored_data
 from support.run_inputs import make_classifier_inputs, write_csv
 from support.tiny_models import make_rows
@@ -49,8 +49,8 @@ def test_a_benchmark_that_scores_the_test_split_itself_needs_one(inputs):
         check_scored_data(options)
 
 
-def test_a_setting_of_the_data_is_refused_unless_it_is_allowed():
+def test_a_setting_of_the_data_is_rejected_unless_it_is_allowed():
     arguments = ["--epochs", "2", "--data.max-length", "32"]
-    refuse_data_settings(arguments, "of other rows", allowed=("--data.max_length",))
+    reject_data_settings(arguments, "of other rows", allowed=("--data.max_length",))
     with pytest.raises(SystemExit, match=r"--data.max-length: expected no setting of the data: of other rows"):
-        refuse_data_settings(arguments, "of other rows")
+        reject_data_settings(arguments, "of other rows")

@@ -27,7 +27,7 @@ from pipelines.runs import cli
 from pipelines.settings.commands.cache import WriteConfig
 from pipelines.stages.cache.record import record_settings
 from support import broken_checkpoints as broken
-from support.commands import refusal_of, run_to_success
+from support.commands import rejection_of, run_to_success
 from support.task_data import question_data, tagged_data
 from support.tiny_models import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved, word_tokenizer
 
@@ -226,7 +226,7 @@ def test_generated_sequences_are_cached_without_other_signals(cache, decoder, tm
     )
 
 
-def test_the_cache_of_another_teacher_is_refused_and_unchanged(
+def test_the_cache_of_another_teacher_is_rejected_and_unchanged(
     cache, decoder, texts, tmp_path, tokenizer, headed_folder, data_folder
 ):
     folder = tmp_path / "c"
@@ -259,7 +259,7 @@ def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch,
     if message is None:
         assert "usage: python -m pipelines.cache" in run_to_success("cache", [])
     else:
-        assert message in refusal_of(command, arguments, monkeypatch, capsys)
+        assert message in rejection_of(command, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_invalid_arguments_end_with_one_message(arguments, message, monkeypatch,
         ),
     ],
 )
-def test_settings_that_do_not_fit_the_teacher_are_refused(more, message, cache, decoder, texts, tmp_path):
+def test_settings_that_do_not_fit_the_teacher_are_rejected(more, message, cache, decoder, texts, tmp_path):
     code, output = cache("write", *write_arguments(decoder, texts, tmp_path / "c"), *more)
     assert code == 2
     assert message in output

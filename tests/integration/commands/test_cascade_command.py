@@ -12,7 +12,7 @@ import pytest
 
 from pipelines import cascade
 from pipelines.settings.commands.cascade import name_members
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.task_data import multi_label_data, tagged_data
 from support.tiny_models import build_model, saved
@@ -97,12 +97,12 @@ def test_another_score_reuses_the_members_logits(cascade_run, students):
 
 
 @pytest.mark.slow
-def test_an_unreachable_latency_is_refused_and_the_exports_stay(cascade_run, students, monkeypatch, capsys):
+def test_an_unreachable_latency_is_rejected_and_the_exports_stay(cascade_run, students, monkeypatch, capsys):
     data, static, layers = students
     arguments = ["--models", f"{layers / 'student'},{static / 'student'}", "--data", str(data), *QUICK]
     (teacher,) = (layers / "teacher").glob("*/model")
     arguments += ["--teacher", str(teacher), "--latency-ms", "0.000001", "--output", str(cascade_run)]
-    message = refusal_of(cascade, arguments, monkeypatch, capsys)
+    message = rejection_of(cascade, arguments, monkeypatch, capsys)
     assert "cascade: expected a mean latency of at most 1e-06 ms, found" in message
     assert list(cascade_run.glob("export-*/*/manifest.json"))
 
@@ -128,19 +128,19 @@ def save_pair(tokenizer, folder: Path, head: str = "ForSequenceClassification") 
     return ",".join(map(str, folders))
 
 
-def test_a_task_without_confidences_is_refused_before_any_stage(tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_task_without_confidences_is_rejected_before_any_stage(tokenizer, tmp_path, monkeypatch, capsys):
     models = save_pair(tokenizer, tmp_path, "ForTokenClassification")
     arguments = ["--models", models, "--data", str(tagged_data(tmp_path / "data")), "--score", "0.9"]
-    message = refusal_of(cascade, [*arguments, "--output", str(tmp_path / "out")], monkeypatch, capsys)
+    message = rejection_of(cascade, [*arguments, "--output", str(tmp_path / "out")], monkeypatch, capsys)
     assert "cascade: expected task multi-label or text-classification, found token-classification" in message
     assert not (tmp_path / "out").exists()
 
 
-def test_a_student_whose_texts_are_cleaned_beside_it_is_refused(tokenizer, data_folder, tmp_path, monkeypatch, capsys):
+def test_a_student_whose_texts_are_cleaned_beside_it_is_rejected(tokenizer, data_folder, tmp_path, monkeypatch, capsys):
     models = save_pair(tokenizer, tmp_path)
     (tmp_path / "2" / "preprocessing.json").write_text('{"clean_texts_by": "spaces"}')
     arguments = ["--models", models, "--data", str(data_folder), "--score", "0.9", "--output", str(tmp_path / "out")]
-    assert "found preprocessing.json beside it" in refusal_of(cascade, arguments, monkeypatch, capsys)
+    assert "found preprocessing.json beside it" in rejection_of(cascade, arguments, monkeypatch, capsys)
 
 
 def test_names_of_results_are_not_those_of_members():
@@ -156,6 +156,6 @@ def test_names_of_results_are_not_those_of_members():
     (("--models", "a,b", "--latency-ms", "-1"), "latency_ms: expected more than 0, found -1"),
     (("--models", "./a,b", "--score", "0.9"), "a './a': no such folder here"),
 ])  # fmt: skip
-def test_bad_settings_are_refused_by_name(more, message, data_folder, tmp_path, monkeypatch, capsys):
+def test_bad_settings_are_rejected_by_name(more, message, data_folder, tmp_path, monkeypatch, capsys):
     arguments = [*more, "--data", str(data_folder), "--output", str(tmp_path / "out")]
-    assert message in refusal_of(cascade, arguments, monkeypatch, capsys)
+    assert message in rejection_of(cascade, arguments, monkeypatch, capsys)

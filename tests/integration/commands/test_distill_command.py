@@ -1,4 +1,4 @@
-"""The complete distill pipeline on a tiny teacher: its results, skipped stages and refusals."""
+"""The complete distill pipeline on a tiny teacher: its results, skipped stages and rejections."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.facts import Facts
 from pipelines.settings.rules.tasks import check_ignored_keep
 from pipelines.stages.cache.stage import choose_signals
-from support.commands import refusal_of, run_to_success, small_run, start
+from support.commands import rejection_of, run_to_success, small_run, start
 from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved, word_tokenizer
@@ -159,8 +159,8 @@ def test_a_dry_run_without_a_cache_reports_no_cache_size(more, tmp_path, capsys)
         (("--keep.draws", "9"), "keep.draws: expected none for text-classification, found 9"),
     ],
 )
-def test_cache_settings_for_tokens_are_refused_for_a_classifier(more, message, tmp_path, monkeypatch, capsys):
-    assert message in refusal_of(
+def test_cache_settings_for_tokens_are_rejected_for_a_classifier(more, message, tmp_path, monkeypatch, capsys):
+    assert message in rejection_of(
         distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys
     )
 
@@ -188,7 +188,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(finished_run, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_two_runs_at_once_in_one_folder_are_refused(finished_run, tmp_path):
+def test_two_runs_at_once_in_one_folder_are_rejected(finished_run, tmp_path):
     output, _, arguments = finished_run
     arguments = [str(tmp_path / "shared") if word == str(output) else word for word in arguments]
     first = start("distill", arguments)
@@ -214,7 +214,7 @@ def test_a_finished_run_is_redrawn_with_charts_of_defined_colors(finished_run):
         assert all(f"{each}:" in svg for each in used), f"{name}: a color without a value"
 
 
-def test_a_changed_output_file_is_refused_by_name(finished_run, tmp_path):
+def test_a_changed_output_file_is_rejected_by_name(finished_run, tmp_path):
     output, _, arguments = finished_run
     copy = shutil.copytree(output, tmp_path / "copy")
     weights = stage_folder(copy, "teacher") / "model/model.safetensors"
@@ -272,7 +272,7 @@ def test_bad_input_ends_with_one_message(case, body_folder, data_folder, tmp_pat
     arguments = small_run(body_folder, data_folder, tmp_path / "run")
     for flag, value in change(body_folder, data_folder, tmp_path, tokenizer).items():
         arguments += [flag, value]
-    assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert expected in rejection_of(distill, arguments, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json")) or case == "no head, never trained"
 
 
@@ -316,5 +316,5 @@ def test_bad_data_ends_with_one_message(case, body_folder, data_folder, tmp_path
         (data_folder / "train.csv").unlink()
     write(data_folder)
     arguments = small_run(body_folder, data_folder, tmp_path / "run")
-    assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert expected in rejection_of(distill, arguments, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json"))

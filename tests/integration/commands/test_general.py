@@ -1,4 +1,4 @@
-"""General distillation on plain text before the task: progressive training, the stage's result, and refusals."""
+"""General distillation on plain text before the task: progressive training, the stage's result, and rejections."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ from pipelines.runs.digests import DigestIndex
 from pipelines.runs.processes import World
 from pipelines.settings.commands.distill import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.stages.train.general import general_stage, read_blocks
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.plans import plan_of
 from support.tiny_models import WORDS, build_model, saved
 
@@ -256,7 +256,7 @@ def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
         (LossConfig(kl=0, attention=1, layer_map="0:0,2:2,3:4"), "1"),
     ],
 )
-def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
+def test_a_layer_map_without_a_loss_for_a_layers_turn_is_rejected(loss, missing):
     pairs = match_layers(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
     if missing is None:
         check_layer_coverage(pairs, 3)
@@ -285,10 +285,10 @@ def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
         (["--speedup", "2", "--student", "teacher"], "general.data: expected a student that is built and trained"),
     ],
 )
-def test_invalid_general_settings_are_refused_before_the_run(
+def test_invalid_general_settings_are_rejected_before_the_run(
     more, named, body_folder, data_folder, prose, tmp_path, monkeypatch, capsys
 ):
     arguments = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert named in message
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelines import harness
-from support.commands import refusal_of, start
+from support.commands import rejection_of, start
 from support.tiny_models import build_model, saved
 from support.two_tokenizers import SENTENCES, byte_level
 
@@ -66,13 +66,13 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
 
 
 @pytest.mark.slow
-def test_unknown_tasks_and_models_without_a_causal_head_are_refused(decoder, tokenizer, tmp_path, monkeypatch, capsys):
+def test_unknown_tasks_and_models_without_a_causal_head_are_rejected(decoder, tokenizer, tmp_path, monkeypatch, capsys):
     folder, _ = decoder
     arguments = ["--model", str(folder), "--output", str(tmp_path / "out")]
-    assert "found no-such-task" in refusal_of(harness, [*arguments, "--tasks", "no-such-task"], monkeypatch, capsys)
+    assert "found no-such-task" in rejection_of(harness, [*arguments, "--tasks", "no-such-task"], monkeypatch, capsys)
     classifier = saved(build_model("bert"), tokenizer, tmp_path / "bert")
     arguments = ["--model", str(classifier), "--output", str(tmp_path / "out"), "--tasks", "hellaswag"]
-    assert "expected a head for causal-lm" in refusal_of(harness, arguments, monkeypatch, capsys)
+    assert "expected a head for causal-lm" in rejection_of(harness, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""int8 for processors with and without VNNI: 7 bits where int8 products saturate, or a refusal before training."""
+"""int8 for processors with and without VNNI: 7 bits where int8 products saturate, or a rejection before training."""
 
 import json
 import platform
@@ -26,7 +26,7 @@ from pipelines.reports.wording import Comparison, describe_parity
 from pipelines.settings.commands.distill import DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.schemes import quantization_by
 from pipelines.stages.run_stages import reported_settings
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.saturating import python_without_vnni
 from support.tiny_families import build
@@ -111,7 +111,7 @@ def test_auto_resolves_to_the_bits_that_the_local_processor_needs():
         ),
     ],
 )
-def test_settings_without_effect_on_int8_products_are_refused(settings: dict, message: str):
+def test_settings_without_effect_on_int8_products_are_rejected(settings: dict, message: str):
     with pytest.raises(CompressError, match=message):
         QuantizeConfig(**settings)
 
@@ -228,7 +228,7 @@ def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenize
         ),
     ],
 )
-def test_unverifiable_8_bit_weights_are_refused_before_training(command, arguments, message, inputs, tmp_path):
+def test_unverifiable_8_bit_weights_are_rejected_before_training(command, arguments, message, inputs, tmp_path):
     output = tmp_path / "run"
     run_arguments = quantize_arguments(inputs, output) if command == "quantize" else small_run(*inputs, output)
     done = python_without_vnni(["-m", f"pipelines.{command}", *run_arguments, *arguments])
@@ -262,9 +262,9 @@ def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, token
     assert np.abs(found - expected).mean() <= 1.5 * np.abs(local - expected).mean()
 
 
-def test_an_unknown_processor_is_refused_with_the_known_ones(monkeypatch, capsys, tmp_path):
+def test_an_unknown_processor_is_rejected_with_the_known_ones(monkeypatch, capsys, tmp_path):
     for module in (distill, export):
         flag = "--quantize.processor" if module is distill else "--processor"
-        message = refusal_of(module, [flag, "sparc"], monkeypatch, capsys)
+        message = rejection_of(module, [flag, "sparc"], monkeypatch, capsys)
         assert "avx2" in message
         assert "vnni" in message

@@ -16,7 +16,7 @@ from compress.export.write import check_layers
 from compress.quantize.store import load_quantization
 from pipelines import distill, quantize
 from pipelines.stages.deliver.export_verification import load_source
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder
 from support.tiny_models import make_rows
@@ -92,12 +92,12 @@ def test_the_report_contains_the_int8_student_with_its_parity(finished_run):
         assert "as trained" in message
 
 
-def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refused(tmp_path, monkeypatch, capsys):
+def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_rejected(tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
     arguments = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
-    message = refusal_of(distill, [*arguments, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
+    message = rejection_of(distill, [*arguments, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
     assert "on the teacher's cached logits" in message
-    message = refusal_of(distill, [*arguments[:-1], "int3"], monkeypatch, capsys)
+    message = rejection_of(distill, [*arguments[:-1], "int3"], monkeypatch, capsys)
     assert "quantize.scheme: expected one of int8-static" in message
 
 
@@ -185,12 +185,12 @@ def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(float_s
         assert f" {stage} " in message, stage
 
 
-def test_a_quantized_model_is_refused(quantized_run, tmp_path, monkeypatch, capsys):
+def test_a_quantized_model_is_rejected(quantized_run, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     arguments = quantize_arguments(
         stage_folder(quantized_run[0], "quantize") / "model", tmp_path / "data", tmp_path / "run"
     )
-    message = refusal_of(quantize, arguments, monkeypatch, capsys)
+    message = rejection_of(quantize, arguments, monkeypatch, capsys)
     assert "already quantized (quantization.safetensors)" in message
     assert not (tmp_path / "run").exists()
 
@@ -208,22 +208,22 @@ def test_a_quantized_model_is_refused(quantized_run, tmp_path, monkeypatch, caps
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )
-def test_invalid_settings_are_refused_before_the_run(arguments, message, float_student, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_are_rejected_before_the_run(arguments, message, float_student, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     usual = quantize_arguments(float_student, tmp_path / "data", tmp_path / "run")
     if "--student.spec" in arguments:
         usual = ["--teacher", *usual[1:]]
-    assert message in refusal_of(quantize, [*usual, *arguments], monkeypatch, capsys)
+    assert message in rejection_of(quantize, [*usual, *arguments], monkeypatch, capsys)
 
 
-def test_a_missing_runtime_is_refused_with_the_package_to_install(float_student, tmp_path, monkeypatch, capsys):
+def test_a_missing_runtime_is_rejected_with_the_package_to_install(float_student, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
     arguments = [*quantize_arguments(float_student, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
-    assert "pip install -e '.[openvino]'" in refusal_of(quantize, arguments, monkeypatch, capsys)
+    assert "pip install -e '.[openvino]'" in rejection_of(quantize, arguments, monkeypatch, capsys)
 
 
-def test_weights_that_are_not_finite_are_refused(float_student, tmp_path, monkeypatch, capsys):
+def test_weights_that_are_not_finite_are_rejected(float_student, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     broken = tmp_path / "broken"
     shutil.copytree(float_student, broken)
@@ -231,5 +231,7 @@ def test_weights_that_are_not_finite_are_refused(float_student, tmp_path, monkey
     name = next(n for n in weights if n.endswith("intermediate.dense.weight"))
     weights[name][0, 0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    message = refusal_of(quantize, quantize_arguments(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
+    message = rejection_of(
+        quantize, quantize_arguments(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys
+    )
     assert "NaN" in message or "aren't finite" in message

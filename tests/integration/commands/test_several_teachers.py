@@ -1,4 +1,4 @@
-"""Ensembles of several teachers: saving, caching and refusing incompatible members."""
+"""Ensembles of several teachers: saving, caching and rejecting incompatible members."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from distill.teacher.config import TeacherConfig
 from distill.teacher.ensemble import Ensemble, register_ensemble
 from distill.teacher.online import OnlineTeacher
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.tiny_models import LABELS, VOCABULARY, build_model, saved, word_tokenizer
 
 IDS = torch.randint(5, 60, (6, 12), generator=torch.Generator().manual_seed(3))
@@ -98,26 +98,26 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, tokenizer, data_folde
         ),
     ],
 )
-def test_ensemble_settings_that_cannot_be_combined_are_refused(
+def test_ensemble_settings_that_cannot_be_combined_are_rejected(
     more, expected, tmp_path, tokenizer, data_folder, monkeypatch, capsys
 ):
     first = saved(build_model("bert"), tokenizer, tmp_path / "first")
     second = saved(build_other_teacher(), tokenizer, tmp_path / "second")
     requested = ("--teacher.additional", f'["{second}"]', *more)
-    assert expected in refusal_of(
+    assert expected in rejection_of(
         distill, small_run(first, data_folder, tmp_path / "run", *requested), monkeypatch, capsys
     )
 
 
-def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, tokenizer, data_folder, monkeypatch, capsys):
+def test_teachers_with_different_tokenizers_are_rejected(tmp_path: Path, tokenizer, data_folder, monkeypatch, capsys):
     first = saved(build_model("bert"), tokenizer, tmp_path / "first")
     turned = word_tokenizer(VOCABULARY[::-1])
     second = saved(build_other_teacher(), turned, tmp_path / "second")
     requested = small_run(first, data_folder, tmp_path / "run", "--teacher.additional", f'["{second}"]')
-    message = refusal_of(distill, requested, monkeypatch, capsys)
+    message = rejection_of(distill, requested, monkeypatch, capsys)
     assert f"teacher {str(second)!r}: expected the teacher's tokenizer" in message
 
 
-def test_a_negative_sharpness_is_refused():
+def test_a_negative_sharpness_is_rejected():
     with pytest.raises(InputError, match="teacher.sharpness: expected at least 0"):
         TeacherConfig("t", sharpness=-1)

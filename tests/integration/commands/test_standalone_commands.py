@@ -10,7 +10,7 @@ from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines import export
 from pipelines.settings.commands.export import ExportConfig
 from pipelines.stages.deliver.export import load_examples
-from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success
+from support.commands import QUICK_MEASUREMENT, rejection_of, run_to_success
 from support.reports import report_of
 from support.tiny_models import build_model, make_rows, saved
 
@@ -44,9 +44,9 @@ def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
         ("--max_length", "-3", "--max_length: expected 0 or at least 4 tokens, found -3"),
     ],
 )
-def test_numbers_that_no_export_can_use_are_refused(flag, value, message, base, tmp_path, monkeypatch, capsys):
+def test_numbers_that_no_export_can_use_are_rejected(flag, value, message, base, tmp_path, monkeypatch, capsys):
     arguments = [*base, f"{flag}={value}", "--output", str(tmp_path / "x")]
-    assert message in refusal_of(export, arguments, monkeypatch, capsys)
+    assert message in rejection_of(export, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.slow

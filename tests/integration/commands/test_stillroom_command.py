@@ -38,7 +38,7 @@ def test_help_of_a_command_is_that_of_its_module(name: str):
     assert "Path to a configuration file" not in module_help.stdout, "a group isn't read from a file of its own"
 
 
-def test_an_unknown_command_is_refused_with_the_nearest():
+def test_an_unknown_command_is_rejected_with_the_nearest():
     done = stillroom("distil")
     assert done.returncode == 2
     assert "found 'distil'; did you mean 'distill'?" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 from compress.export.arrays.reader import Reader
 from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_inputs
 from support.task_data import multi_label_data, pair_data, regression_data, tagged_data
@@ -59,7 +59,7 @@ def test_a_finished_static_student_is_trained_on_and_not_pruned(static_run, inpu
     student = str(static_run / "student")
     run_to_success("distill", small_run(*inputs, tmp_path / "run", "--student", student, "--until", "distill"))
     arguments = ["--model", student, "--data", str(inputs[1]), "--speedup", "2", "--output", str(tmp_path / "pruned")]
-    assert "budget: expected none for a static student" in refusal_of(prune, arguments, monkeypatch, capsys)
+    assert "budget: expected none for a static student" in rejection_of(prune, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -81,9 +81,9 @@ def test_a_dry_run_tells_the_size_of_a_student(more, inputs, tmp_path, capsys):
     assert "nothing was written" in capsys.readouterr().out
 
 
-def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monkeypatch, capsys):
+def test_arrays_are_rejected_for_a_student_with_attention(inputs, tmp_path, monkeypatch, capsys):
     arguments = small_run(*inputs, tmp_path / "run", "--student", "layers=2", "--export", "onnxruntime,numpy")
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert "export numpy: expected student static or cnn or gru, found 'layers=2'" in message
 
 
@@ -99,19 +99,19 @@ def test_arrays_are_refused_for_a_student_with_attention(inputs, tmp_path, monke
     (("--task", "token-classification"), "expected text-classification, multi-label, regression, sentence-embedding"),
     (("--task", "causal-lm"), "found causal-lm; take a student with attention, such as layers=2"),
 ])  # fmt: skip
-def test_settings_that_a_student_without_attention_does_not_support_are_refused(
+def test_settings_that_a_student_without_attention_does_not_support_are_rejected(
     more, message, inputs, tmp_path, monkeypatch, capsys
 ):
     arguments = small_run(*inputs, tmp_path / "run", "--student", "static", *more)
-    assert message in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert message in rejection_of(distill, arguments, monkeypatch, capsys)
     assert not list((tmp_path / "run").glob("*/*"))
 
 
-def test_pairs_are_refused_before_training_for_a_library_of_single_texts(body_folder, tmp_path, monkeypatch, capsys):
+def test_pairs_are_rejected_before_training_for_a_library_of_single_texts(body_folder, tmp_path, monkeypatch, capsys):
     pytest.importorskip("model2vec")
     more = ("--student", "static", "--export", "model2vec", "--task", "regression")
     arguments = small_run(body_folder, pair_data(tmp_path / "pairs"), tmp_path / "run", *more)
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert "export model2vec: expected rows of one text, found pairs" in message
     assert not (tmp_path / "run" / "teacher").exists()
 
@@ -126,10 +126,10 @@ def untyped_folder(body_folder, tmp_path) -> Path:
     return folder
 
 
-def test_pairs_without_token_types_are_refused_before_training(untyped_folder, tmp_path, monkeypatch, capsys):
+def test_pairs_without_token_types_are_rejected_before_training(untyped_folder, tmp_path, monkeypatch, capsys):
     more = ("--student", "static", "--task", "regression")
     arguments = small_run(untyped_folder, pair_data(tmp_path / "pairs"), tmp_path / "run", *more)
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert "student static: expected a tokenizer with token_type_ids for pairs of texts, found" in message
     assert not (tmp_path / "run" / "teacher").exists()
 

@@ -1,4 +1,4 @@
-"""Augmentation as a stage of `python -m pipelines.distill`: its rows, its record, and what is refused."""
+"""Augmentation as a stage of `python -m pipelines.distill`: its rows, its record, and what is rejected."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder
 
@@ -115,15 +115,17 @@ def test_rows_with_the_labels_of_their_originals_train_a_student_without_a_teach
         ),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused_before_any_stage(more, message, inputs, tmp_path, monkeypatch, capsys):
-    assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+def test_settings_that_cannot_be_met_are_rejected_before_any_stage(
+    more, message, inputs, tmp_path, monkeypatch, capsys
+):
+    assert message in rejection_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
     assert not (tmp_path / "run").exists()
 
 
-def test_files_that_do_not_fit_the_data_are_refused_before_any_stage(inputs, tmp_path, monkeypatch, capsys):
+def test_files_that_do_not_fit_the_data_are_rejected_before_any_stage(inputs, tmp_path, monkeypatch, capsys):
     (tmp_path / "lexicon.tsv").write_text("Karte\tAusweis\n")
     more = ("--data.augment", "synonyms", "--augment.lexicon", str(tmp_path / "lexicon.tsv"))
-    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+    message = rejection_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
     assert "expected words of the data's language, found 0 of" in message
     assert not (tmp_path / "run" / "data").exists()
 

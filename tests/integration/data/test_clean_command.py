@@ -1,4 +1,4 @@
-"""Cleaning as a stage of `python -m pipelines.distill`: its files, the student's folder, and what is refused."""
+"""Cleaning as a stage of `python -m pipelines.distill`: its files, the student's folder, and what is rejected."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from distill.data.clean.deployment import PREPROCESSING, read_preprocessing
 from distill.data.clean.person_names import NameFinder
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import LABELS, build_model, make_rows, saved
@@ -186,25 +186,25 @@ def test_a_finished_fold_is_kept_when_the_stage_is_stopped(inputs, tmp_path, mon
         ),
     ],
 )
-def test_steps_that_cannot_be_applied_are_refused_before_any_stage(
+def test_steps_that_cannot_be_applied_are_rejected_before_any_stage(
     more, message, inputs, tmp_path, monkeypatch, capsys
 ):
-    assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+    assert message in rejection_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_finds_no_names_is_refused(inputs, tmp_path, monkeypatch, capsys):
+def test_a_model_that_finds_no_names_is_rejected(inputs, tmp_path, monkeypatch, capsys):
     names = ("--data.clean", "names", "--clean.tagger", str(inputs[0]))
-    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *names), monkeypatch, capsys)
+    message = rejection_of(distill, small_run(*inputs, tmp_path / "run", *names), monkeypatch, capsys)
     assert "clean.tagger: expected a token classifier with a label PER or PERSON, found BertModel" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_known_words_that_cannot_be_read_are_refused_before_any_stage(inputs, tmp_path, monkeypatch, capsys):
+def test_known_words_that_cannot_be_read_are_rejected_before_any_stage(inputs, tmp_path, monkeypatch, capsys):
     (tmp_path / "words.txt").write_bytes("größe".encode("utf-16"))
     for file, found in (("nowhere", "found none at"), ("words.txt", "expected text in UTF-8"), (".", "found none at")):
         more = ("--data.clean", "spelling", "--clean.words", str(tmp_path / file))
-        message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+        message = rejection_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
         assert "clean.words" in message
         assert found in message
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Selection as a stage of `python -m pipelines.distill`: which rows are left, its record, and what is refused."""
+"""Selection as a stage of `python -m pipelines.distill`: which rows are left, its record, and what is rejected."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import make_rows
@@ -168,8 +168,10 @@ def test_a_dry_run_predicts_the_stages_after_a_small_selection(inputs, tmp_path)
         ),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused_before_any_stage(more, message, inputs, tmp_path, monkeypatch, capsys):
-    assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+def test_settings_that_cannot_be_met_are_rejected_before_any_stage(
+    more, message, inputs, tmp_path, monkeypatch, capsys
+):
+    assert message in rejection_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
     assert not (tmp_path / "run").exists()
 
 
@@ -181,8 +183,8 @@ def test_settings_that_cannot_be_met_are_refused_before_any_stage(more, message,
         (("--data.select", "random", "--select.rows", "5000"), "expected to keep at least 1 and fewer than"),
     ],
 )
-def test_a_share_that_leaves_a_class_empty_is_refused_before_any_stage(
+def test_a_share_that_leaves_a_class_empty_is_rejected_before_any_stage(
     more, message, inputs, tmp_path, monkeypatch, capsys
 ):
-    assert message in refusal_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
+    assert message in rejection_of(distill, small_run(*inputs, tmp_path / "run", *more), monkeypatch, capsys)
     assert not (tmp_path / "run" / "data").exists()

@@ -75,7 +75,7 @@ def test_a_recipe_is_run_by_its_name(environment, empty_folder, body_folder, dat
     assert again.returncode == 0, again.stdout + again.stderr
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest_name(environment, empty_folder):
+def test_an_unknown_recipe_is_rejected_with_the_nearest_name(environment, empty_folder):
     done = run(environment, empty_folder, "stillroom", "distill", "--config", "recipe:prund")
     assert done.returncode == 2
     assert "did you mean recipe:pruned?" in done.stderr

@@ -100,20 +100,20 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
         (("--student.offload", "true", "--student.layout", "zero1"), "expected student.layout fsdp=N or zero2"),
     ],
 )
-def test_conflicting_layout_settings_are_refused(arguments, expected, monkeypatch):
+def test_conflicting_layout_settings_are_rejected(arguments, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(InputError, match=expected):
         plan_layouts("--devices", "2", *arguments)
 
 
-def test_a_missing_deepspeed_is_refused_with_the_package_to_install(monkeypatch):
+def test_a_missing_deepspeed_is_rejected_with_the_package_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install -e '.\[deepspeed\]'"):
         build_settings("deepspeed_stage_3")
 
 
 @pytest.mark.parametrize("key", ["optimizer", "gradient_clipping", "bf16"])
-def test_a_deepspeed_file_with_keys_of_our_settings_is_refused(key, tmp_path):
+def test_a_deepspeed_file_with_keys_of_our_settings_is_rejected(key, tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: {}}))
     with pytest.raises(InputError, match=f"{key} is decided by --"):

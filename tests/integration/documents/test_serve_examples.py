@@ -58,14 +58,14 @@ def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str
 @pytest.mark.parametrize(
     "changes", [{"architectures": ["BertForTokenClassification"]}, {"problem_type": "multi_label_classification"}]
 )
-def test_a_serving_example_refuses_token_and_multi_label_classifiers(changes: dict, source: Source, tmp_path: Path):
+def test_a_serving_example_rejects_token_and_multi_label_classifiers(changes: dict, source: Source, tmp_path: Path):
     write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     file = tmp_path / "onnxruntime" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    assert "expected a single-label text classifier" in read_refusal("serve_onnxruntime", str(file.parent), *TEXTS)
+    assert "expected a single-label text classifier" in read_rejection("serve_onnxruntime", str(file.parent), *TEXTS)
 
 
-def read_refusal(example: str, *arguments: str) -> str:
+def read_rejection(example: str, *arguments: str) -> str:
     """Runs an example that must end with exit code 2 and returns its single error line."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -86,7 +86,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("example", "model"), EXAMPLES)
-def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: str, tmp_path: Path):
+def test_an_example_rejects_unusable_folders_with_one_line(example: str, model: str, tmp_path: Path):
     nowhere, file, empty, damaged = (tmp_path / name for name in ("nowhere", "file", "empty", "damaged"))
     file.write_text("")
     empty.mkdir()
@@ -94,25 +94,25 @@ def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: 
     (damaged / "config.json").write_text('{"id2label": {"0": "yes"}}')
     for name in ("tokenizer.json", "generation_config.json", "inputs.json", "model.bin", model):
         (damaged / name).write_text("{")
-    assert f"{nowhere}: expected a folder that a run exported, found nothing there" in read_refusal(
+    assert f"{nowhere}: expected a folder that a run exported, found nothing there" in read_rejection(
         example, str(nowhere), "x"
     )
-    assert f"{file}: expected a folder that a run exported, found a file" in read_refusal(example, str(file), "x")
-    assert "found no config.json and no " in read_refusal(example, str(empty), "x")
-    assert f"{damaged}/" in (line := read_refusal(example, str(damaged), "x"))
+    assert f"{file}: expected a folder that a run exported, found a file" in read_rejection(example, str(file), "x")
+    assert "found no config.json and no " in read_rejection(example, str(empty), "x")
+    assert f"{damaged}/" in (line := read_rejection(example, str(damaged), "x"))
     assert "can't be read: " in line
 
 
 @pytest.mark.slow
-def test_examples_refuse_a_classifiers_folder_that_does_not_fit(source: Source, tmp_path: Path):
+def test_examples_reject_a_classifiers_folder_that_does_not_fit(source: Source, tmp_path: Path):
     write_targets(source, [ExportTarget("onnxruntime")], tmp_path)
     folder = tmp_path / "onnxruntime"
-    assert "found no generation_config.json" in read_refusal("generate_onnxruntime", str(folder), "x")
+    assert "found no generation_config.json" in read_rejection("generate_onnxruntime", str(folder), "x")
     (folder / "generation_config.json").write_text("{}")
-    assert "expected a decoder with a key-value cache" in read_refusal("generate_onnxruntime", str(folder), "x")
-    assert "found no model.xml and no model.bin" in read_refusal("serve_openvino", str(folder), *TEXTS)
-    assert "expected a folder and texts, found 1 arguments" in read_refusal("serve_onnxruntime", str(folder))
+    assert "expected a decoder with a key-value cache" in read_rejection("generate_onnxruntime", str(folder), "x")
+    assert "found no model.xml and no model.bin" in read_rejection("serve_openvino", str(folder), *TEXTS)
+    assert "expected a folder and texts, found 1 arguments" in read_rejection("serve_onnxruntime", str(folder))
     (folder / "config.json").write_text("[")
-    assert "config.json: can't be read" in read_refusal("serve_onnxruntime", str(folder), *TEXTS)
+    assert "config.json: can't be read" in read_rejection("serve_onnxruntime", str(folder), *TEXTS)
     (folder / "config.json").write_text('{"id2label": {}}')
-    assert "expected the classes in id2label" in read_refusal("serve_onnxruntime", str(folder), *TEXTS)
+    assert "expected the classes in id2label" in read_rejection("serve_onnxruntime", str(folder), *TEXTS)

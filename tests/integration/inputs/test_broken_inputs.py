@@ -14,8 +14,8 @@ from pipelines import distill
 from pipelines.runs import cli
 from pipelines.runs.files import hash_content
 from support.broken_inputs import broken_checkpoints, broken_data, broken_runs, broken_settings
-from support.broken_inputs.broken_runs import REFUSED_OR_REBUILT, STAGES, folder_of
-from support.broken_inputs.case import ACCEPTED, REFUSED, Case, Flags, Workspace, copy_workspace
+from support.broken_inputs.broken_runs import REJECTED_OR_REBUILT, STAGES, folder_of
+from support.broken_inputs.case import ACCEPTED, REJECTED, Case, Flags, Workspace, copy_workspace
 from support.commands import small_run
 from support.tiny_models import build_model, make_rows, saved, word_tokenizer
 
@@ -83,7 +83,7 @@ def test_a_broken_input_is_named_without_a_traceback(
     printed = output + errors
     assert code == case.ends, printed
     assert "Traceback" not in printed
-    if case.ends == REFUSED:
+    if case.ends == REJECTED:
         assert errors.startswith("error: "), printed
         assert re.search(case.message, errors, re.DOTALL), printed
     else:
@@ -102,7 +102,7 @@ def test_a_damaged_run_is_named_or_rebuilt_identically(
     case.damage(workspace)
     code = run(build_arguments(workspace, {}))
     printed = "".join(capfd.readouterr())
-    assert code in (0, 2) if case.ends == REFUSED_OR_REBUILT else code == case.ends, printed
+    assert code in (0, 2) if case.ends == REJECTED_OR_REBUILT else code == case.ends, printed
     assert "Traceback" not in printed
     assert re.search(case.message, printed), printed
     if code == 0:

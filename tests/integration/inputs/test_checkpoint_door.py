@@ -1,4 +1,4 @@
-"""Every command that opens a checkpoint refuses a broken one before computing anything."""
+"""Every command that opens a checkpoint rejects a broken one before computing anything."""
 
 import re
 
@@ -8,7 +8,7 @@ import torch
 import support.broken_checkpoints as broken
 from pipelines import cache, distill, evaluate, export, prune, quantize, report
 from support.broken_checkpoints import changed, config_text, config_with, files, in_shards, renamed, weights, without
-from support.commands import refusal_of, small_run
+from support.commands import rejection_of, small_run
 from support.tiny_models import VOCABULARY
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -134,36 +134,38 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_broken_teacher_is_refused_before_any_stage(name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_a_broken_teacher_is_rejected_before_any_stage(name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = CASES[name]
     folder = changed_copy("headed", change)
-    expected = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    expected = rejection_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
     assert re.search(message, expected), expected
     assert str(folder) in expected
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["weights-renamed", "weights-nan", "config-empty-object", "tokenizer-no-files"])
-def test_a_broken_student_checkpoint_is_refused_before_any_stage(
+def test_a_broken_student_checkpoint_is_rejected_before_any_stage(
     name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     change, message = CASES[name]
     arguments = small_run(
         checkpoints / "headed", checkpoints / "data", tmp_path / "run", "--student", str(changed_copy("headed", change))
     )
-    expected = refusal_of(distill, arguments, monkeypatch, capsys)
+    expected = rejection_of(distill, arguments, monkeypatch, capsys)
     assert re.search(message, expected), expected
     assert "student" in expected
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_refuses_a_broken_teacher(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_rejects_a_broken_teacher(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = WEIGHTS["renamed"]
     arguments = small_run(changed_copy("headed", change), checkpoints / "data", tmp_path / "run", "--dry-run", "true")
-    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
+    assert re.search(message, rejection_of(distill, arguments, monkeypatch, capsys))
 
 
-def test_a_broken_further_teacher_is_refused_before_any_stage(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_a_broken_further_teacher_is_rejected_before_any_stage(
+    checkpoints, changed_copy, tmp_path, monkeypatch, capsys
+):
     change, message = WEIGHTS["some-missing"]
     arguments = small_run(
         checkpoints / "headed",
@@ -172,13 +174,13 @@ def test_a_broken_further_teacher_is_refused_before_any_stage(checkpoints, chang
         "--teacher.additional",
         f"[{changed_copy('headed', change)}]",
     )
-    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
+    assert re.search(message, rejection_of(distill, arguments, monkeypatch, capsys))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["weights-some-missing", "weights-nan", "weights-integers", "config-unknown-type"])
 @pytest.mark.parametrize("command", ["cache", "prune", "quantize", "export", "evaluate", "report"])
-def test_every_command_refuses_a_broken_checkpoint(
+def test_every_command_rejects_a_broken_checkpoint(
     command, name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     change, message = CASES[name]
@@ -192,5 +194,5 @@ def test_every_command_refuses_a_broken_checkpoint(
         "evaluate": (evaluate, ["--model", str(folder), *options]),
         "report": (report, ["--teacher", str(checkpoints / "headed"), "--model", str(folder), *options]),
     }[command]
-    assert re.search(message, refusal_of(module, arguments, monkeypatch, capsys))
+    assert re.search(message, rejection_of(module, arguments, monkeypatch, capsys))
     assert not list(output.rglob("manifest.json"))

@@ -15,7 +15,7 @@ from distill.checkpoint.custom_models import save_model_folder
 from distill.checkpoint.sentence_form import DenseProjection, SentenceForm
 from pipelines import cache, distill, evaluate, harness
 from support.broken_checkpoints import without
-from support.commands import ROOT, refusal_of, run_to_success, small_run
+from support.commands import ROOT, rejection_of, run_to_success, small_run
 from support.task_data import multi_label_data
 from support.tiny_models import build_model, saved
 from support.two_tokenizers import byte_level
@@ -51,25 +51,25 @@ def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
     assert "its head has these 5 labels, in the same order: it is used unchanged" in message
 
 
-def test_an_incomplete_head_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_an_incomplete_head_is_rejected(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", without("classifier.bias"))
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)
-    assert re.search(r"1 missing \(classifier\.bias\)", refusal_of(distill, arguments, monkeypatch, capsys))
+    assert re.search(r"1 missing \(classifier\.bias\)", rejection_of(distill, arguments, monkeypatch, capsys))
 
 
-def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
+def test_a_missing_head_is_rejected_when_fine_tuning_is_disabled(
     checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder = changed_copy("headed", without("classifier"))
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
-    expected = refusal_of(distill, arguments, monkeypatch, capsys)
+    expected = rejection_of(distill, arguments, monkeypatch, capsys)
     assert (
         "the files have no weights of its head (classifier.bias, classifier.weight); and --teacher.finetune" in expected
     )
 
 
 @pytest.mark.parametrize("command", ["cache", "evaluate"])
-def test_commands_that_train_nothing_refuse_a_missing_head(
+def test_commands_that_train_nothing_reject_a_missing_head(
     command, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder, data = str(changed_copy("headed", without("classifier"))), str(checkpoints / "data")
@@ -77,7 +77,7 @@ def test_commands_that_train_nothing_refuse_a_missing_head(
         "cache": (cache, ["write", "--teacher", folder, "--data", data, "--cache", str(tmp_path / "c")]),
         "evaluate": (evaluate, ["--model", folder, "--data", data, "--output", str(tmp_path / "e")]),
     }[command]
-    assert re.search(r"2 missing \(classifier\.bias", refusal_of(module, arguments, monkeypatch, capsys))
+    assert re.search(r"2 missing \(classifier\.bias", rejection_of(module, arguments, monkeypatch, capsys))
 
 
 def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch, capsys):
@@ -90,44 +90,44 @@ def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, 
         "--cache",
         str(tmp_path / "c"),
     ]
-    expected = refusal_of(cache, [*arguments, "--task", "text-classification"], monkeypatch, capsys)
+    expected = rejection_of(cache, [*arguments, "--task", "text-classification"], monkeypatch, capsys)
     assert re.search(r"2 missing \(classifier\.bias", expected)
 
 
-def test_a_masked_language_model_without_head_weights_is_refused(
+def test_a_masked_language_model_without_head_weights_is_rejected(
     checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder = changed_copy("masked", without("cls."))
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "masked-lm")
-    assert re.search(r"missing \(cls\.predictions\.", refusal_of(distill, arguments, monkeypatch, capsys))
+    assert re.search(r"missing \(cls\.predictions\.", rejection_of(distill, arguments, monkeypatch, capsys))
 
 
-def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monkeypatch, capsys):
+def test_the_harness_rejects_a_decoder_whose_weights_are_renamed(tmp_path, monkeypatch, capsys):
     tokenizer = byte_level()
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     folder = saved(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, tmp_path / "decoder")
     broken.renamed("mlp.up_proj", "mlp.upper")(folder)
     arguments = ["--model", str(folder), "--tasks", "hellaswag", "--output", str(tmp_path / "run")]
-    expected = refusal_of(harness, arguments, monkeypatch, capsys)
+    expected = rejection_of(harness, arguments, monkeypatch, capsys)
     assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", expected)
 
 
-def test_a_multi_label_head_is_refused_for_single_label_classification(
+def test_a_multi_label_head_is_rejected_for_single_label_classification(
     checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = saved(build_model("bert", problem_type="multi_label_classification"), tokenizer, tmp_path / "several")
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
-    expected = refusal_of(distill, arguments, monkeypatch, capsys)
+    expected = rejection_of(distill, arguments, monkeypatch, capsys)
     assert "trained for multi-label (problem_type multi_label_classification in config.json)" in expected
     assert not (tmp_path / "run").exists()
 
 
-def test_a_single_label_head_is_refused_for_multi_label_classification(
+def test_a_single_label_head_is_rejected_for_multi_label_classification(
     checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = saved(build_model("bert", problem_type="single_label_classification"), tokenizer, tmp_path / "single")
     data = multi_label_data(tmp_path / "several")
-    expected = refusal_of(
+    expected = rejection_of(
         distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys
     )
     assert "trained for text-classification" in expected
@@ -149,16 +149,16 @@ def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, cha
     assert json.loads(manifest.read_text())["config"]["max_length"] == 16
 
 
-def test_a_requested_length_beyond_the_positions_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_a_requested_length_beyond_the_positions_is_rejected(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
-    expected = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    expected = rejection_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the teacher, found 32" in expected
 
 
-def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_evaluate_rejects_a_length_beyond_the_positions(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
     arguments = ["--model", str(folder), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
-    expected = refusal_of(evaluate, [*arguments, "--data.max_length", "32"], monkeypatch, capsys)
+    expected = rejection_of(evaluate, [*arguments, "--data.max_length", "32"], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the model, found 32" in expected
 
 
@@ -172,7 +172,7 @@ def test_files_without_read_permission_are_named(what, checkpoints, changed_copy
     (tmp_path / "out").chmod(0o777)
     arguments = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
     with broken.as_nobody():
-        expected = refusal_of(distill, arguments, monkeypatch, capsys)
+        expected = rejection_of(distill, arguments, monkeypatch, capsys)
     (folder / what).chmod(0o755)
     assert str(folder) in expected
     assert "denied" in expected
@@ -206,12 +206,12 @@ def write_nan(folder: Path) -> None:
         (write_nan, "expected finite floating-point numbers in Dense module 1, found others in weight"),
     ],
 )
-def test_a_sentence_encoder_with_broken_projections_is_refused(
+def test_a_sentence_encoder_with_broken_projections_is_rejected(
     change, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = save_encoder(tmp_path / "encoder", tokenizer, change)
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
-    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
+    assert re.search(message, rejection_of(distill, arguments, monkeypatch, capsys))
 
 
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
@@ -234,16 +234,16 @@ MODULE = {"path": "", "type": "sentence_transformers.models.Transformer"}
         ("config_sentence_transformers.json", {"prompts": ["query: "]}, "expected prompts by name in "),
     ],
 )
-def test_a_sentence_encoder_with_settings_of_another_shape_is_refused(
+def test_a_sentence_encoder_with_settings_of_another_shape_is_rejected(
     file, content, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = save_encoder(tmp_path / "encoder", tokenizer, lambda dense: None)
     (folder / file).write_text(json.dumps(content))
     arguments = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
-    assert re.search(message, refusal_of(distill, arguments, monkeypatch, capsys))
+    assert re.search(message, rejection_of(distill, arguments, monkeypatch, capsys))
 
 
-def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
+def test_a_pruned_model_whose_weights_are_missing_is_rejected(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
     save_model_folder(shipped("bert"), tmp_path / "pruned")
     tokenizer.save_pretrained(tmp_path / "pruned")
     broken.without("layer.1.output.dense")(tmp_path / "pruned")
@@ -255,10 +255,10 @@ def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_pa
         "--output",
         str(tmp_path / "e"),
     ]
-    assert re.search(r"2 missing \(", refusal_of(evaluate, arguments, monkeypatch, capsys))
+    assert re.search(r"2 missing \(", rejection_of(evaluate, arguments, monkeypatch, capsys))
 
 
-def test_a_broken_config_is_refused_without_importing_torch(checkpoints, changed_copy):
+def test_a_broken_config_is_rejected_without_importing_torch(checkpoints, changed_copy):
     folder = changed_copy("headed", broken.config_with(model_type="bertt"))
     code = (
         "import sys\nfrom distill.checkpoint.folder import locate_checkpoint\nfrom distill.errors import InputError\n"

@@ -1,4 +1,4 @@
-"""Rows longer than a model's positions are refused before a teacher, cache or student is run."""
+"""Rows longer than a model's positions are rejected before a teacher, cache or student is run."""
 
 import copy
 
@@ -19,7 +19,7 @@ from distill.errors import InputError
 from distill.tasks.choose import TASKS
 from distill.tasks.positions import check_length, find_max_tokens
 from pipelines import distill
-from support.commands import refusal_of, small_run
+from support.commands import rejection_of, small_run
 from support.task_data import books_data
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, saved
 
@@ -67,7 +67,7 @@ def test_find_max_tokens_returns_none_for_models_without_a_limit():
     assert find_max_tokens(DebertaV2Config(position_biased_input=False)) is None
 
 
-def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates(tokenizer, boundless_tokenizer):
+def test_lengths_beyond_the_positions_are_rejected_unless_the_tokenizer_truncates(tokenizer, boundless_tokenizer):
     config, task, language_task = build_model("bert").config, TASKS["text-classification"](()), TASKS["masked-lm"](())
     check_length(task, config, tokenizer, 512, "teacher")  # this tokenizer's own limit equals the model's
     check_length(task, config, boundless_tokenizer, MAX_LENGTH, "teacher")
@@ -78,7 +78,7 @@ def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates
 
 
 @pytest.mark.parametrize("head", ["masked", "causal", "classes"])
-def test_rows_longer_than_the_teachers_positions_are_refused(
+def test_rows_longer_than_the_teachers_positions_are_rejected(
     head, boundless_tokenizer, data_folder, tmp_path, monkeypatch, capsys
 ):
     data = data_folder if head == "classes" else books_data(tmp_path / "books")
@@ -90,18 +90,18 @@ def test_rows_longer_than_the_teachers_positions_are_refused(
     folder = saved(model, boundless_tokenizer, tmp_path / "model")
     long = ("--data.max_length", "100")
     wanted = "data.max_length: expected at most 64 tokens, the positions of the teacher, found 100"
-    assert wanted in refusal_of(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
+    assert wanted in rejection_of(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
     arguments = ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(tmp_path / "cache"), *long]
-    assert wanted in refusal_of(pipelines.cache, arguments, monkeypatch, capsys)
+    assert wanted in rejection_of(pipelines.cache, arguments, monkeypatch, capsys)
 
 
-def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused(
+def test_a_student_with_too_few_positions_and_too_long_general_texts_are_rejected(
     body_folder, boundless_tokenizer, data_folder, tmp_path, monkeypatch, capsys
 ):
     short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless_tokenizer, tmp_path / "short")
     arguments = small_run(body_folder, data_folder, tmp_path / "run")
-    message = refusal_of(distill, [*arguments, "--student", str(short)], monkeypatch, capsys)
+    message = rejection_of(distill, [*arguments, "--student", str(short)], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in message
     plain = ("--general.data", str(data_folder / "train.csv"), "--general.length", "65")
-    message = refusal_of(distill, [*arguments, *plain], monkeypatch, capsys)
+    message = rejection_of(distill, [*arguments, *plain], monkeypatch, capsys)
     assert "general.length: expected at most 64 tokens, the positions of the teacher, found 65" in message

@@ -23,7 +23,7 @@ from distill.data.sources.stored_texts import StoredTexts
 from pipelines import distill
 from pipelines.runs import cli
 from pipelines.stages.prepare.data import yield_json
-from support.commands import refusal_of, small_run
+from support.commands import rejection_of, small_run
 from support.tiny_models import build_model, make_rows, saved
 
 ROWS = [*make_rows(30, 1), ('said "no"; twice, | or\tso\nover two lines', "billing")]
@@ -90,7 +90,7 @@ def list_rows(rows: dict[str, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
     return sorted(tuple(cell for cell in row if cell is not None) for part in rows.values() for row in part)
 
 
-def read_refusal(
+def read_rejection(
     body: Path,
     files: Files,
     folder: Path,
@@ -99,7 +99,7 @@ def read_refusal(
     *more: str,
 ) -> str:
     arguments = small_run(body, write_files(folder / "data", files), folder / "run", "--until", "general", *more)
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert not list(folder.rglob("manifest.json"))
     return message
 
@@ -217,10 +217,10 @@ def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkey
     assert "data: not read: config.json, notes.md, because they aren't txt files" in capsys.readouterr().out
 
 
-def test_two_text_files_of_one_split_are_refused(tokenizer, tmp_path, monkeypatch, capsys):
+def test_two_text_files_of_one_split_are_rejected(tokenizer, tmp_path, monkeypatch, capsys):
     speaker = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "speaker")
     files: Files = {"train.txt": "a\nb\n", "dev.txt": "c\n", "val.txt": "d\n"}
-    message = read_refusal(speaker, files, tmp_path, monkeypatch, capsys)
+    message = read_rejection(speaker, files, tmp_path, monkeypatch, capsys)
     assert "expected one validation file, found dev.txt and val.txt" in message
 
 
@@ -240,7 +240,7 @@ def test_unread_files_of_the_folder_are_named(body, tmp_path, monkeypatch, capsy
     )
 
 
-# --- refusals
+# --- rejections
 
 
 def image_table(column: str) -> pa.Table:
@@ -263,7 +263,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
 TABLE = format_csv(ROWS)
 PARQUET = pa.Table.from_pylist(build_objects(ROWS))
 TWICE = pa.Table.from_arrays([pa.array(["a", "b"])] * 3, ["text", "label", "text"])
-REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
+REJECTED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
     "the label is the text": (
         {"train.csv": TABLE},
         ("--data.label", "text"),
@@ -455,10 +455,10 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_unreadable_data_is_refused_with_one_message(case, body, tmp_path, monkeypatch, capsys):
-    files, more, expected = REFUSED[case]
-    message = read_refusal(body, files, tmp_path, monkeypatch, capsys, *more)
+@pytest.mark.parametrize("case", REJECTED)
+def test_unreadable_data_is_rejected_with_one_message(case, body, tmp_path, monkeypatch, capsys):
+    files, more, expected = REJECTED[case]
+    message = read_rejection(body, files, tmp_path, monkeypatch, capsys, *more)
     for part in expected:
         assert part in message
 
@@ -467,7 +467,7 @@ def test_unreadable_data_is_refused_with_one_message(case, body, tmp_path, monke
 def test_a_file_without_permission_is_named(body, tmp_path, monkeypatch, capsys):
     data = write_files(tmp_path / "data", {"train.csv": TABLE})
     (data / "train.csv").chmod(0)
-    message = refusal_of(distill, small_run(body, data, tmp_path / "run"), monkeypatch, capsys)
+    message = rejection_of(distill, small_run(body, data, tmp_path / "run"), monkeypatch, capsys)
     assert "train.csv': can't be read: Permission denied" in message
 
 
@@ -528,7 +528,7 @@ def test_the_hash_of_a_hub_table_is_that_of_its_cells():
     assert "".join(yield_json(table)) == json.dumps(table.to_pydict(), default=str)
 
 
-def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, monkeypatch, capsys):
+def test_two_splits_of_one_kind_in_a_hub_data_set_are_rejected(body, tmp_path, monkeypatch, capsys):
     names = sorted({label for _, label in ROWS})
     splits = {split: hub_columns(ROWS[:9], names) for split in ("train", "dev", "validation")}
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))

@@ -20,7 +20,7 @@ from distill.data.splits.examples import Examples, Splits
 from distill.tasks.choose import TASKS
 from pipelines import distill, report
 from pipelines.stages.deliver.evaluate import baseline_scores
-from support.commands import refusal_of, small_run
+from support.commands import rejection_of, small_run
 from support.reports import report_of
 from support.task_data import TAGS, books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import CLUES, FILLERS, LABELS, build_model, make_rows, saved, word_tokenizer
@@ -84,12 +84,12 @@ def run_data_stage(tmp_path, tokenizer, capsys) -> Callable[..., tuple[str, dict
 
 
 @pytest.fixture
-def read_refusal(body, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
+def read_rejection(body, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
     def run(data: Path, *more: str) -> str:
-        output = tmp_path / f"refused{len(list(tmp_path.glob('refused*')))}"
+        output = tmp_path / f"rejected{len(list(tmp_path.glob('rejected*')))}"
         arguments = small_run(body, data, output, "--teacher.finetune", "never", "--until", "teacher", *more)
         capsys.readouterr()
-        return refusal_of(distill, arguments, monkeypatch, capsys)
+        return rejection_of(distill, arguments, monkeypatch, capsys)
 
     return run
 
@@ -187,10 +187,10 @@ def test_dropped_empty_rows_are_counted_for_each_split(data, run_data_stage):
 
 
 @pytest.mark.parametrize("word", ["NaN", "nan", "NA", "None", "null", ""])
-def test_unquoted_words_for_missing_values_are_missing_labels(word, data, read_refusal):
+def test_unquoted_words_for_missing_values_are_missing_labels(word, data, read_rejection):
     rows = make_rows(60, 1)
     write(data / "train.csv", [(text, word if i in (6, 11) else label) for i, (text, label) in enumerate(rows)])
-    printed = read_refusal(data)
+    printed = read_rejection(data)
     assert "train: column 'label' contains no label" in printed
     assert "in rows 7 and 12, 2 in all" in printed
     if word:
@@ -214,41 +214,41 @@ def test_quoted_words_for_missing_values_and_words_in_jsonl_are_classes(data, ru
     assert run_data_stage(tmp_path / "lines", labels=names)[1]["classes"] == 3
 
 
-def test_missing_values_in_jsonl_and_parquet_are_missing_labels(data, read_refusal, tmp_path):
+def test_missing_values_in_jsonl_and_parquet_are_missing_labels(data, read_rejection, tmp_path):
     rows = [{"text": text, "label": i % 2 if i > 2 else None} for i, (text, _) in enumerate(make_rows(60, 1))]
     write_jsonl(tmp_path / "null" / "train.jsonl", rows)
-    assert "column 'label' contains no label in rows 1, 2 and 3, 3 in all" in read_refusal(tmp_path / "null")
+    assert "column 'label' contains no label in rows 1, 2 and 3, 3 in all" in read_rejection(tmp_path / "null")
     write_jsonl(tmp_path / "nan" / "train.jsonl", [row | {"label": row["label"] or float("nan")} for row in rows])
-    assert "column 'label' contains no label in rows 1, 2, 3, 5, 7, …, 31 in all" in read_refusal(tmp_path / "nan")
+    assert "column 'label' contains no label in rows 1, 2, 3, 5, 7, …, 31 in all" in read_rejection(tmp_path / "nan")
     (tmp_path / "floats").mkdir()
     numbers = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
     pq.write_table(pa.table({"text": [text for text, _ in make_rows(60, 1)], "label": numbers}),
                    tmp_path / "floats" / "train.parquet")  # fmt: skip
-    assert "column 'label' contains no label in row 5, 1 in all" in read_refusal(tmp_path / "floats")
+    assert "column 'label' contains no label in row 5, 1 in all" in read_rejection(tmp_path / "floats")
 
 
-def test_missing_values_in_multi_label_data_are_refused(read_refusal, tmp_path):
+def test_missing_values_in_multi_label_data_are_rejected(read_rejection, tmp_path):
     rows = [(text, "NaN" if i == 3 else "a|b" if i % 2 else "a") for i, (text, _) in enumerate(make_rows(60, 1))]
     write(tmp_path / "several" / "train.csv", rows)
-    printed = read_refusal(tmp_path / "several", "--task", "multi-label")
+    printed = read_rejection(tmp_path / "several", "--task", "multi-label")
     assert "column 'label' contains no label ('NaN' without quotes) in row 4" in printed
     lists = [{"text": text, "label": ["a", None] if i == 3 else ["b"]} for i, (text, _) in enumerate(rows)]
     write_jsonl(tmp_path / "lists" / "train.jsonl", lists)
-    assert "row 4, column 'label': expected names of labels, found" in read_refusal(tmp_path / "lists")
+    assert "row 4, column 'label': expected names of labels, found" in read_rejection(tmp_path / "lists")
 
 
-def test_rows_of_train_with_the_label_minus_one_are_named(data, read_refusal):
+def test_rows_of_train_with_the_label_minus_one_are_named(data, read_rejection):
     rows = [(text, "-1" if i in (3, 8) else str(i % 4)) for i, (text, _) in enumerate(make_rows(60, 1))]
     write(data / "train.csv", rows)
-    printed = read_refusal(data)
+    printed = read_rejection(data)
     assert "train: 2 rows have the label -1, rows 4 and 9, beside 0, 1, 2, 3" in printed
     assert "--data.unlabelled" in printed
 
 
-def test_minus_one_beside_names_and_a_signed_number_names_its_rows(data, read_refusal):
+def test_minus_one_beside_names_and_a_signed_number_names_its_rows(data, read_rejection):
     names = ("-1", "-2", "good", "bad", "fair", "poor", "fine")  # in a set their order differs from run to run
     write(data / "train.csv", [(text, names[i % len(names)]) for i, (text, _) in enumerate(make_rows(70, 1))])
-    assert "train: 10 rows have the label -1, rows 1, 8, 15" in read_refusal(data)
+    assert "train: 10 rows have the label -1, rows 1, 8, 15" in read_rejection(data)
 
 
 def test_the_label_minus_one_is_a_class_beside_one(data, run_data_stage):
@@ -264,13 +264,13 @@ def test_the_label_minus_one_is_a_class_beside_one(data, run_data_stage):
     assert "-1 is taken for a class beside 0 and 1 (20 rows, rows 1, 4, 7, 10, 13, …)" in printed
 
 
-def test_rows_of_a_hub_data_set_without_a_class_are_named(read_refusal, tmp_path):
+def test_rows_of_a_hub_data_set_without_a_class_are_named(read_rejection, tmp_path):
     kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     texts = [text for text, _ in make_rows(60, 1)]
     labels = [-1 if i in (5, 9) else i % 2 for i in range(60)]
     (tmp_path / "hub").mkdir()
     datasets.Dataset.from_dict({"text": texts, "label": labels}, kinds).to_parquet(tmp_path / "hub" / "train.parquet")
-    assert "column 'label' contains no label in rows 6 and 10, 2 in all" in read_refusal(tmp_path / "hub")
+    assert "column 'label' contains no label in rows 6 and 10, 2 in all" in read_rejection(tmp_path / "hub")
 
 
 # --- labels that look alike, or that don't occur in train
@@ -287,9 +287,11 @@ def test_labels_that_are_spelled_alike_are_kept_apart_with_a_remark(data, run_da
 
 
 @pytest.mark.parametrize("split", [pytest.param("test", marks=pytest.mark.slow), "validation"])
-def test_rows_with_labels_unknown_to_train_are_refused_or_dropped_on_request(split, data, run_data_stage, read_refusal):
+def test_rows_with_labels_unknown_to_train_are_rejected_or_dropped_on_request(
+    split, data, run_data_stage, read_rejection
+):
     write(data / f"{split}.csv", [*make_rows(20, 2), ("bale", "new"), ("meka", "new"), ("so", "Login")])
-    printed = read_refusal(data)
+    printed = read_rejection(data)
     assert f"{split} has labels that train lacks: 'new' (2 rows), 'Login' (1 rows, where train has 'login')" in printed
     assert "--data.unknown_labels drop leaves these rows out" in printed
     printed, metrics = run_data_stage(data, "--data.unknown_labels", "drop")
@@ -298,12 +300,12 @@ def test_rows_with_labels_unknown_to_train_are_refused_or_dropped_on_request(spl
 
 
 @pytest.mark.slow
-def test_rows_with_unknown_tags_or_multi_labels_are_dropped_on_request(run_data_stage, read_refusal, tmp_path):
+def test_rows_with_unknown_tags_or_multi_labels_are_dropped_on_request(run_data_stage, read_rejection, tmp_path):
     tagged = tagged_data(tmp_path / "tagged")
     table = pq.read_table(tagged / "test.parquet").to_pydict()
     table["tags"][3] = ["B-new"] * len(table["tags"][3])
     pq.write_table(pa.table(table), tagged / "test.parquet")
-    assert "test has tags that train lacks: 'B-new'" in read_refusal(tagged)
+    assert "test has tags that train lacks: 'B-new'" in read_rejection(tagged)
     drop = ("--data.unknown_labels", "drop")
     _, metrics = run_data_stage(tagged, *drop, labels=TAGS, head="ForTokenClassification")
     assert (metrics["test"], metrics["test_dropped_unknown_labels"]) == (39, 1)
@@ -316,9 +318,9 @@ def test_rows_with_unknown_tags_or_multi_labels_are_dropped_on_request(run_data_
     assert (metrics["test"], metrics["test_dropped_unknown_labels"]) == (39, 1)
 
 
-def test_a_test_split_of_only_unknown_labels_is_refused(data, read_refusal):
+def test_a_test_split_of_only_unknown_labels_is_rejected(data, read_rejection):
     write(data / "test.csv", rotate_labels(make_rows(20, 2), "new"))
-    assert "test: expected rows with labels of train, found none: 'new'" in read_refusal(
+    assert "test: expected rows with labels of train, found none: 'new'" in read_rejection(
         data, "--data.unknown_labels", "drop"
     )
 
@@ -345,9 +347,9 @@ def test_a_split_without_a_label_column_is_replaced_by_rows_held_out_of_train(da
     assert "validation: the data set's 10 rows have no labels" in printed
 
 
-def test_a_test_split_with_some_labels_is_refused(data, read_refusal):
+def test_a_test_split_with_some_labels_is_rejected(data, read_rejection):
     write(data / "test.csv", [*make_rows(20, 2), ("bale", ""), ("meka", "")])
-    assert "test: column 'label' contains no label in rows 21 and 22, 2 in all" in read_refusal(data)
+    assert "test: column 'label' contains no label in rows 21 and 22, 2 in all" in read_rejection(data)
 
 
 def test_the_validation_split_replaces_the_test_split_on_request(data, run_data_stage):
@@ -362,8 +364,8 @@ def test_the_validation_split_replaces_the_test_split_on_request(data, run_data_
     assert "validation: 5 rows held out of train" in printed
 
 
-def test_an_absent_validation_split_cannot_replace_the_test_split(data, read_refusal):
-    printed = read_refusal(data, "--data.test_split", "validation")
+def test_an_absent_validation_split_cannot_replace_the_test_split(data, read_rejection):
+    printed = read_rejection(data, "--data.test_split", "validation")
     assert "data.test_split validation: expected a validation split" in printed
     assert "found test, train" in printed
 
@@ -399,10 +401,10 @@ def test_splits_without_labels_are_dropped_in_every_task(run_data_stage, tmp_pat
 # --- columns that are misinterpreted
 
 
-def test_a_label_column_of_unique_values_is_refused(data, read_refusal):
+def test_a_label_column_of_unique_values_is_rejected(data, read_rejection):
     write(data / "train.csv", [(text, f"id-{i}") for i, (text, _) in enumerate(make_rows(60, 1))])
     (data / "test.csv").unlink()
-    printed = read_refusal(data)
+    printed = read_rejection(data)
     assert "found a label of its own in each of 60 rows" in printed
     assert "--data.label" in printed
 
@@ -415,16 +417,16 @@ def test_a_remark_counts_the_rows_with_unique_labels(data, run_data_stage):
     assert "train: 40 of 60 rows have a label of their own ('id-0', 'id-1', 'id-2', …)" in printed
 
 
-def test_the_same_text_in_all_rows_is_refused(data, read_refusal):
+def test_the_same_text_in_all_rows_is_rejected(data, read_rejection):
     write(data / "train.csv", [("anfen", label) for _, label in make_rows(60, 1)])
-    printed = read_refusal(data)
+    printed = read_rejection(data)
     assert "column 'text': expected different texts, found 'anfen' in each of 60 rows" in printed
 
 
-def test_the_same_number_in_all_rows_is_refused(data, read_refusal):
+def test_the_same_number_in_all_rows_is_rejected(data, read_rejection):
     for split in ("train", "test"):
         write(data / f"{split}.csv", rotate_labels(make_rows(60, 1), "2.5"))
-    assert "expected different numbers in train, found 2.5 in each of 60 rows" in read_refusal(
+    assert "expected different numbers in train, found 2.5 in each of 60 rows" in read_rejection(
         data, "--task", "regression"
     )
 
@@ -437,10 +439,10 @@ def test_a_remark_reports_texts_that_are_numbers(data, run_data_stage):
     assert "name the column with --data.text" in printed
 
 
-def test_classes_of_two_rows_cannot_be_divided_into_three_splits(read_refusal, tmp_path):
+def test_classes_of_two_rows_cannot_be_divided_into_three_splits(read_rejection, tmp_path):
     words = [*CLUES["billing"], *FILLERS]
     write(tmp_path / "few" / "train.csv", [(f"{words[i]} {words[i + 1]}", f"class {i // 2}") for i in range(60)])
-    printed = read_refusal(tmp_path / "few")
+    printed = read_rejection(tmp_path / "few")
     assert "there is no file for validation and test" in printed
     assert "expected at least 3 rows of a class, found 30 classes in 60 rows, the largest of 2" in printed
     assert "each of its own class" not in printed

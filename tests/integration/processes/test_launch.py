@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.processes.stopping import Running
 from support.run_inputs import make_inputs
 from support.run_outputs import read_weights, weights_that_differ
@@ -135,9 +135,9 @@ def has_ended(running: Running) -> bool:
         (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
     ],
 )
-def test_an_invalid_layout_is_refused_before_processes_start(
+def test_an_invalid_layout_is_rejected_before_processes_start(
     arguments, expected, inputs, tmp_path, monkeypatch, capsys
 ):
-    message = refusal_of(distill, small_run(*inputs, tmp_path / "run", *arguments), monkeypatch, capsys)
+    message = rejection_of(distill, small_run(*inputs, tmp_path / "run", *arguments), monkeypatch, capsys)
     assert expected in message
     assert not (tmp_path / "run").exists()

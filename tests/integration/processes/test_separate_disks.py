@@ -158,9 +158,9 @@ def test_one_machine_goes_on_alone(store, inputs, layout, expected, tmp_path):
         (("--strategy", "deepspeed"), "strategy"),
     ],
 )
-def test_settings_that_need_a_shared_folder_are_refused_by_name(settings, name, store, inputs, tmp_path):
-    store.mkdir(f"refused-{name.replace('.', '-')}")
-    arguments = small_run(*inputs, f"s3://refused-{name.replace('.', '-')}/run", *SETTINGS, *settings)
+def test_settings_that_need_a_shared_folder_are_rejected_by_name(settings, name, store, inputs, tmp_path):
+    store.mkdir(f"rejected-{name.replace('.', '-')}")
+    arguments = small_run(*inputs, f"s3://rejected-{name.replace('.', '-')}/run", *SETTINGS, *settings)
     with two_machines(arguments, tmp_path) as agents:
         printed = [agent.communicate(timeout=120)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [2, 2], printed

@@ -6,7 +6,7 @@ import pytest
 
 from distill.checkpoint.custom_models import load_model_folder
 from pipelines import distill, prune
-from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
+from support.commands import QUICK_MEASUREMENT, rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_classifier_inputs, make_inputs
 
@@ -74,12 +74,12 @@ def test_the_same_command_skips_everything(folder, printed, arguments):
 
 
 @pytest.mark.slow
-def test_an_unreachable_speed_is_refused_by_a_later_run_without_a_frontier(
+def test_an_unreachable_speed_is_rejected_by_a_later_run_without_a_frontier(
     folder, printed, arguments, monkeypatch, capsys
 ):
     start = arguments.index("--frontier")
     alone = [*arguments[:start], *("--speedup", UNREACHABLE.removesuffix("x")), *arguments[start + 6 :]]
-    assert f"budget {UNREACHABLE}: expected a shape" in refusal_of(prune, alone, monkeypatch, capsys)
+    assert f"budget {UNREACHABLE}: expected a shape" in rejection_of(prune, alone, monkeypatch, capsys)
 
 
 def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
@@ -112,8 +112,8 @@ def test_a_dry_run_lists_the_stages_of_all_students(tmp_path):
         ),
     ],
 )
-def test_what_a_frontier_cannot_have_is_refused_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
+def test_what_a_frontier_cannot_have_is_rejected_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
     inputs = make_inputs(tmp_path)
     run_arguments = small_run(*inputs, tmp_path / "run", "--frontier", "true", *more)
-    assert message in refusal_of(distill, run_arguments, monkeypatch, capsys)
+    assert message in rejection_of(distill, run_arguments, monkeypatch, capsys)
     assert not (tmp_path / "run").exists()

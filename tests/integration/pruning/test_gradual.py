@@ -165,7 +165,7 @@ def test_the_pruned_model_computes_the_same_as_the_gated_model(masked_training, 
     assert not any(name.startswith("masks") for name in small.state_dict())
 
 
-def test_another_model_than_the_gated_one_is_refused(masked_training, token_batch):
+def test_another_model_than_the_gated_one_is_rejected(masked_training, token_batch):
     _, module, masking, _ = masked_training
     _, axes = tiny_model_with_axes("bert")
     other = next(pair for pair in ([0, 1], [2, 3]) if pair != masking.shape().kept["layers.0.heads"].tolist())
@@ -540,12 +540,12 @@ def apply_rules(config: DistillConfig, precision: str, layout: Layout) -> None:
         ({"schedule": "gradual"}, ONE, "16-mixed", "expected precision 32 or bf16-mixed, found 16-mixed"),
     ],
 )
-def test_schedules_with_unsupported_settings_are_refused(folder, change, layout, precision, message):
+def test_schedules_with_unsupported_settings_are_rejected(folder, change, layout, precision, message):
     with pytest.raises(InputError, match=message):
         apply_rules(settings(folder, "run", **change), precision, layout)
 
 
-def test_quantization_on_several_processes_is_refused(folder):
+def test_quantization_on_several_processes_is_rejected(folder):
     config = replace(settings(folder, "run"), quantize=QuantizeConfig(scheme="int8"))
     apply_rules(config, "32", ONE)
     with pytest.raises(InputError, match="quantize: expected one process, found 2"):
@@ -553,7 +553,7 @@ def test_quantization_on_several_processes_is_refused(folder):
 
 
 @pytest.mark.parametrize("task", ["multi-label", "question-answering"])
-def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(folder, task):
+def test_pipeline_stages_are_rejected_for_tasks_that_they_do_not_support(folder, task):
     unpruned = replace(settings(folder, "run"), budget=Budget(), prune=PruneConfig())
     staged, plan = Layout(pp=2), resolve(unpruned, 1)
     config = replace(plan.settings, task=task)

@@ -12,7 +12,7 @@ from distill.slicing import Shape, find_axes, prune
 from distill.slicing.nested import load_slice
 from pipelines import distill
 from pipelines.settings.plan import nested_stages
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.pruning_axes import tiny_model_with_axes
 from support.reports import report_of
 from support.run_inputs import make_classifier_inputs, make_inputs
@@ -108,8 +108,8 @@ def test_restricted_scores_are_those_of_the_remaining_units():
     (("--loss.balance_every", "10"), "loss.balance_every: expected 0 with prune.nested, found 10"),
     (("--sparsity.pattern", "2:4"), "sparsity.pattern: expected none with prune.nested, found 2:4"),
 ])  # fmt: skip
-def test_what_a_nested_family_cannot_have_is_refused_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
+def test_what_a_nested_family_cannot_have_is_rejected_before_any_stage(more, message, tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
     arguments = small_run(teacher, data, tmp_path / "run", *FAMILY, *more)
-    assert message in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert message in rejection_of(distill, arguments, monkeypatch, capsys)
     assert not list((tmp_path / "run").glob("*/*"))

@@ -1,4 +1,4 @@
-"""`python -m pipelines.prune` on tiny models: budgets, the built students, the report and refusals."""
+"""`python -m pipelines.prune` on tiny models: budgets, the built students, the report and rejections."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.run_stages import check_scores
 from pipelines.stages.train.student_start import MOMENTS, StudentStart
-from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, start
+from support.commands import QUICK_MEASUREMENT, rejection_of, run_to_success, start
 from support.reports import report_of
 from support.run_inputs import write_csv, write_data
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved, word_tokenizer
@@ -161,14 +161,14 @@ def test_another_speed_up_reuses_the_measured_stages(family, model, data):
 
 
 @pytest.mark.slow
-def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
+def test_exported_files_respect_the_size_limit_or_are_rejected(family, model, data, monkeypatch, capsys):
     output, _ = family
     max_bytes = int(0.97 * read_metrics(output, "shape-1.3x")["bytes"])
     requested = ("--speedup", "1.3", "--prune.trial_steps", "0", "--until", "distill", "--max-bytes")
     run_to_success("prune", prune_arguments(model, data, output, *requested, str(max_bytes), *SEARCH))
     sizes = [json.loads(file.read_text())["bytes"] for file in (output / "shape-1.3x").glob("*/shape.json")]
     assert min(sizes) <= max_bytes
-    message = refusal_of(prune, prune_arguments(model, data, output, *requested, "9kB", *SEARCH), monkeypatch, capsys)
+    message = rejection_of(prune, prune_arguments(model, data, output, *requested, "9kB", *SEARCH), monkeypatch, capsys)
     assert "MB for the best shape, width " in message
 
 
@@ -215,13 +215,15 @@ def test_a_pruned_student_can_be_pruned_again(family, folder, data):
     assert load_model_folder(again / "student").num_parameters() <= load_model_folder(start).num_parameters()
 
 
-# --- refusals
+# --- rejections
 
 
 @pytest.mark.slow
-def test_an_unreachable_speed_up_is_refused_with_the_best_point(folder, model, data, monkeypatch, capsys):
+def test_an_unreachable_speed_up_is_rejected_with_the_best_point(folder, model, data, monkeypatch, capsys):
     output = folder / "unreachable"
-    message = refusal_of(prune, prune_arguments(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys)
+    message = rejection_of(
+        prune, prune_arguments(model, data, output, "--speedup", "5000", *SEARCH), monkeypatch, capsys
+    )
     assert "budget 5000x: expected a shape that takes 0.00" in message
     assert "found none: the smallest, width 8, layers" in message
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
@@ -245,7 +247,7 @@ def test_a_student_below_the_minimum_score_is_written_and_the_command_ends_with_
     assert f"kept {100 * scores['student']:.2f} %" in (output / "report.html").read_text()
 
 
-def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):
+def test_students_below_the_minimum_score_are_rejected_by_name(data, tmp_path):
     config = DistillConfig(
         "out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=Budget(speedup="2,4", min_score=0.95)
     )
@@ -290,11 +292,11 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
         (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
     ],
 )
-def test_invalid_budgets_and_settings_are_refused_before_the_run(
+def test_invalid_budgets_and_settings_are_rejected_before_the_run(
     more, expected, folder, model, data, monkeypatch, capsys
 ):
-    output = folder / "refused"
-    assert expected in refusal_of(prune, prune_arguments(model, data, output, *more), monkeypatch, capsys)
+    output = folder / "rejected"
+    assert expected in rejection_of(prune, prune_arguments(model, data, output, *more), monkeypatch, capsys)
     assert not output.exists()
 
 
@@ -310,7 +312,7 @@ def test_a_dry_run_lists_the_stages_and_writes_nothing(folder, model, data):
         assert stage in planned, stage
     for stage in ("start", "costs", "scores", "shape-1.3x", "distill-1.3x"):
         assert stage in predicted, stage
-    assert "the sample's student was refused: budget 5000x: expected a shape" in predicted
+    assert "the sample's student was rejected: budget 5000x: expected a shape" in predicted
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from pipelines.runs.manifest import MANIFEST, describe_outputs, hash_outputs, se
 from pipelines.stages.prune import faster_shape
 from pipelines.stages.prune.budget_timing import TimedModel
 from pipelines.stages.prune.shape_timing import MEASUREMENTS, ShapeTimer
-from support.commands import refusal_of, run_to_success, start
+from support.commands import rejection_of, run_to_success, start
 from support.reports import report_of
 from support.run_inputs import make_classifier_inputs
 
@@ -233,10 +233,10 @@ def test_another_width_is_tried_where_no_shape_of_the_first_is_fast_enough(folde
 
 
 @pytest.mark.slow
-def test_a_speed_is_refused_before_training_where_all_widths_are_too_slow(
+def test_a_speed_is_rejected_before_training_where_all_widths_are_too_slow(
     folder, tmp_path, slow_width, monkeypatch, capsys
 ):
     slow_width(1)
-    message = refusal_of(prune, prune_arguments(folder, tmp_path, *REQUEST), monkeypatch, capsys)
+    message = rejection_of(prune, prune_arguments(folder, tmp_path, *REQUEST), monkeypatch, capsys)
     assert f"budget {NAME}: expected a shape that takes" in message
     assert not (tmp_path / f"distill-{NAME}").exists()

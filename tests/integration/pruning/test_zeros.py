@@ -13,7 +13,7 @@ from compress.sparsity.config import SparsityConfig
 from distill.losses.config import LossConfig
 from pipelines import distill
 from pipelines.stages.train.sparsity import SparsityCallback
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.interrupted_training import BASE, Killed, killed_at, train_once
 from support.run_inputs import make_inputs
 
@@ -78,11 +78,13 @@ def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
         (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
     ],
 )
-def test_invalid_sparsity_settings_are_refused(arguments, expected, tmp_path, monkeypatch, capsys):
+def test_invalid_sparsity_settings_are_rejected(arguments, expected, tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
-    assert expected in refusal_of(distill, small_run(teacher, data, tmp_path / "run", *arguments), monkeypatch, capsys)
+    assert expected in rejection_of(
+        distill, small_run(teacher, data, tmp_path / "run", *arguments), monkeypatch, capsys
+    )
 
 
-def test_a_schedule_that_ends_before_it_begins_is_refused():
+def test_a_schedule_that_ends_before_it_begins_is_rejected():
     with pytest.raises(CompressError, match="the first below the second, found 0.6 and 0.5"):
         SparsityConfig("2:4", begin=0.6, end=0.5)

@@ -99,7 +99,7 @@ def test_a_bucket_that_does_not_exist_is_named(store, inputs, tmp_path):
     assert "Traceback" not in printed
 
 
-def test_data_without_permission_to_read_it_is_refused_by_name(environment, tmp_path, monkeypatch):
+def test_data_without_permission_to_read_it_is_rejected_by_name(environment, tmp_path, monkeypatch):
     with object_store(environment, INITIAL_NO_AUTH_ACTION_COUNT="0") as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

@@ -14,7 +14,7 @@ import pytest
 from pipelines import distill
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
-from support.commands import refusal_of, small_run, start
+from support.commands import rejection_of, small_run, start
 from support.run_inputs import write_csv
 from support.tiny_models import make_rows
 
@@ -56,7 +56,7 @@ PLACES = {
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
 @pytest.mark.parametrize("case", PLACES)
-def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, capsys):
+def test_an_impossible_output_path_is_rejected(case, dry, tmp_path, monkeypatch, capsys):
     if dry and case.startswith("where"):
         pytest.skip("a dry run makes no folder")
     output, message = PLACES[case](tmp_path)
@@ -65,25 +65,25 @@ def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, 
     if case.startswith("where"):
         arguments = small_run(*inputs(tmp_path), output)
         before = sorted(tmp_path.rglob("*"))
-    printed = refusal_of(distill, arguments, monkeypatch, capsys)
+    printed = rejection_of(distill, arguments, monkeypatch, capsys)
     assert message in printed
     assert f"output '{output}': " in printed
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_output_path_with_a_null_character_is_refused(tmp_path, monkeypatch, capsys):
+def test_an_output_path_with_a_null_character_is_rejected(tmp_path, monkeypatch, capsys):
     (tmp_path / "run.yaml").write_text('output: "runs/a\\0b"\nteacher: t\ndata: d\n')
-    printed = refusal_of(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
+    printed = rejection_of(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
     assert "expected a path, found a null character in it" in printed
 
 
-def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_path, monkeypatch, capsys):
+def test_a_link_in_place_of_the_student_folder_is_rejected_before_any_stage(tmp_path, monkeypatch, capsys):
     arguments = small_run(*inputs(tmp_path), tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "stillroom.json").write_text("{}")
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / "student").symlink_to(tmp_path / "outside")
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert (
         f"output '{tmp_path / 'run' / 'student'}': expected a folder to publish in, or none yet, found a link"
         in message

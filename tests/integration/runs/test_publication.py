@@ -10,7 +10,7 @@ import pytest
 from pipelines import report
 from pipelines.runs.manifest import hash_file
 from pipelines.settings.command_line import override_flags
-from support.commands import QUICK_MEASUREMENT, refusal_of
+from support.commands import QUICK_MEASUREMENT, rejection_of
 from support.run_inputs import make_inputs
 from support.tiny_models import build_model, saved, word_tokenizer
 
@@ -112,7 +112,7 @@ def test_links_in_the_student_folder_stay_and_are_not_followed(copied_run, tmp_p
 
 
 @pytest.mark.parametrize("what", ["a link", "a broken link", "a file"])
-def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied_run, tmp_path, monkeypatch, capsys):
+def test_a_link_or_file_in_place_of_the_student_folder_is_rejected(what, copied_run, tmp_path, monkeypatch, capsys):
     output, arguments = copied_run
     student, outside = output / "student", tmp_path / "outside"
     moved = student.rename(tmp_path / "moved")
@@ -122,7 +122,7 @@ def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied_r
         student.symlink_to(moved if what == "a link" else outside)
     before = list_names(moved)
     gc.collect()
-    message = refusal_of(report, arguments, monkeypatch, capsys)
+    message = rejection_of(report, arguments, monkeypatch, capsys)
     assert f"output '{student}': expected a folder to publish in, or none yet, found {what.split()[0]} " in message
     assert list_names(moved) == before
     assert not outside.exists()
@@ -158,7 +158,7 @@ def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied_run, cap
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed", "its stage is gone", "its curves are cut off"])
-def test_a_damaged_report_is_refused_by_name(damage, copied_run, monkeypatch, capsys):
+def test_a_damaged_report_is_rejected_by_name(damage, copied_run, monkeypatch, capsys):
     output, _ = copied_run
     (stage,) = (output / "report").glob("*/report.json")
     if damage == "gone":
@@ -170,7 +170,7 @@ def test_a_damaged_report_is_refused_by_name(damage, copied_run, monkeypatch, ca
     else:
         (stage.parent / "curves.json").write_text('{"teacher"')
     page = (output / "report.html").read_bytes()
-    message = refusal_of(report, ["--run", str(output)], monkeypatch, capsys)
+    message = rejection_of(report, ["--run", str(output)], monkeypatch, capsys)
     wanted = {"gone": "no finished report there", "its curves are cut off": "expected what the report stage wrote"}
     assert wanted.get(damage, "expected report.json as a run wrote it, found another") in message
     assert (output / "report.html").read_bytes() == page
@@ -180,5 +180,5 @@ def test_charts_are_not_written_through_a_link(copied_run, tmp_path, monkeypatch
     output, _ = copied_run
     (tmp_path / "outside").mkdir()
     (output / "charts").symlink_to(tmp_path / "outside")
-    assert "found a link to" in refusal_of(report, ["--run", str(output), "--charts", "true"], monkeypatch, capsys)
+    assert "found a link to" in rejection_of(report, ["--run", str(output), "--charts", "true"], monkeypatch, capsys)
     assert not list((tmp_path / "outside").iterdir())

@@ -1,4 +1,4 @@
-"""Manifests of finished stages: damage is named or repaired, and files that they don't list are refused."""
+"""Manifests of finished stages: damage is named or repaired, and files that they don't list are rejected."""
 
 import ast
 import gc
@@ -12,7 +12,7 @@ import pytest
 from pipelines import distill
 from pipelines.runs.manifest import hash_json
 from pipelines.stages.prepare import data
-from support.commands import ROOT, refusal_of, small_run
+from support.commands import ROOT, rejection_of, small_run
 from support.run_inputs import stage_folder, write_csv
 from support.tiny_models import build_model, make_rows, saved, word_tokenizer
 
@@ -155,7 +155,7 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied_run, monkeypatch
         (folder / name).symlink_to(folder.parent)
     else:
         (folder / name).write_text("mine")
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert f"stage '{folder}': {name} was added since the stage ended" in message
     (folder / name).unlink()
     gc.collect()  # the raised exception still holds the lock of the folder
@@ -164,13 +164,13 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied_run, monkeypatch
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder"])
-def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied_run, tmp_path, monkeypatch, capsys):
+def test_a_link_that_leaves_the_stage_folder_is_rejected(what, copied_run, tmp_path, monkeypatch, capsys):
     output, arguments = copied_run
     inside = stage_folder(output, "teacher") / ("model/config.json" if what == "a file" else "model")
     outside = tmp_path / "outside"
     inside.rename(outside)
     inside.symlink_to(outside)
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert f"links to '{tmp_path / 'outside'}" in message
 
 
@@ -192,7 +192,7 @@ def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied_run, monkeyp
     output, arguments = copied_run
     shutil.rmtree(output / "teacher")
     (output / "teacher").write_text("mine")
-    assert f"found a file or a broken link at '{output / 'teacher'}" in refusal_of(
+    assert f"found a file or a broken link at '{output / 'teacher'}" in rejection_of(
         distill, arguments, monkeypatch, capsys
     )
     assert (output / "teacher").read_text() == "mine"

@@ -105,12 +105,12 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
     assert running.lines[-1].startswith("error: huggingface: the process that verifies ")
     assert "was killed by SIGKILL before it had compared anything" in running.lines[-1]
     assert not list(output.glob("export/*/manifest.json"))
-    assert not list(output.glob("export/*/refused"))
+    assert not list(output.glob("export/*/rejected"))
     export.main([*arguments, "--output", str(output)])
     (manifest,) = output.glob("export/*/manifest.json")
     metrics = json.loads(manifest.read_text())["metrics"]
     assert [each["target"] for each in metrics["parity"]] == ["huggingface", "onnx", "onnxruntime"]
-    assert "refused" not in metrics
+    assert "rejected" not in metrics
 
 
 def test_a_verification_does_not_outlive_a_killed_command(export_inputs):

@@ -19,7 +19,7 @@ from pipelines.runs.cli import parse
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_task_defaults
 from pipelines.stages.cache.teacher_answers import AnswerGenerator, read_answers
-from support.commands import ROOT, refusal_of, run_to_success, small_run
+from support.commands import ROOT, rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.task_data import WORD_PAIRS, books_data, prose
 from support.tiny_models import VOCABULARY, WORDS, build_model, saved, word_tokenizer
@@ -205,12 +205,14 @@ def test_a_completion_keeps_the_space_after_its_prompt():
     assert writer.decode_answer(ids, ids) == "", "it has no end"
 
 
-def test_a_share_too_small_for_one_conversation_is_refused(chats, tmp_path, monkeypatch, capsys):
+def test_a_share_too_small_for_one_conversation_is_rejected(chats, tmp_path, monkeypatch, capsys):
     tokenizer = word_tokenizer(eos_token="[SEP]")
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
     monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
     options = ("--sequences.share", "0.001", "--teacher.finetune", "never")
-    message = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *options), monkeypatch, capsys)
+    message = rejection_of(
+        distill, small_run(teacher, chats, tmp_path / "run", *template, *options), monkeypatch, capsys
+    )
     assert "sequences.share 0.001: expected at least one conversation, found none of 60" in message
 
 
@@ -304,7 +306,7 @@ def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_pa
 
 
 @pytest.mark.parametrize("make", [teacher_and_student_with_other_vocabularies, masked_models_with_other_vocabularies])
-def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_for_a_student_with_another_vocabulary_are_rejected(make, tmp_path, monkeypatch, capsys):
     teacher, student, texts = make(tmp_path)
     for more, message in (
         ((), "teacher.signals: expected online"),
@@ -320,17 +322,17 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
         ),
     ):
         arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
-        assert message in refusal_of(distill, arguments, monkeypatch, capsys)
+        assert message in rejection_of(distill, arguments, monkeypatch, capsys)
         assert not (tmp_path / "run" / "data").exists()
 
 
-def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_path, monkeypatch, capsys):
+def test_a_student_without_a_mask_token_is_rejected_before_the_data_stage(tmp_path, monkeypatch, capsys):
     teacher, _, texts = masked_models_with_other_vocabularies(tmp_path)
     maskless_tokenizer = byte_level(size=300)
     vocabulary = {"vocab_size": len(maskless_tokenizer), "pad_token_id": maskless_tokenizer.pad_token_id}
     student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), maskless_tokenizer, tmp_path / "unmasked")
     arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
-    assert "expected a mask token, found none" in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert "expected a mask token, found none" in rejection_of(distill, arguments, monkeypatch, capsys)
     assert not (tmp_path / "run" / "data").exists()
 
 
@@ -349,16 +351,16 @@ def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_pat
         (("--loss.divergence", "logit_mse", "--keep.signals", "topk"), "with cached topk signals, found logit_mse"),
     ],
 )
-def test_invalid_language_model_settings_are_refused_before_the_teacher_stage(
+def test_invalid_language_model_settings_are_rejected_before_the_teacher_stage(
     arguments, message, masked_teacher, books, tmp_path, monkeypatch, capsys
 ):
     output = tmp_path / "run"
-    assert message in refusal_of(distill, small_run(masked_teacher, books, output, *arguments), monkeypatch, capsys)
+    assert message in rejection_of(distill, small_run(masked_teacher, books, output, *arguments), monkeypatch, capsys)
     assert not (output / "teacher").exists()
 
 
 @pytest.mark.parametrize("random", ["0.1", "0"])
-def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_rejected(
     random, tokenizer, books, tmp_path, monkeypatch, capsys
 ):
     longer = deepcopy(tokenizer)
@@ -367,11 +369,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     arguments = small_run(
         teacher, books, tmp_path / "run", "--dry-run", "--predict", "false", "--masking.random", random
     )
-    expected = refusal_of(distill, arguments, monkeypatch, capsys)
+    expected = rejection_of(distill, arguments, monkeypatch, capsys)
     assert f"found 20 beyond ('added0' is {len(tokenizer)})" in expected
 
 
-def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
+def test_prompts_and_new_tokens_beyond_the_positions_are_rejected_in_a_dry_run(
     tokenizer, books, tmp_path, monkeypatch, capsys
 ):
     options = (
@@ -386,7 +388,7 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
         "false",
     )
     arguments = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *options)
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in message
 
 
@@ -421,9 +423,9 @@ def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books
     distill.main([*arguments, "--loss.divergence", "reverse_kl", *more])
 
 
-def test_a_body_without_a_language_modelling_head_is_refused(body_folder, books, tmp_path, monkeypatch, capsys):
+def test_a_body_without_a_language_modelling_head_is_rejected(body_folder, books, tmp_path, monkeypatch, capsys):
     arguments = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
-    assert "a new head would have to learn every token from scratch" in refusal_of(
+    assert "a new head would have to learn every token from scratch" in rejection_of(
         distill, arguments, monkeypatch, capsys
     )
 

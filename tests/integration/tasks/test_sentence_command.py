@@ -11,7 +11,7 @@ from distill.checkpoint.sentence_folder import is_sentence_folder
 from distill.checkpoint.sentence_form import SentenceForm
 from distill.models.sentence_encoder import PooledModel
 from pipelines import distill
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.task_data import pair_data
 from support.tiny_models import FILLERS, build_model, saved
@@ -70,11 +70,11 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
         (("--teacher.additional", '["other"]'), "expected text-classification with one class per text"),
     ],
 )
-def test_invalid_settings_for_sentence_embedding_are_refused(
+def test_invalid_settings_for_sentence_embedding_are_rejected(
     arguments, message, encoder, pairs, tmp_path, monkeypatch, capsys
 ):
     arguments = small_run(encoder, pairs, tmp_path / "run", *arguments)
-    assert message in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert message in rejection_of(distill, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from distill.tasks.choose import TASKS, choose_task
 from pipelines import distill
 from pipelines.reports.wording import WORDING
 from pipelines.settings.commands.distill import TaskName
-from support.commands import QUICK_MEASUREMENT, refusal_of, run_to_success, small_run
+from support.commands import QUICK_MEASUREMENT, rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.task_data import TAGS, multi_label_data, regression_data, tagged_data
 from support.tiny_models import WORDS, build_model, saved
@@ -102,14 +102,14 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
         (["--task", "text-classification"], "no text column: expected one of text, sentence"),
     ],
 )
-def test_settings_that_the_task_does_not_support_are_refused(
+def test_settings_that_the_task_does_not_support_are_rejected(
     more, named, body_folder, tagged, tmp_path, monkeypatch, capsys
 ):
-    message = refusal_of(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
+    message = rejection_of(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
     assert named in message
 
 
-def test_the_task_follows_the_teachers_head_and_other_heads_are_refused(headed_folder, tokenizer, tagged, tmp_path):
+def test_the_task_follows_the_teachers_head_and_other_heads_are_rejected(headed_folder, tokenizer, tagged, tmp_path):
     config = build_model("bert").config
     config.architectures = ["BertForSequenceClassification"]
     with pytest.raises(InputError, match="--task token-classification: the teacher 'x' was trained for text-class"):

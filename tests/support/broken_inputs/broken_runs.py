@@ -1,6 +1,6 @@
 """Finished runs with damaged folders: manifests and the files that they list.
 
-The command either refuses each with a message that names the stage, or rebuilds the stage with the same student.
+The command either rejects each with a message that names the stage, or rebuilds the stage with the same student.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from support.broken_inputs.case import Case, Flags, Workspace
 
 STAGES = ("data", "teacher", "cache", "distill")
-REFUSED_OR_REBUILT = -1  # exit code 0 or 2: the student must be the same, or nothing may be built on the damage
+REJECTED_OR_REBUILT = -1  # exit code 0 or 2: the student must be the same, or nothing may be built on the damage
 
 
 def folder_of(workspace: Workspace, stage: str) -> Path:
@@ -89,7 +89,7 @@ def manifest_cases() -> Iterator[Case]:
             ("bytes", lambda b: b"\xff\xfe\x00"),
             ("deep", lambda b: b"[" * 20000),
         ):
-            yield Case(f"{stage}: manifest {what}", with_bytes(stage, change), stage, REFUSED_OR_REBUILT)
+            yield Case(f"{stage}: manifest {what}", with_bytes(stage, change), stage, REJECTED_OR_REBUILT)
         for what, shape in (
             ("a list", lambda m: [m]),
             ("a number", lambda m: 3),
@@ -108,7 +108,7 @@ def manifest_cases() -> Iterator[Case]:
             ("without metrics", lambda m: dropped(m, "metrics")),
             ("with metrics of a word", lambda m: m | {"metrics": "good"}),
         ):
-            yield Case(f"{stage}: manifest {what}", with_manifest(stage, shape), stage, REFUSED_OR_REBUILT)
+            yield Case(f"{stage}: manifest {what}", with_manifest(stage, shape), stage, REJECTED_OR_REBUILT)
         for what, spoil in (
             ("a byte flipped", flipped),
             ("a file gone", lambda f: largest(f).unlink()),
@@ -117,8 +117,8 @@ def manifest_cases() -> Iterator[Case]:
             ("a file added", lambda f: (f / "extra.txt").write_text("mine") and None),
             ("all files gone", emptied),
         ):
-            yield Case(f"{stage}: {what}", in_folder(stage, spoil), stage, REFUSED_OR_REBUILT)
-        yield Case(f"{stage}: its folder is a file", folder_as_file(stage), stage, REFUSED_OR_REBUILT)
+            yield Case(f"{stage}: {what}", in_folder(stage, spoil), stage, REJECTED_OR_REBUILT)
+        yield Case(f"{stage}: its folder is a file", folder_as_file(stage), stage, REJECTED_OR_REBUILT)
 
 
 def dropped(manifest: dict[str, Any], key: str) -> dict[str, Any]:

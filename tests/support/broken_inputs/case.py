@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Flags = dict[str, str | list[str]]  # flag -> value, or values of a repeated flag
-REFUSED, ACCEPTED = 2, 0
+REJECTED, ACCEPTED = 2, 0
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Case:
     Args:
         name: Id of the test.
         damage: Damages the workspace and returns the flags that are passed in addition to the usual ones.
-        message: Regular expression that must match somewhere in the command's output; in its error, if it is refused.
+        message: Regular expression that must match somewhere in the command's output; in its error, if it is rejected.
         ends: Expected exit code.
     """
 
     name: str
     damage: Callable[[Workspace], Flags]
     message: str
-    ends: int = REFUSED
+    ends: int = REJECTED
 
 
 def copy_workspace(pristine: Path, root: Path) -> Workspace:

@@ -59,7 +59,7 @@ def test_a_stale_picture_and_a_missing_function_fail_the_check(architecture, tmp
     assert "packages.svg: differs from the code" in message
 
 
-def test_a_page_without_marks_is_refused(architecture, tmp_path, monkeypatch):
+def test_a_page_without_marks_is_rejected(architecture, tmp_path, monkeypatch):
     monkeypatch.setattr(architecture, "PAGE", tmp_path / "page.md")
     architecture.PAGE.write_text("no marks\n")
     with pytest.raises(ValueError, match="the table of packages has no place"):

@@ -84,7 +84,7 @@ def test_all_new_components_pass_the_type_checker_together(copy):
         ("export", "class", "expected a lower-case Python identifier"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused_and_nothing_is_written(kind, name, message, copy):
+def test_a_name_that_cannot_be_used_is_rejected_and_nothing_is_written(kind, name, message, copy):
     before = {file: file.read_bytes() for file in copy.rglob("*.py")}
     done = run_python(copy, "tools/scaffold.py", kind, name)
     assert done.returncode == 2

@@ -108,7 +108,7 @@ def test_a_single_student_is_chosen_where_another_member_gains_nothing():
     assert (chosen.order, chosen.thresholds, chosen.shares) == (("small",), (0.0,), (1.0,))
 
 
-def test_an_unreachable_target_is_refused_with_the_best_that_is_reached():
+def test_an_unreachable_target_is_rejected_with_the_best_that_is_reached():
     truth = np.array([0, 1, 1])
     wrong = {"small": np.eye(2)[1 - truth], "large": np.eye(2)[[0, 0, 1]]}
     with pytest.raises(CompressError, match=r"reach a score of 0\.9000 .* found 0\.6667"):

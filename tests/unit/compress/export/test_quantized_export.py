@@ -37,7 +37,7 @@ HOLDING = {
     if form.supports_quantized and form.attention and name != "onnx-decoder"
 }
 ALL_PAIRS = [(scheme, name) for scheme in SCHEMES for name in HOLDING]
-SUPPORTED = [(scheme, name) for scheme, name in ALL_PAIRS if scheme not in FORMATS[name].refuses]
+SUPPORTED = [(scheme, name) for scheme, name in ALL_PAIRS if scheme not in FORMATS[name].unsupported]
 BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.input_scales == "token"]
 DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
@@ -153,7 +153,7 @@ def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: st
     assert not list(tmp_path.iterdir()), "a float model was exported first"
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in FORMATS["torchao"].refuses])
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in FORMATS["torchao"].unsupported])
 def test_a_stock_class_computes_the_models_logits_from_a_torchao_checkpoint(scheme: str, files: Files):
     source, target, folder = files(scheme, "torchao")
     model = AutoModelForSequenceClassification.from_pretrained(folder / str(target)).eval()
@@ -234,7 +234,7 @@ def test_the_table_in_the_docs_matches_the_formats():
     for line in lines[2:]:
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
         expected[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
-    assert expected == {name: set(form.refuses) for name, form in FORMATS.items() if form.supports_quantized}
+    assert expected == {name: set(form.unsupported) for name, form in FORMATS.items() if form.supports_quantized}
 
 
 def test_target_names_match_their_folders_and_sources_precede_them():

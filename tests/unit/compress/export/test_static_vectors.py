@@ -70,13 +70,13 @@ def test_a_text_is_the_mean_of_its_tokens_vectors(tokenizer):
     ("static", {"pair": True}, "found pooling=weighted, of two texts"),
     ("cnn", {}, "expected a static student, found a cnn"),
 ])  # fmt: skip
-def test_what_is_no_mean_of_tokens_vectors_is_refused(spec, settings, message, tokenizer):
+def test_what_is_no_mean_of_tokens_vectors_is_rejected(spec, settings, message, tokenizer):
     student = build_student(build_model("bert"), spec, tokenizer=tokenizer, **settings)
     with pytest.raises(ExportError, match=message):
         build_static_table(student, tokenizer, "model2vec")
 
 
-def test_weights_of_special_tokens_and_models_with_attention_are_refused(tokenizer):
+def test_weights_of_special_tokens_and_models_with_attention_are_rejected(tokenizer):
     student = build_student(build_model("bert"), "static", tokenizer=tokenizer)
     with torch.no_grad():
         student.vectors.importance.weight.zero_()

@@ -102,6 +102,6 @@ def test_an_estimate_is_scaled_and_inverted_with_its_interval():
         (np.ones((3, 4)), np.full((3, 4), np.nan), "expected milliseconds above 0"),
     ],
 )
-def test_times_of_different_texts_and_without_duration_are_refused(teacher, student, message):
+def test_times_of_different_texts_and_without_duration_are_rejected(teacher, student, message):
     with pytest.raises(CompressError, match=message):
         estimate_ratio(teacher, student)

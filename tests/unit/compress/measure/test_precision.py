@@ -33,7 +33,7 @@ from integration.tasks.test_language_command import decoder
 from pipelines import distill
 from pipelines.runs.manifest import seal_manifest
 from pipelines.stages.train import precision
-from support.commands import refusal_of, run_to_success, small_run
+from support.commands import rejection_of, run_to_success, small_run
 from support.reports import report_of
 from support.run_inputs import make_inputs
 from support.task_data import (
@@ -184,7 +184,7 @@ def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_na
     content["metrics"]["chosen"] = "fp8"  # as on a machine that supports it
     file.write_text(json.dumps(seal_manifest(content)))
     gc.collect()
-    message = refusal_of(distill, arguments, monkeypatch, capsys)
+    message = rejection_of(distill, arguments, monkeypatch, capsys)
     assert f"this output folder already uses fp8 ('{file.parent}'), which cpu doesn't support" in message
 
 
@@ -225,7 +225,7 @@ def test_stochastic_rounding_keeps_small_updates(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name not in STOCHASTIC])
-def test_optimizers_that_round_to_nearest_are_refused_with_stochastic_rounding(optimizer):
+def test_optimizers_that_round_to_nearest_are_rejected_with_stochastic_rounding(optimizer):
     model = build_model("bert", num_hidden_layers=1)
     with pytest.raises(InputError, match=f"train.optimizer {optimizer}: expected one that rounds bfloat16 weights"):
         build_optimizer(model, [], TrainConfig(optimizer=optimizer), stochastic_rounding=True)

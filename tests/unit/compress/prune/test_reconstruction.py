@@ -92,6 +92,6 @@ def test_moments_leave_padding_out():
 
 
 @pytest.mark.parametrize("corrupt", [lambda m: m[:-1, :-1], lambda m: m * float("nan"), lambda m: m * 0])
-def test_moments_of_other_inputs_are_refused(rows, corrupt):
+def test_moments_of_other_inputs_are_rejected(rows, corrupt):
     with pytest.raises(CompressError, match=r"finite sums of products \[13, 13\]"):
         reconstruct_weight(torch.randn(5, 12), corrupt(moments_of(rows)), torch.tensor([0, 1]))

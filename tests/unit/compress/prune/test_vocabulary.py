@@ -279,7 +279,7 @@ def test_stock_classes_load_pruned_tokenizers(tmp_path: Path):
 
 def test_wordpiece_vocabularies_that_are_not_rejected_gain_no_unknown_tokens():
     """Some letters of these vocabularies are not pieces: each is either rejected or pruned without new [UNK]."""
-    rng, refused, pruned = random.Random(6), 0, 0
+    rng, rejected, pruned = random.Random(6), 0, 0
     for _ in range(300):
         pieces = {prefix + letter for prefix in ("", "##") for letter in "abc#" if rng.random() < 0.85}
         pieces |= {rng.choice(["", "##"]) + "".join(rng.choices("abc#", k=rng.randint(2, 4))) for _ in range(9)}
@@ -289,13 +289,13 @@ def test_wordpiece_vocabularies_that_are_not_rejected_gain_no_unknown_tokens():
         try:
             small = prune_tokenizer(tokenizer, minimal_ids(tokenizer))
         except CompressError:
-            refused += 1
+            rejected += 1
             continue
         pruned += len(small) < len(tokenizer)
         for _ in range(60):
             text = "".join(rng.choices("abc#", k=rng.randint(1, 9)))
             assert ("[UNK]" in small.tokenize(text)) == ("[UNK]" in tokenizer.tokenize(text)), (text, pieces)
-    assert refused > 20
+    assert rejected > 20
     assert pruned > 50
 
 

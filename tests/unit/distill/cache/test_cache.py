@@ -1,4 +1,4 @@
-"""Tests the teacher-signal cache: lookup by content, growth, and refusal of another identity."""
+"""Tests the teacher-signal cache: lookup by content, growth, and rejection of another identity."""
 
 import pickle
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def check_truth(reader: Callable, batch: dict[str, torch.Tensor]) -> None:
         assert torch.equal(found[name], expected[name]), name
 
 
-def refusal(call: Callable[[], object]) -> str:
+def rejection(call: Callable[[], object]) -> str:
     with pytest.raises(InputError) as caught:
         call()
     return str(caught.value)
@@ -174,9 +174,9 @@ def test_cached_logits_of_a_real_teacher_match_its_direct_logits(tmp_path, tiny_
 # --- missing and added samples
 
 
-def test_a_sample_that_was_never_written_is_refused_with_its_key(original):
+def test_a_sample_that_was_never_written_is_rejected_with_its_key(original):
     reader, unwritten = CacheReader(original, EXACT), ROWS[5] + 1
-    message = refusal(lambda: reader(padded([ROWS[0], unwritten])))
+    message = rejection(lambda: reader(padded([ROWS[0], unwritten])))
     assert f"no signal for sample {sample_key(unwritten).hex()} among {len(ROWS)}" in message
     assert "the data or its preprocessing changed" in message
     assert reader.contains(keys_of([ROWS[0], unwritten, ROWS[1]])).tolist() == [True, False, True]
@@ -204,15 +204,15 @@ def test_reported_progress_adds_up_to_the_number_of_samples(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
-def test_an_empty_write_is_refused_and_a_single_sample_is_served(rows, tmp_path):
+def test_an_empty_write_is_rejected_and_a_single_sample_is_served(rows, tmp_path):
     if not rows:
-        assert "expected samples, found none" in refusal(lambda: write(tmp_path, rows, identity=EXACT))
+        assert "expected samples, found none" in rejection(lambda: write(tmp_path, rows, identity=EXACT))
         return
     write(tmp_path, rows, identity=EXACT)
     check_truth(CacheReader(tmp_path, EXACT), padded(rows))
 
 
-# --- refusal of another identity
+# --- rejection of another identity
 
 SAMPLED, TOPK, LOGITS, EMBEDDING = IDENTITY.signals
 IDENTITY_CHANGES = {
@@ -241,21 +241,21 @@ def coded(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("fields", [[name] for name in IDENTITY_CHANGES] + [["teacher", "tokenizer", "signals.topk.k"]])
-def test_a_cache_of_another_identity_is_refused_with_the_differing_fields(fields, coded):
+def test_a_cache_of_another_identity_is_rejected_with_the_differing_fields(fields, coded):
     identity, before = IDENTITY, files_of(coded)
     for field in fields:
         identity = replace(identity, **IDENTITY_CHANGES[field])
     for call in (lambda: CacheReader(coded, identity), lambda: write(coded, ROWS, identity=identity)):
-        message = refusal(call)
+        message = rejection(call)
         named = [part.split(": expected ")[0].split(" ")[-1] for part in message.split("; ")]
         assert named == sorted(fields)
         assert "its signals would not be those of this teacher and data" in message
     assert files_of(coded) == before
 
 
-def test_another_version_of_the_format_is_refused(coded, monkeypatch):
+def test_another_version_of_the_format_is_rejected(coded, monkeypatch):
     monkeypatch.setattr("distill.cache.format.identity._FORMAT", 3)
-    assert "format: expected 3, found 2" in refusal(lambda: CacheReader(coded, IDENTITY))
+    assert "format: expected 3, found 2" in rejection(lambda: CacheReader(coded, IDENTITY))
 
 
 def test_different_tokenizers_have_different_fingerprints(tokenizer):
@@ -274,8 +274,8 @@ def test_one_weight_bit_changes_the_fingerprint_but_dropout_does_not(tiny_model)
     assert weights_fingerprint(model) != before
 
 
-def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path):
+def test_a_folder_with_other_files_is_rejected_and_left_unchanged(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    assert "the folder holds something else; nothing was written" in refusal(lambda: write(tmp_path, ROWS))
+    assert "the folder holds something else; nothing was written" in rejection(lambda: write(tmp_path, ROWS))
     assert files_of(tmp_path) == {"thesis.txt": b"years of work"}
-    assert "not a cache" in refusal(lambda: CacheReader(tmp_path, IDENTITY))
+    assert "not a cache" in rejection(lambda: CacheReader(tmp_path, IDENTITY))

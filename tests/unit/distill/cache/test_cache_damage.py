@@ -58,18 +58,18 @@ def batch_of(shard: Shard, row: int) -> set[bytes]:
 
 
 def check_no_wrong_row(folder: Path, truth: list[dict[str, np.ndarray]]) -> int:
-    """Checks that every served row is exactly right and returns the number of refused samples."""
+    """Checks that every served row is exactly right and returns the number of rejected samples."""
     try:
         reader = CacheReader(folder, IDENTITY)
     except InputError:
         return len(ROWS)
-    refused = 0
+    rejected = 0
     for row, expected in zip(ROWS, truth, strict=True):
         try:
             assert equal(read_rows(reader, [row]), expected), "a wrong row was served"
         except InputError:
-            refused += 1
-    return refused
+            rejected += 1
+    return rejected
 
 
 def faulty(folder: Path) -> set[str]:
@@ -180,7 +180,7 @@ def test_deleted_shards_are_named_and_only_their_samples_are_recomputed(cache, o
     assert check_repaired(cache, original) == {key.tobytes() for i in (0, 3) for key in shards[i].keys}
 
 
-def test_swapped_shards_are_refused_and_repaired(cache, original, truth, shards):
+def test_swapped_shards_are_rejected_and_repaired(cache, original, truth, shards):
     first, second = (cache / shard_name(0)).read_bytes(), (cache / shard_name(4)).read_bytes()
     (cache / shard_name(0)).write_bytes(second)
     (cache / shard_name(4)).write_bytes(first)
@@ -189,7 +189,7 @@ def test_swapped_shards_are_refused_and_repaired(cache, original, truth, shards)
     check_repaired(cache, original)
 
 
-def test_a_shard_of_another_teacher_is_refused_and_repaired(cache, original, truth, shards, tmp_path):
+def test_a_shard_of_another_teacher_is_rejected_and_repaired(cache, original, truth, shards, tmp_path):
     other = tmp_path / "other"
     write(other, ROWS, Teacher(), replace(IDENTITY, teacher="teacher-b"))
     shutil.copy(other / shard_name(1), cache)
@@ -198,7 +198,9 @@ def test_a_shard_of_another_teacher_is_refused_and_repaired(cache, original, tru
     check_repaired(cache, original)
 
 
-def test_a_shard_of_other_samples_by_the_same_teacher_is_refused_and_repaired(cache, original, truth, shards, tmp_path):
+def test_a_shard_of_other_samples_by_the_same_teacher_is_rejected_and_repaired(
+    cache, original, truth, shards, tmp_path
+):
     other = tmp_path / "other"
     write(other, [(row + 1) % 90 for row in ROWS], Teacher())
     shutil.copy(other / shard_name(1), cache)
@@ -246,8 +248,8 @@ def test_a_damaged_file_or_spare_copy_is_restored_from_the_other(name, damage, s
         file.write_bytes(b"")
     else:
         flip_bits(file, 7 if damage == "header" else -20, 0x40)  # byte 7 makes the safetensors header 2^62 bytes long
-    refused = check_no_wrong_row(cache, truth)
-    assert refused == 0 if spare else refused > 0
+    rejected = check_no_wrong_row(cache, truth)
+    assert rejected == 0 if spare else rejected > 0
     assert faulty(cache) == {f"spare/{name}" if spare else name}
     assert check_repaired(cache, original) == set()
 
@@ -273,7 +275,7 @@ def test_the_loss_of_both_copies_is_reported_and_changes_no_file(name, damage, c
     assert files_of(cache) == before
 
 
-def test_repair_is_refused_if_samples_of_the_lost_shard_are_not_in_the_data(cache, shards):
+def test_repair_is_rejected_if_samples_of_the_lost_shard_are_not_in_the_data(cache, shards):
     (cache / shard_name(4)).unlink()
     known = {key.tobytes() for key in shards[4].keys[1:]}
     with pytest.raises(

@@ -74,7 +74,7 @@ def ten_bytes_free(monkeypatch) -> None:
     monkeypatch.setattr("distill.cache.preflight.free_bytes", lambda folder: 10)
 
 
-def test_a_cache_that_does_not_fit_is_refused_before_anything_is_written(ten_bytes_free, tmp_path):
+def test_a_cache_that_does_not_fit_is_rejected_before_anything_is_written(ten_bytes_free, tmp_path):
     with pytest.raises(InputError, match=r"GB for 60 samples, found 1e-08 GB free: the disk would be full"):
         write(tmp_path / "c", ROWS)
     assert size_of(tmp_path) == 0
@@ -145,7 +145,7 @@ class NonFiniteTeacher(Teacher):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_that_are_not_finite_are_refused_before_anything_is_written(kind, bad, tmp_path):
+def test_outputs_that_are_not_finite_are_rejected_before_anything_is_written(kind, bad, tmp_path):
     name = "embedding" if kind == "classes" else "logits"
     poisoned = np.full(16, 7)  # the longest sample is in the last batch, which is always measured
     identity = Identity("t", "k", (KINDS[kind],))
@@ -170,7 +170,7 @@ def test_a_late_non_finite_output_keeps_the_shards_already_written(tmp_path, mon
     assert shards[0] == shards[1]
 
 
-def test_an_output_of_another_width_is_refused(tmp_path):
+def test_an_output_of_another_width_is_rejected(tmp_path):
     def teacher(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"embedding": Teacher()(batch)["embedding"][:, :1]}
 

@@ -52,7 +52,7 @@ def test_cached_features_give_the_losses_and_gradients_of_the_teacher_in_memory(
     assert torch.cosine_similarity(*flat_gradients, dim=0) > 0.999
 
 
-def test_a_layer_missing_from_the_cache_is_refused(rows, tmp_path):
+def test_a_layer_missing_from_the_cache_is_rejected(rows, tmp_path):
     reader = cached(rows, tmp_path / "c", (0, 2))
     with pytest.raises(InputError, match="hidden states of layer 4"):
         module(reader).compute_terms(rows.collate(range(8), 0))

@@ -46,12 +46,12 @@ def test_signal_settings_survive_a_round_trip_through_json(signal):
         (Generated, {"temperature": -1.0}, "a temperature of at least 0, found .* and -1.0"),
     ],
 )
-def test_invalid_settings_are_refused(kind, settings, message):
+def test_invalid_settings_are_rejected(kind, settings, message):
     with pytest.raises(InputError, match=message):
         kind(50, **settings)
 
 
-def test_a_vocabulary_too_large_for_three_byte_ids_is_refused():
+def test_a_vocabulary_too_large_for_three_byte_ids_is_rejected():
     Generated(1 << 24)
     with pytest.raises(InputError, match="3 bytes"):
         Generated((1 << 24) + 1)
@@ -90,7 +90,7 @@ def test_float16_values_are_rounded_exactly_once():
     assert torch.equal(restored, values.half().float())
 
 
-def test_a_value_beyond_the_range_of_float16_is_refused():
+def test_a_value_beyond_the_range_of_float16_is_rejected():
     values = torch.zeros(4, 7)
     values[2, 3] = 7e4
     output = make_outputs("logits", values, positions_of_rows(LENGTHS))
@@ -100,7 +100,7 @@ def test_a_value_beyond_the_range_of_float16_is_refused():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_sample_with_a_non_finite_value_is_refused_with_its_key(bad):
+def test_a_sample_with_a_non_finite_value_is_rejected_with_its_key(bad):
     values = torch.zeros(4, 7)
     values[1, 6] = bad
     with pytest.raises(InputError, match=f"sample {key_of(1).hex()}"):
@@ -108,7 +108,7 @@ def test_a_sample_with_a_non_finite_value_is_refused_with_its_key(bad):
 
 
 @pytest.mark.parametrize("each", ["sample", "position"])
-def test_a_dense_record_of_another_size_is_refused(each):
+def test_a_dense_record_of_another_size_is_rejected(each):
     signal, where = Dense(7, each=each), positions_of_rows([2])
     values = torch.zeros(1, 2, 7) if each == "position" else torch.zeros(1, 7)
     record = signal.encode(signal.rows(make_outputs("logits", values, where))[0], {})
@@ -196,7 +196,7 @@ def test_bfloat16_features_are_stored():
     assert_close_to(restored, layers[0].float())
 
 
-def test_features_of_another_width_or_with_nan_are_refused():
+def test_features_of_another_width_or_with_nan_are_rejected():
     where, layers = positions_of_rows(LENGTHS), layers_of(3, 8)
     with pytest.raises(InputError, match="16, found 8"):
         Hidden(16, (0,)).rows(make_outputs("hidden", layers, where))
@@ -210,7 +210,7 @@ def test_features_of_another_width_or_with_nan_are_refused():
         Hidden(8, (0, 1)).rows(make_outputs("hidden", layers, where))
 
 
-def test_a_feature_record_of_another_length_is_refused():
+def test_a_feature_record_of_another_length_is_rejected():
     signal, where = Hidden(8, (0, 1)), positions_of_rows(LENGTHS)
     record = signal.encode(signal.rows(make_outputs("hidden", layers_of(2, 8), where))[0], {})
     for changed in (record[:-1], record + b"\0", record[: len(record) // 5 * 4], record[:3], b""):
@@ -239,7 +239,7 @@ def test_sequences_round_trip_with_their_log_probabilities():
         assert torch.equal(restored[1][i], log_probs[i].half().float())
 
 
-def test_a_sequence_too_long_or_truncated_within_a_token_is_refused():
+def test_a_sequence_too_long_or_truncated_within_a_token_is_rejected():
     signal, where = Generated(100, new_tokens=4), positions_of_rows([1])
     for size in (1, 4, 6, 19, 21, 25):
         with pytest.raises(ValueError, match=f"expected a sequence of at most 4 tokens, found {size} bytes"):
@@ -247,7 +247,7 @@ def test_a_sequence_too_long_or_truncated_within_a_token_is_refused():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, -torch.inf, -1e5])
-def test_a_sequence_with_an_invalid_log_probability_is_refused_with_its_key(bad):
+def test_a_sequence_with_an_invalid_log_probability_is_rejected_with_its_key(bad):
     ids, log_probs = random_sequences(4, 50)
     log_probs[3][0] = bad
     with pytest.raises(InputError, match=f"sample {key_of(3).hex()}"):

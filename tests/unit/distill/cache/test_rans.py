@@ -200,7 +200,7 @@ def test_frequencies_of_a_table_are_close_to_its_weights():
     ],
     ids=["too many symbols", "too few bits", "too many bits", "no weight", "nan"],
 )
-def test_a_table_that_cannot_be_decoded_is_refused(weights, bits, message):
+def test_a_table_that_cannot_be_decoded_is_rejected(weights, bits, message):
     with pytest.raises(ValueError, match=message):
         rans.build_table(weights, bits)
 
@@ -267,7 +267,7 @@ class CodedSample:
             topk.decode(state, stack, top, *ids, topk.classify_ids(rans.FrequencyTable(ids[0])), *small, *out)
 
     def survives(self, record: bytes) -> bool:
-        """Returns whether the record is refused or, if it was changed, decodes to ids within bounds."""
+        """Returns whether the record is rejected or, if it was changed, decodes to ids within bounds."""
         try:
             ids = self.decode(record)[0]
         except ValueError:
@@ -280,7 +280,7 @@ def whole(request) -> CodedSample:
     return CodedSample(request.param)
 
 
-def test_a_truncated_or_longer_record_is_refused(whole):
+def test_a_truncated_or_longer_record_is_rejected(whole):
     for end in range(len(whole.record)):
         with pytest.raises(ValueError):
             whole.decode(whole.record[:end])
@@ -289,7 +289,7 @@ def test_a_truncated_or_longer_record_is_refused(whole):
             whole.decode(whole.record + extra)
 
 
-def test_any_changed_bit_is_refused_or_stays_in_bounds(whole):
+def test_any_changed_bit_is_rejected_or_stays_in_bounds(whole):
     for bit in range(8 * len(whole.record)):
         changed = bytearray(whole.record)
         changed[bit // 8] ^= 1 << bit % 8
@@ -306,7 +306,7 @@ def test_random_records_never_write_out_of_bounds(whole):
             assert whole.survives(state + tail)
 
 
-def test_a_record_of_another_number_of_positions_is_refused(whole):
+def test_a_record_of_another_number_of_positions_is_rejected(whole):
     with pytest.raises(ValueError, match="does not end with its last position"):
         whole.signal.decode([memoryview(whole.record)], Positions(whole.positions - 1), whole.book)
     with pytest.raises(ValueError):
@@ -321,22 +321,22 @@ class Positions:
 
 
 @pytest.mark.parametrize("state", [0, 1, 2**31 - 1, 2**63, 2**64 - 1])
-def test_an_invalid_coder_state_is_refused(state):
+def test_an_invalid_coder_state_is_rejected(state):
     with pytest.raises(ValueError, match="expected a state followed by 32-bit words, found 88 bytes"):
         rans.unpack_record(memoryview(state.to_bytes(8, "little") + bytes(80)))
 
 
-def test_a_push_onto_a_full_stack_is_refused():
+def test_a_push_onto_a_full_stack_is_rejected():
     with pytest.raises(ValueError, match="outgrows"):
         rans.push(np.uint64(2**63 - 1), empty_stack(3), 3, uint64(0), uint64(1), uint64(16))
 
 
-def test_a_pop_from_an_empty_stack_is_refused():
+def test_a_pop_from_an_empty_stack_is_rejected():
     with pytest.raises(ValueError, match="too early"):
         rans.pop(np.uint64(2**31), empty_stack(3), 0, uint64(0), uint64(1), uint64(16))
 
 
-def test_a_set_with_a_duplicate_id_is_refused():
+def test_a_set_with_a_duplicate_id_is_rejected():
     starts = rans.build_table(np.r_[1e12, np.ones(9)], 16)
     record = encode_symbols(np.zeros(500, np.int64), starts)
     empty = np.empty((1, 500), np.int64)

@@ -173,7 +173,7 @@ def test_samples_from_16_million_ids_round_trip():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("index", [0, 255, 256, 299])
 @pytest.mark.parametrize("signal", [Sampled(300), TopK(300, k=8), Dense(300, each="position")], ids=lambda s: s.kind)
-def test_logits_that_are_not_finite_are_refused_with_their_position(signal, index, bad):
+def test_logits_that_are_not_finite_are_rejected_with_their_position(signal, index, bad):
     logits = logits_of(300)
     logits[2, 1, index] = bad
     with pytest.raises(InputError, match="position 7 of a batch of 16"):
@@ -191,7 +191,7 @@ def test_nan_in_the_padding_is_accepted():
 
 
 @pytest.mark.parametrize("signal", [Sampled(300), TopK(300), Dense(300)], ids=lambda s: s.kind)
-def test_logits_of_another_width_are_refused(signal):
+def test_logits_of_another_width_are_rejected(signal):
     logits = logits_of(299)
     with pytest.raises(InputError, match="300, found 299"):
         signal.rows(

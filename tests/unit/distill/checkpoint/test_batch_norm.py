@@ -59,7 +59,7 @@ def test_the_mask_reaches_the_norms_by_position_too():
     assert all(norm.mask is None for norm in norms_of(student))
 
 
-def test_a_mask_of_pairs_of_tokens_is_refused_in_training_only():
+def test_a_mask_of_pairs_of_tokens_is_rejected_in_training_only():
     student = build_student(model_of("bert"), "layers=1,norm=batchnorm")
     batch = padded_batch(student)
     pairs = batch["attention_mask"].bool()[:, None, None, :].expand(4, 1, 9, 9)

@@ -135,7 +135,7 @@ def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, 
     assert describe_vectors(written) == "first token, projected to 8, normalized (modules.json)"
 
 
-def test_classifiers_and_encoder_decoders_are_refused_but_masked_lms_are_loaded(headed_folder, tokenizer, tmp_path):
+def test_classifiers_and_encoder_decoders_are_rejected_but_masked_lms_are_loaded(headed_folder, tokenizer, tmp_path):
     with pytest.raises(InputError, match="found BertForSequenceClassification: it was trained for another task"):
         SentenceEmbedding(()).load(str(headed_folder), 0)
     masked = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "masked")
@@ -190,7 +190,7 @@ def modules(*kinds: str) -> list[dict[str, object]]:
         ),
     ],
 )
-def test_a_folder_whose_vectors_cannot_be_reproduced_is_refused(folder, file, values, error):
+def test_a_folder_whose_vectors_cannot_be_reproduced_is_rejected(folder, file, values, error):
     change_json(folder / file, **values)
     with pytest.raises(InputError, match=error):
         PooledModel.from_pretrained(folder)
@@ -208,7 +208,7 @@ def test_do_lower_case_requires_a_tokenizer_that_lowercases(folder):
         read_form(folder)
 
 
-def test_a_damaged_folder_is_refused(folder):
+def test_a_damaged_folder_is_rejected(folder):
     shutil.copytree(folder, folder.with_name("whole"))
     (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(InputError, match="expected the weights of a Dense in 2_Dense/model.safetensors"):

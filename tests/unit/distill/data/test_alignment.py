@@ -45,7 +45,7 @@ def offsets_of(tokenizer, text: str) -> np.ndarray:
     return np.array(encoding["offset_mapping"], np.int64).reshape(-1, 2)
 
 
-def refusal(call, *args, **settings) -> str:
+def rejection(call, *args, **settings) -> str:
     with pytest.raises(InputError) as caught:
         call(*args, **settings)
     return str(caught.value)
@@ -286,15 +286,15 @@ def test_masks_on_two_tokenizers_depend_on_the_epoch_but_not_on_the_batch(masked
     assert set(data.notes) <= {"single"}
 
 
-def test_unsuitable_tokenizers_and_lengths_are_refused():
+def test_unsuitable_tokenizers_and_lengths_are_rejected():
     slow = ByT5Tokenizer()
-    assert "expected a fast one" in refusal(shared_vocabulary, slow, wordpiece())
-    assert "expected a fast one" in refusal(encode_aligned, wordpiece(), slow, ["a"], 9, 9)
+    assert "expected a fast one" in rejection(shared_vocabulary, slow, wordpiece())
+    assert "expected a fast one" in rejection(encode_aligned, wordpiece(), slow, ["a"], 9, 9)
     endless = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    assert "expected an eos or a sep token" in refusal(encode_aligned, wordpiece(), endless, ["a"], 9, 9)
-    assert "teacher_length: expected at least 2" in refusal(encode_aligned, wordpiece(), byte_level(), ["a"], 9, 1)
-    assert "length: expected at least 4 tokens a row, found 3" in refusal(
+    assert "expected an eos or a sep token" in rejection(encode_aligned, wordpiece(), endless, ["a"], 9, 9)
+    assert "teacher_length: expected at least 2" in rejection(encode_aligned, wordpiece(), byte_level(), ["a"], 9, 1)
+    assert "length: expected at least 4 tokens a row, found 3" in rejection(
         encode_aligned, wordpiece(), byte_level(), ["a"], 3, 9
     )
     rows = encode_aligned(wordpiece(), byte_level(), SENTENCES, 20, 20)
-    assert "expected a mask token" in refusal(MaskedAlignedRows.build, rows, MaskConfig(), wordpiece(), byte_level())
+    assert "expected a mask token" in rejection(MaskedAlignedRows.build, rows, MaskConfig(), wordpiece(), byte_level())

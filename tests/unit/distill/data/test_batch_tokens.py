@@ -85,6 +85,6 @@ def test_rows_alone_have_no_weights():
     assert "shares" not in next(iter(TrainBatches(encoded(LENGTHS), 8, 0, seed=1)))
 
 
-def test_a_scaled_rate_is_refused_with_batches_of_tokens():
+def test_a_scaled_rate_is_rejected_with_batches_of_tokens():
     with pytest.raises(InputError, match="train.rate_scaling: expected none with batch_tokens, found sqrt"):
         TrainConfig(batch_tokens=1000, rate_scaling="sqrt")

@@ -97,7 +97,7 @@ def test_ids_and_names_are_not_taken_for_fractions():
         assert not hold_fractions(cells), cells
 
 
-def test_brackets_in_texts_are_kept_and_malformed_lists_are_refused(tmp_path):
+def test_brackets_in_texts_are_kept_and_malformed_lists_are_rejected(tmp_path):
     rows = [{"tokens": "[ citation needed ]", "tags": "O B-x B-x O"}, {"tokens": "[1] says", "tags": "O O"}] * 6
     as_csv(rows, tmp_path / "train")
     splits = load_tagged(DataConfig(path=str(tmp_path)))

@@ -87,7 +87,7 @@ def target_texts(tokenizer, blocks: TargetBlocks, row: int = 0) -> list[str]:
     return [tokenizer.decode(ids[first:last]) for first, last in edges.reshape(-1, 2)]
 
 
-def refusal(call, *args) -> str:
+def rejection(call, *args) -> str:
     with pytest.raises(InputError) as caught:
         call(*args)
     return str(caught.value)
@@ -127,11 +127,11 @@ def test_marked_tokens_equal_the_assistant_mask_of_transformers():
     assert np.array_equal(blocks.targets[0], unmarked.targets[0]), "turns rendered one at a time"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_unless_only_the_last_is_a_target():
+def test_a_template_that_rewrites_earlier_turns_is_rejected_unless_only_the_last_is_a_target():
     tokenizer = tokenizer_of(DROPS_THOUGHTS)
     rewritten = [dict(message) for message in TALK]
     rewritten[2]["content"] = "<think>hm</think>it is good"
-    output = refusal(encode_chats, tokenizer, [WHOLE, Turns(rewritten)], 500)
+    output = rejection(encode_chats, tokenizer, [WHOLE, Turns(rewritten)], 500)
     assert output == (
         "chat 2: expected a chat template that renders the first messages alike whatever follows, found one that "
         "doesn't at message 3: the assistant's tokens can't be distinguished from the others; mark them in the "
@@ -141,8 +141,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_only_the_last_
     assert target_texts(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
 
 
-def test_a_template_without_a_generation_prompt_is_refused():
-    message = refusal(encode_chats, tokenizer_of(NO_GENERATION_PROMPT), [WHOLE], 500)
+def test_a_template_without_a_generation_prompt_is_rejected():
+    message = rejection(encode_chats, tokenizer_of(NO_GENERATION_PROMPT), [WHOLE], 500)
     assert (
         "found one that writes '<|im_start|>assistant\\n' with the answer only: the model would learn to write it"
         in message
@@ -158,11 +158,11 @@ def test_greetings_and_blank_answers_are_no_training_targets():
     assert target_texts(tokenizer, blocks, 1) == [ANSWERS[1] + "<|im_end|>"]
 
 
-def test_a_conversation_that_the_template_cannot_render_is_refused():
+def test_a_conversation_that_the_template_cannot_render_is_rejected():
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
-    message = refusal(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
+    message = rejection(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
     assert message == "chat 2: the chat template can't render the conversation: no system"
-    assert "chat 1: the chat template can't render" in refusal(encode_chats, tokenizer_of("{% for %}"), [WHOLE], 500)
+    assert "chat 1: the chat template can't render" in rejection(encode_chats, tokenizer_of("{% for %}"), [WHOLE], 500)
 
 
 # --- prompts with completions
@@ -235,11 +235,11 @@ def test_skipped_and_truncated_conversations_are_counted():
     assert np.array_equal(blocks.input_ids[0], blocks.input_ids[1])
     tokenizer.model_max_length = full[1]
     assert encode_chats(tokenizer, chats, 500).lengths.tolist() == full[1:]
-    message = refusal(encode_chats, tokenizer, chats[2:], 500)
+    message = rejection(encode_chats, tokenizer, chats[2:], 500)
     assert message.startswith(
         "data: expected conversations with an answer, found none in 3 (skipped_empty 2, skipped_with"
     )
-    message = refusal(encode_chats, tokenizer, chats[:1], 12, ChatConfig(longer="cut"))
+    message = rejection(encode_chats, tokenizer, chats[:1], 12, ChatConfig(longer="cut"))
     assert message.endswith("(skipped_too_long 1)"), "the cut would be before the answer"
 
 
@@ -258,8 +258,8 @@ def test_skipped_and_truncated_conversations_are_counted():
         ),
     ],
 )
-def test_a_tokenizer_without_the_required_template_or_end_token_is_refused(tokenizer, chat, message):
-    assert message in refusal(encode_chats, tokenizer, [chat], 500)
+def test_a_tokenizer_without_the_required_template_or_end_token_is_rejected(tokenizer, chat, message):
+    assert message in rejection(encode_chats, tokenizer, [chat], 500)
     other = PromptCompletion("a", "b") if isinstance(chat, Turns) else WHOLE
     if isinstance(chat, PromptCompletion):
         tokenizer.chat_template = CHATML
@@ -272,9 +272,11 @@ def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
     for tokenizer_template in (None, CHATML):
         blocks = encode_chats(tokenizer_of(tokenizer_template), [WHOLE], 500, config)
         assert target_texts(tokenizer_of(), blocks)[0] == "it is good<|eot|>"
-    assert "none.jinja': expected a file" in refusal(encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja"))
+    assert "none.jinja': expected a file" in rejection(
+        encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja")
+    )
     for setting in ({"turns": "first"}, {"longer": "wrap"}):
-        assert "chat." in refusal(lambda setting=setting: ChatConfig(**setting))
+        assert "chat." in rejection(lambda setting=setting: ChatConfig(**setting))
 
 
 # --- batches
@@ -334,14 +336,14 @@ def test_every_conversation_format_is_read_from_jsonl_and_parquet(tmp_path):
         (b'{"text": "a"}', "expected columns messages; prompt and completion; or instruction, output"),
     ],
 )
-def test_rows_that_are_not_conversations_are_refused(tmp_path, content, message):
+def test_rows_that_are_not_conversations_are_rejected(tmp_path, content, message):
     file = tmp_path / "a.jsonl"
     file.write_bytes(content)
-    assert message in refusal(chats_at, str(file))
-    assert str(file) in refusal(chats_at, str(file))
+    assert message in rejection(chats_at, str(file))
+    assert str(file) in rejection(chats_at, str(file))
 
 
-def test_a_list_in_the_prompt_column_is_refused(tmp_path):
+def test_a_list_in_the_prompt_column_is_rejected(tmp_path):
     pq.write_table(pa.table({"prompt": [["a"]], "completion": ["b"]}), tmp_path / "a.parquet")
-    assert "column 'prompt': expected text, found list<" in refusal(chats_at, str(tmp_path / "a.parquet"))
-    assert "no path is set" in refusal(chats_at, "")
+    assert "column 'prompt': expected text, found list<" in rejection(chats_at, str(tmp_path / "a.parquet"))
+    assert "no path is set" in rejection(chats_at, "")

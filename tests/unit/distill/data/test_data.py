@@ -1,4 +1,4 @@
-"""Tests data loading from files to batches: reading, refusals, splitting, encoding and ordering."""
+"""Tests data loading from files to batches: reading, rejections, splitting, encoding and ordering."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def config(path: Path, **changes) -> DataConfig:
     return DataConfig(**({"path": str(path)} | changes))
 
 
-def refusal(path: Path, **changes) -> str:
+def rejection(path: Path, **changes) -> str:
     with pytest.raises(InputError) as caught:
         load_splits(config(path, **changes))
     return str(caught.value)
@@ -162,7 +162,7 @@ def test_each_split_is_read_from_the_file_of_its_name(tmp_path):
         ),
     ],
 )
-def test_a_broken_row_is_refused_with_its_file_and_place(tmp_path, name, content, named):
+def test_a_broken_row_is_rejected_with_its_file_and_place(tmp_path, name, content, named):
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -198,19 +198,19 @@ def damage_of(file: Path, rows: pa.Table) -> str | None:
     return None
 
 
-def test_text_that_is_not_utf8_is_refused_with_its_rows(tmp_path):
+def test_text_that_is_not_utf8_is_rejected_with_its_rows(tmp_path):
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"text": ["good", "brok"] * 3, "label": ["a", "b"] * 3}), file, compression="none")
     file.write_bytes(file.read_bytes().replace(b"brok", b"br\xffk", 1))
-    assert "rows 1 to 6 (row group 0) are damaged" in refusal(file)
+    assert "rows 1 to 6 (row group 0) are damaged" in rejection(file)
 
 
-def test_a_missing_path_or_a_folder_without_a_train_file_is_refused(tmp_path):
-    assert "no such file or folder" in refusal(tmp_path / "none")
-    assert "no path is set" in refusal("")
+def test_a_missing_path_or_a_folder_without_a_train_file_is_rejected(tmp_path):
+    assert "no such file or folder" in rejection(tmp_path / "none")
+    assert "no path is set" in rejection("")
     (tmp_path / "notes.md").touch()
-    assert "expected a train file (train.parquet, train.csv" in refusal(tmp_path)
-    assert "found notes.md" in refusal(tmp_path)
+    assert "expected a train file (train.parquet, train.csv" in rejection(tmp_path)
+    assert "found notes.md" in rejection(tmp_path)
 
 
 # --- columns and splits
@@ -234,9 +234,9 @@ def test_a_label_name_is_preferred_to_a_number_and_settings_select_columns(tmp_p
         ({"text": "body", "label": "tag", "text_pair": "zzz"}, "no column 'zzz' (set by --data.text_pair)"),
     ],
 )
-def test_a_missing_column_is_refused_and_named(tmp_path, changes, named):
+def test_a_missing_column_is_rejected_and_named(tmp_path, changes, named):
     file = write_csv(tmp_path / "train.csv", [("body", "tag"), ("t", "a"), ("u", "b")])
-    assert named in refusal(file, **changes)
+    assert named in rejection(file, **changes)
 
 
 @pytest.mark.parametrize(
@@ -290,18 +290,18 @@ def test_a_class_of_one_row_stays_in_train():
         hold_out(["a", "b", "c"], 0.5, seed=0)
 
 
-def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
+def test_data_that_cannot_be_trained_on_is_rejected(tmp_path):
     write_rows(tmp_path / "train.csv", [("t", "a"), ("u", "b"), ("v", "a")])
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "zz"), ("w", "zz")])
-    assert "test has labels that train lacks: 'zz' (2 rows)" in refusal(tmp_path)
+    assert "test has labels that train lacks: 'zz' (2 rows)" in rejection(tmp_path)
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "")])
-    assert "test: column 'label' contains no label in row 2, 1 in all" in refusal(tmp_path)
-    assert "found 1 (only)" in refusal(write_rows(tmp_path / "one.csv", [(f"t{i}", "only") for i in range(9)]))
-    assert "contains no text in any of 2 rows" in refusal(write_rows(tmp_path / "no.csv", [(" ", "a"), ("", "b")]))
+    assert "test: column 'label' contains no label in row 2, 1 in all" in rejection(tmp_path)
+    assert "found 1 (only)" in rejection(write_rows(tmp_path / "one.csv", [(f"t{i}", "only") for i in range(9)]))
+    assert "contains no text in any of 2 rows" in rejection(write_rows(tmp_path / "no.csv", [(" ", "a"), ("", "b")]))
 
 
 @pytest.mark.parametrize("wrong", [{"test_fraction": 1.0}, {"validation_fraction": 0.0}, {"max_length": 3}])
-def test_a_setting_that_leaves_no_data_is_refused(wrong):
+def test_a_setting_that_leaves_no_data_is_rejected(wrong):
     with pytest.raises(InputError, match=f"data.{next(iter(wrong))}"):
         DataConfig(**wrong)
 
@@ -321,13 +321,13 @@ def test_second_texts_stay_with_their_first_texts(tmp_path):
     assert splits.notes["test_texts_also_in_train"] == seen, "both texts count, without case and punctuation"
 
 
-def test_second_texts_in_some_splits_only_are_refused(tmp_path):
+def test_second_texts_in_some_splits_only_are_rejected(tmp_path):
     write_pairs(tmp_path, "train", [(f"a{i}", f"b{i}", str(i % 2)) for i in range(20)])
     write_rows(tmp_path / "test.csv", [("a", "0"), ("b", "1")])
-    assert "only train, validation has a second text" in refusal(tmp_path)
+    assert "only train, validation has a second text" in rejection(tmp_path)
     (tmp_path / "test.csv").unlink()
     more = write_csv(tmp_path / "more.csv", [("text",), ("alone",)])
-    assert "the model would see other inputs" in refusal(tmp_path, unlabelled=str(more))
+    assert "the model would see other inputs" in rejection(tmp_path, unlabelled=str(more))
 
 
 def test_test_texts_seen_in_training_are_counted(data_folder):
@@ -492,7 +492,7 @@ def test_class_labels_in_parquet_are_read_as_names(tmp_path):
     assert table["tags"].to_pylist() == [["O", "B-x"], []]
 
 
-def test_an_unclosed_quote_is_refused(tmp_path):
+def test_an_unclosed_quote_is_rejected(tmp_path):
     for name, text in (
         ("train.tsv", 'text\tlabel\n"He said no\tpos\nfoo\tneg\nbar\tpos\n"She left\tneg\n'),
         ("last.tsv", 'text\tlabel\nfoo\tneg\nbar\t"pos\n'),
@@ -505,7 +505,7 @@ def test_an_unclosed_quote_is_refused(tmp_path):
     assert read_table(tmp_path / "quoted.tsv")["text"].to_pylist() == ['a\tb\n"c"']
 
 
-def test_unlabelled_single_texts_are_refused_beside_pairs(tmp_path):
+def test_unlabelled_single_texts_are_rejected_beside_pairs(tmp_path):
     write_csv(tmp_path / "train.csv", [("text", "text_pair", "label"), ("a", "b", "x"), ("c", "d", "y")])
     write_csv(tmp_path / "more.csv", [("text",), ("e",)])
     with pytest.raises(InputError, match="only train has a second text"):
@@ -513,9 +513,9 @@ def test_unlabelled_single_texts_are_refused_beside_pairs(tmp_path):
 
 
 @pytest.mark.parametrize("value", [["a", "b"], {"role": "user"}])
-def test_a_list_or_an_object_in_a_text_column_of_jsonl_is_refused(value, tmp_path):
+def test_a_list_or_an_object_in_a_text_column_of_jsonl_is_rejected(value, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": each, "label": "x"}) for each in ("a", value)))
-    assert "column 'text': expected text, found JSON lists or objects" in refusal(tmp_path)
+    assert "column 'text': expected text, found JSON lists or objects" in rejection(tmp_path)
 
 
 @pytest.mark.parametrize("hot", [[0.0, 1.0, 1.0], ["0", "1", "1"], [0, 1, 1], [False, True, True]])
@@ -556,7 +556,7 @@ def test_a_label_column_is_found_by_the_name_that_the_user_writes():
     assert find_label_column(table, DataConfig("unread", label="Topic"), ("label",)) is None
 
 
-def test_a_share_that_leaves_no_row_is_refused():
+def test_a_share_that_leaves_no_row_is_rejected():
     with pytest.raises(InputError, match="expected a held-out share that leaves some of the 10 documents"):
         draw_held_out(10, 0.96, 0, "documents")
     with pytest.raises(InputError, match="expected at least two documents to hold one out, found 1"):

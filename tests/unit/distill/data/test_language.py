@@ -35,7 +35,7 @@ def decoder_tokenizer(**tokens: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", **tokens)
 
 
-def refusal(call, *args, **settings) -> str:
+def rejection(call, *args, **settings) -> str:
     with pytest.raises(InputError) as caught:
         call(*args, **settings)
     return str(caught.value)
@@ -78,7 +78,7 @@ def test_documents_of_a_folder_are_read_in_path_order(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".txt", "/1.txt"])
-def test_split_files_are_read_separately_and_refused_beside_other_files(tmp_path, ending):
+def test_split_files_are_read_separately_and_rejected_beside_other_files(tmp_path, ending):
     write(tmp_path, {f"train{ending}": "a", f"Valid{ending}": "b", f"test{ending}": "c"})
     assert [read_texts(str(tmp_path), split=split) for split in ("train", "validation", "test")] == [
         ["a"],
@@ -86,7 +86,7 @@ def test_split_files_are_read_separately_and_refused_beside_other_files(tmp_path
         ["c"],
     ]
     write(tmp_path, {f"other{ending}": "d"})
-    message = refusal(read_texts, str(tmp_path))
+    message = rejection(read_texts, str(tmp_path))
     assert "expected names of splits only, or none" in message
     assert f"other{ending}" in message
     assert "text held out for the test would be trained on" in message
@@ -121,17 +121,17 @@ def test_the_requested_split_and_subset_of_a_data_set_are_read(tmp_path, monkeyp
     )
     assert read_texts("owner/name", split="test", subset="raw") == ["b"]
     assert requested == [("owner/name", "raw")]
-    assert refusal(read_texts, "owner/name", split="validation") == (
+    assert rejection(read_texts, "owner/name", split="validation") == (
         "data 'owner/name': expected a split 'validation', found train, test: nothing would be read"
     )
 
 
-def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
+def test_a_byte_that_is_not_utf8_is_rejected_with_its_file_and_offset(tmp_path):
     (tmp_path / "good.txt").write_text("good")
     bad = tmp_path / "sub" / "bad.txt"
     bad.parent.mkdir()
     bad.write_bytes(b"\xef\xbb\xbfcaf\xe9 au lait")
-    assert refusal(read_texts, str(tmp_path)) == (
+    assert rejection(read_texts, str(tmp_path)) == (
         f"data {str(bad)!r}: expected text in UTF-8, found 0xe9 at byte 6 (line 1): "
         "the model would learn wrong characters"
     )
@@ -173,20 +173,20 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
         ),
     ],
 )
-def test_a_path_without_the_requested_text_is_refused_and_named(tmp_path, name, files, settings, named):
+def test_a_path_without_the_requested_text_is_rejected_and_named(tmp_path, name, files, settings, named):
     path = write(tmp_path, files) / name
-    message = refusal(read_texts, str(path), **settings)
+    message = rejection(read_texts, str(path), **settings)
     assert named in message
     assert str(tmp_path) in message
 
 
-def test_a_column_without_text_is_refused(tmp_path):
+def test_a_column_without_text_is_rejected(tmp_path):
     pq.write_table(pa.table({"text": [["a", "b"]], "none": pa.nulls(1)}), tmp_path / "a.parquet")
-    message = refusal(read_texts, str(tmp_path / "a.parquet"))
+    message = rejection(read_texts, str(tmp_path / "a.parquet"))
     assert "column 'text': expected text, found list<" in message
     assert message.endswith("the model would learn the written form of such values")
-    assert "found none in 1 documents" in refusal(read_texts, str(tmp_path / "a.parquet"), "none")
-    assert "no path is set" in refusal(read_texts, "")
+    assert "found none in 1 documents" in rejection(read_texts, str(tmp_path / "a.parquet"), "none")
+    assert "no path is set" in rejection(read_texts, "")
 
 
 # --- blocks
@@ -230,11 +230,11 @@ def test_sep_ends_a_text_even_if_there_is_an_eos():
     assert token_blocks(both, [FILLERS[1]], 4)[0].tolist() == [3, 1]
 
 
-def test_too_short_blocks_and_a_tokenizer_without_an_end_token_are_refused(tokenizer):
+def test_too_short_blocks_and_a_tokenizer_without_an_end_token_are_rejected(tokenizer):
     message = "length: expected at least {} tokens a block, found {}: there would be no next token to predict"
-    assert refusal(token_blocks, tokenizer, TEXTS, 3) == message.format(4, 3)
-    assert refusal(token_blocks, decoder_tokenizer(eos_token="<eos>"), TEXTS, 1) == message.format(2, 1)
-    assert refusal(token_blocks, decoder_tokenizer(), TEXTS, 8) == (
+    assert rejection(token_blocks, tokenizer, TEXTS, 3) == message.format(4, 3)
+    assert rejection(token_blocks, decoder_tokenizer(eos_token="<eos>"), TEXTS, 1) == message.format(2, 1)
+    assert rejection(token_blocks, decoder_tokenizer(), TEXTS, 8) == (
         "tokenizer: expected an eos or a sep token, found neither: the end of one text and the start of the next would "
         "be learned as one sentence"
     )
@@ -377,9 +377,9 @@ def test_fields_of_a_masked_batch_are_aligned(tokenizer):
     assert (batch["input_ids"][positions] == 4).float().mean() > 0.5
 
 
-def test_a_tokenizer_without_a_mask_token_is_refused():
+def test_a_tokenizer_without_a_mask_token_is_rejected():
     blocks = LanguageBlocks([np.arange(4)])
-    assert refusal(MaskedBlocks.build, blocks, MaskConfig(), decoder_tokenizer(eos_token="<eos>")) == (
+    assert rejection(MaskedBlocks.build, blocks, MaskConfig(), decoder_tokenizer(eos_token="<eos>")) == (
         "tokenizer: expected a mask token, found none: no token could be masked; "
         "the tokenizer is not one of a masked language model"
     )
@@ -402,8 +402,8 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
         ({"passes": 0}, "masking.passes: expected at least 1, found 0: no epoch would have a mask"),
     ],
 )
-def test_an_invalid_mask_config_is_refused(changes, message):
-    assert message in refusal(MaskConfig, **changes)
+def test_an_invalid_mask_config_is_rejected(changes, message):
+    assert message in rejection(MaskConfig, **changes)
 
 
 @pytest.mark.parametrize(
@@ -415,8 +415,8 @@ def test_an_invalid_mask_config_is_refused(changes, message):
         (0, {"special_ids": range(10)}, "masking.random: expected ids to draw from, found 10 ids, all special"),
     ],
 )
-def test_invalid_epochs_and_ids_are_refused(epoch, changes, message):
+def test_invalid_epochs_and_ids_are_rejected(epoch, changes, message):
     facts = {"mask_id": 4, "vocabulary": 10, "special_ids": [0, 1]} | changes
-    assert message in refusal(mask_tokens, np.arange(10), epoch, MaskConfig(), **facts)
+    assert message in rejection(mask_tokens, np.arange(10), epoch, MaskConfig(), **facts)
     if "random" in message:
         assert not mask_tokens(np.arange(10), epoch, MaskConfig(random=0.0), **facts)[1].any()

@@ -155,7 +155,7 @@ def test_a_packing_depends_only_on_the_seed_and_matches_the_first_version():
         ([3], -1, "packing seed: expected 0 or more, found -1"),
     ],
 )
-def test_documents_that_fit_no_row_and_negative_seeds_are_refused(sizes, seed, message):
+def test_documents_that_fit_no_row_and_negative_seeds_are_rejected(sizes, seed, message):
     with pytest.raises(InputError, match=message):
         best_fit(sizes, 8, seed)
 
@@ -260,7 +260,7 @@ def test_families_that_can_be_packed_pass_the_check():
     check_family_packing(build("llama").to(torch.bfloat16))
 
 
-REFUSED = {
+REJECTED = {
     "MambaForCausalLM": (
         {},
         "found linear_attention: such a layer's state would carry over from one document to the next",
@@ -277,9 +277,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_families_that_mix_documents_are_refused(name):
-    changes, message = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_families_that_mix_documents_are_rejected(name):
+    changes, message = REJECTED[name]
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**(COMMON | changes)))
     for call in (
@@ -311,7 +311,7 @@ def test_the_check_detects_a_leak_that_no_config_reveals():
         check_family_packing(model)
 
 
-def test_attention_kernels_without_masks_are_refused():
+def test_attention_kernels_without_masks_are_rejected():
     model = build("llama")
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(InputError, match="expected attention eager or sdpa, found flash_attention_2"):
@@ -346,7 +346,7 @@ def test_long_texts_are_split_into_documents_and_dropped_tokens_are_counted():
     assert framed.counted == {"cut_texts": 1, "dropped_tokens": 1}, "a text of one token predicts nothing"
 
 
-def test_a_tokenizer_without_an_end_token_and_too_short_rows_are_refused():
+def test_a_tokenizer_without_an_end_token_and_too_short_rows_are_rejected():
     with pytest.raises(InputError, match="expected an eos or a sep token, found neither"):
         text_documents(decoder_tokenizer(), ["a"], 8)
     with pytest.raises(InputError, match="expected at least 3 tokens a document, found 2"):

@@ -48,7 +48,7 @@ def served(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("build_one", [gpt2, llama])
 @pytest.mark.parametrize("padding", [None, EOS, 7])
 def test_a_decoders_logits_for_a_text_are_independent_of_padding(build_one, padding, tmp_path):
-    """Stock classes refuse such a batch without a padding id in the config, and read padding with another id."""
+    """Stock classes reject such a batch without a padding id in the config, and read padding with another id."""
     folder = saved(build_one(pad_token_id=padding), decoder_tokenizer(eos_token="<eos>"), tmp_path / "model")
     batch, task = served(folder), TextClassification(LABELS)
     config = AutoConfig.from_pretrained(folder)
@@ -77,7 +77,7 @@ def test_a_written_config_and_its_tokenizer_have_the_same_padding_token(tmp_path
     assert AutoTokenizer.from_pretrained(written).pad_token_id == EOS
 
 
-def test_a_decoder_without_a_padding_or_eos_token_is_refused(tmp_path):
+def test_a_decoder_without_a_padding_or_eos_token_is_rejected(tmp_path):
     folder = saved(gpt2(), decoder_tokenizer(), tmp_path / "model")
     with pytest.raises(InputError, match="expected a tokenizer with a padding or an eos token, found neither"):
         TextClassification(LABELS).load(str(folder), 0)

@@ -37,7 +37,7 @@ def squad_row(question, context, *answers) -> dict:
     return {"question": question, "context": context, "answers": fields}
 
 
-def test_answers_are_read_alike_from_every_format_and_malformed_ones_are_refused():
+def test_answers_are_read_alike_from_every_format_and_malformed_ones_are_rejected():
     wanted = [Answer("a b", 3), Answer("b", 5)]
     lists = {"text": ["a b", "b"], "answer_start": [3, 5]}
     singles = [{"text": "a b", "answer_start": 3}, {"text": "b", "answer_start": 5}]
@@ -181,7 +181,7 @@ def test_cached_start_and_end_logits_are_mapped_to_their_tokens(tokenizer):
     torch.testing.assert_close(span_rows.logits(batch, values[batch["positions"]]), span_rows.logits(batch, values))
 
 
-def test_missing_answers_are_skipped_and_invalid_starts_are_refused():
+def test_missing_answers_are_skipped_and_invalid_starts_are_rejected():
     assert parse_answers({"text": None, "answer_start": None}, "here") == []
     assert parse_answers({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
     with pytest.raises(InputError, match="here: expected a whole number for an answer's start, found 'x'"):

@@ -133,6 +133,6 @@ def test_rows_after_the_labelled_ones_have_no_class():
         ({"unbiased": True}, "sampling.unbiased: expected sampling.by distance or balanced, found uniform"),
     ],
 )
-def test_settings_without_effect_are_refused(settings, message):
+def test_settings_without_effect_are_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         SamplingConfig(**settings)

@@ -54,7 +54,7 @@ def test_rows_of_json_may_lack_the_column(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv", "txt"])
-def test_a_column_that_does_not_exist_is_refused_as_when_read_at_once(tmp_path, kind):
+def test_a_column_that_does_not_exist_is_rejected_as_when_read_at_once(tmp_path, kind):
     source = str(write_source(tmp_path, kind))
     with pytest.raises(InputError) as expected:
         read_texts(source, "body")
@@ -81,7 +81,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("case", CELLS)
-def test_a_damaged_csv_file_is_refused_as_when_read_at_once(tmp_path, case):
+def test_a_damaged_csv_file_is_rejected_as_when_read_at_once(tmp_path, case):
     file = tmp_path / "train.csv"
     file.write_bytes("\n".join(CELLS[case]).encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError) as expected:
@@ -100,7 +100,7 @@ def test_a_json_document_is_read_at_once(tmp_path, document):
     assert list(stream_texts(str(tmp_path))) == ["a"]
 
 
-def test_a_source_without_text_is_refused(tmp_path):
+def test_a_source_without_text_is_rejected(tmp_path):
     pq.write_table(pa.table({"text": ["", " "]}), tmp_path / "train.parquet")
     with pytest.raises(InputError, match="found none in 2 documents"):
         list(stream_texts(str(tmp_path)))

@@ -320,12 +320,12 @@ def test_the_loss_of_an_overconfident_student_is_finite():
 @pytest.mark.parametrize(
     "settings", [{"kind": "gold"}, {"beta": 1.0}, {"beta": -0.1}, {"shared_weight": 1.1}, {"temperature": 0}]
 )
-def test_invalid_settings_are_refused(settings):
+def test_invalid_settings_are_rejected(settings):
     with pytest.raises(InputError, match=f"cross_tokenizer.{next(iter(settings))}: expected"):
         CrossTokenizerConfig(**settings)
 
 
-def test_inconsistent_inputs_are_refused():
+def test_inconsistent_inputs_are_rejected():
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     for change, match in (

@@ -174,7 +174,7 @@ def test_bf16_inputs_lose_only_their_own_rounding(name, shape, ours, book, seed)
         lambda: hidden_cosine(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.ones(2, 1, dtype=torch.long)),
     ],
 )
-def test_wrong_shapes_and_dtypes_are_refused(call):
+def test_wrong_shapes_and_dtypes_are_rejected(call):
     with pytest.raises(jaxtyping.TypeCheckError):
         call()
 
@@ -268,7 +268,7 @@ def test_the_share_of_a_single_term_is_one():
         ({"layer_map": ""}, "found ''"),
     ],
 )
-def test_an_invalid_loss_config_is_refused(settings, named):
+def test_an_invalid_loss_config_is_rejected(settings, named):
     with pytest.raises(InputError, match="loss") as caught:
         LossConfig(**settings)
     assert named in str(caught.value)
@@ -304,7 +304,7 @@ def test_layers_of_a_shallower_teacher_cannot_be_skipped():
 
 
 @pytest.mark.parametrize("pair", ["3:6", "2:7"])
-def test_a_pair_with_a_layer_out_of_range_is_refused(pair):
+def test_a_pair_with_a_layer_out_of_range_is_rejected(pair):
     with pytest.raises(InputError, match=rf"student layers 0 to 2 and teacher layers 0 to 6 .*, found {pair}"):
         pair_layers(f"0:0,{pair}", 2, 6)
 

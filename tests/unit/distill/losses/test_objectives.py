@@ -226,7 +226,7 @@ def test_value_and_gradient_of_the_relation_loss_match_the_textbook(heads):
     )
 
 
-def test_a_number_of_relation_heads_that_does_not_divide_the_width_is_refused():
+def test_a_number_of_relation_heads_that_does_not_divide_the_width_is_rejected():
     values, mask = draw(2, 3, 12, seed=1), draw_mask(2, 3)
     with pytest.raises(InputError, match="expected a divisor of the width 12, found 5"):
         features.relation_kl(values, values, mask, heads=5)
@@ -384,6 +384,6 @@ def test_confident_teachers_get_larger_weights():
         lambda: features.similarity_mse(torch.zeros(2, 5), torch.zeros(3, 5)),
     ],
 )
-def test_wrong_shapes_are_refused(call):
+def test_wrong_shapes_are_rejected(call):
     with pytest.raises(jaxtyping.TypeCheckError):
         call()

@@ -238,7 +238,7 @@ def test_a_batch_without_positions_has_zero_loss():
         lambda s, i, w: topk_kl(s, i, w, w[:, :1]),  # would give every position every tail
     ],
 )
-def test_wrong_shapes_and_dtypes_are_refused(call):
+def test_wrong_shapes_and_dtypes_are_rejected(call):
     with pytest.raises(jaxtyping.TypeCheckError):
         call(torch.zeros(3, 5), torch.zeros(3, 3, dtype=torch.long), torch.ones(3, 3))
 
@@ -262,7 +262,7 @@ def test_the_form_of_the_signals_selects_the_loss():
     ]
 
 
-def test_sparse_signals_refuse_another_temperature():
+def test_sparse_signals_reject_another_temperature():
     student, (ids, weights), (top_ids, log_probs, tail) = (
         draw(9, 31, seed=1),
         sampled(9, 31, 4),
@@ -276,7 +276,7 @@ def test_sparse_signals_refuse_another_temperature():
 @pytest.mark.parametrize(
     ("names", "found"), [((), "nothing"), (("ids", "tail"), "ids, tail"), (("weights",), "weights")]
 )
-def test_signals_without_a_distribution_are_refused(names, found):
+def test_signals_without_a_distribution_are_rejected(names, found):
     with pytest.raises(InputError, match=rf"loss.kl: expected .*, found {found}: there is no distribution"):
         distribution_loss(torch.zeros(2, 3), dict.fromkeys(names, torch.zeros(2)), 1.0)
 

@@ -165,7 +165,7 @@ def test_a_failed_generation_restores_training_mode_and_generation_config():
     assert model.generation_config is generation_config
 
 
-def test_generation_with_anything_but_a_causal_model_is_refused():
+def test_generation_with_anything_but_a_causal_model_is_rejected():
     bidirectional = transformers.BertLMHeadModel(build_model("bert").config)
     t5 = transformers.T5Config(vocab_size=VOCABULARY_SIZE, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
     for model in (build_model("bert", "ForMaskedLM"), bidirectional, transformers.T5ForConditionalGeneration(t5)):
@@ -217,7 +217,7 @@ def test_cached_and_online_sequences_equal_the_teachers_continuations_in_prompt_
         assert [each.tolist() for each in found.continuations] == [each.tolist() for each in expected]
 
 
-def test_signals_without_sequences_and_mismatched_or_empty_sequences_are_refused(tmp_path):
+def test_signals_without_sequences_and_mismatched_or_empty_sequences_are_rejected(tmp_path):
     samples = build_samples(LanguageBlocks(TEXTS), 0)
     write_cache(tmp_path, Identity("t", "w", (TopK(VOCABULARY_SIZE, k=4),)), samples, OnlineTeacher(decoder()))
     with pytest.raises(InputError, match="expected a teacher's generated sequences, found ids, log_probs, tail"):

@@ -140,7 +140,7 @@ def test_lines_of_a_text_file_are_trained_on(tmp_path):
         ([{"score": 1}], [pair_row(1, 2)], "train: no text column"),
     ],
 )
-def test_data_without_texts_or_scored_pairs_is_refused(train, test, error, tmp_path):
+def test_data_without_texts_or_scored_pairs_is_rejected(train, test, error, tmp_path):
     folder = write_split(tmp_path / "data", train)
     for split in ("validation", "test") if test else ():
         write_split(folder, test, split)
@@ -256,7 +256,7 @@ def test_embedding_terms_compare_projected_vectors_and_similarity_terms_the_stud
     assert (config.uses_outputs, config.uses_logits, config.without_layer_terms.embedding) == (True, False, 2)
 
 
-def test_embedding_terms_beside_kl_or_ce_and_unknown_kinds_are_refused():
+def test_embedding_terms_beside_kl_or_ce_and_unknown_kinds_are_rejected():
     for settings in ({"embedding": 1}, {"kl": 0, "ce": 1, "similarity": 1}):
         with pytest.raises(InputError, match="expected kl and ce 0 beside them"):
             LossConfig(**settings)
@@ -358,7 +358,7 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def test_a_missing_text_file_is_refused_with_its_path(tmp_path):
+def test_a_missing_text_file_is_rejected_with_its_path(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.txt'?: no such file"):
         _load_unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
 

@@ -53,14 +53,14 @@ def test_a_layout_is_parsed_and_its_text_form_parses_to_the_same_layout(text, pr
         ("fsdp=2,hsdp=2x1", 4, ("expected each axis once, found fsdp twice",)),
     ],
 )
-def test_an_invalid_layout_is_refused_with_an_explanation(text, processes, words):
-    with pytest.raises(InputError) as refused:
+def test_an_invalid_layout_is_rejected_with_an_explanation(text, processes, words):
+    with pytest.raises(InputError) as rejected:
         parse_layout(text, processes, "student.layout")
-    assert str(refused.value).startswith("student.layout")
-    assert all(word in str(refused.value) for word in words), refused.value
+    assert str(rejected.value).startswith("student.layout")
+    assert all(word in str(rejected.value) for word in words), rejected.value
 
 
-def test_a_layout_that_does_not_fit_the_models_heads_or_layers_is_refused():
+def test_a_layout_that_does_not_fit_the_models_heads_or_layers_is_rejected():
     with pytest.raises(InputError, match=r"12 attention heads.*tp may be 1, 2, 4"):
         check_layout_fits(Layout(tp=8), 12, 4, 6, "teacher.layout")
     with pytest.raises(InputError, match="2 key and value heads"):

@@ -262,7 +262,7 @@ def test_two_pipelines_in_one_world_do_not_interfere(tmp_path):
             assert (each["twice"][name] - 2 * mine).abs().max() <= 1e-5, name
 
 
-def refusal_messages(rank: int, count: int, folder: Path) -> list[str]:
+def rejection_messages(rank: int, count: int, folder: Path) -> list[str]:
     messages = []
     for attempt in (
         lambda: PipelineForward(load_stage(folder, CLASSIFIER, 1 - rank, 2)),
@@ -278,9 +278,9 @@ def refusal_messages(rank: int, count: int, folder: Path) -> list[str]:
     return messages
 
 
-def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_refused(tmp_path):
+def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_rejected(tmp_path):
     build_model("bert").save_pretrained(tmp_path / "model")
-    for rank, messages in enumerate(run_ranks(refusal_messages, 2, 2, tmp_path / "model", limit=SECONDS)):
+    for rank, messages in enumerate(run_ranks(rejection_messages, 2, 2, tmp_path / "model", limit=SECONDS)):
         assert f"expected stage {rank} of 2 in this process of the group, found stage {1 - rank} of 2" in messages[0]
         assert f"expected stage {rank} of 2 in this process of the group, found stage {rank} of 4" in messages[1]
         assert "from 0 to 4, found 5" in messages[2]
@@ -375,7 +375,7 @@ def test_a_stage_with_large_embeddings_has_fewer_layers():
     assert [len(each) for each in split_layers(headless, 2)] == [2, 6]
 
 
-def test_more_stages_than_layers_are_refused():
+def test_more_stages_than_layers_are_rejected():
     with pytest.raises(InputError, match="pp=5.*4"):
         split_layers(model_of("llama"), 5)
 
@@ -383,7 +383,7 @@ def test_more_stages_than_layers_are_refused():
 @pytest.mark.parametrize(
     ("family", "message"), [("Albert", "expected one list of 4 layers, found 0"), ("MPNet", "relative_attention_bias")]
 )
-def test_families_whose_layers_share_weights_are_refused(family, message):
+def test_families_whose_layers_share_weights_are_rejected(family, message):
     config = getattr(transformers, f"{family}Config")(
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4
     )
@@ -391,7 +391,7 @@ def test_families_whose_layers_share_weights_are_refused(family, message):
         split_layers(getattr(transformers, f"{family}Model")(config), 2)
 
 
-def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
+def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_rejected():
     model = model_of("llama")
     body = model.model
     norm, layers = body._modules.pop("norm"), body._modules.pop("layers")

@@ -325,7 +325,7 @@ def test_the_full_weights_are_gathered_only_in_the_first_process(option_results)
     assert option_results[1]["keys"] == []
 
 
-# Refusals, in one process, before any mesh is used
+# Rejections, in one process, before any mesh is used
 
 
 def loading(folder: Path, kind: type = transformers.AutoModelForCausalLM) -> None:
@@ -362,20 +362,20 @@ def test_a_missing_file_of_a_sharded_checkpoint_is_named(tmp_path):
         loading(tmp_path)
 
 
-def test_a_family_without_a_tensor_parallel_plan_is_refused_in_favour_of_fsdp():
+def test_a_family_without_a_tensor_parallel_plan_is_rejected_in_favour_of_fsdp():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4))
     with pytest.raises(InputError, match=r"expected a model type with a tensor-parallel plan.*GPT2LMHeadModel.*fsdp=N"):
         build_tensor_plan(model, exact=False)
 
 
-def test_a_plan_with_an_unknown_parallel_style_is_refused():
+def test_a_plan_with_an_unknown_parallel_style_is_rejected():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=50, **sizes, num_local_experts=2))
     with pytest.raises(InputError, match=r"expected a plan with the styles.*found .*experts"):
         build_tensor_plan(model, exact=False)
 
 
-def test_layers_that_share_their_weights_are_refused():
+def test_layers_that_share_their_weights_are_rejected():
     sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
     config = transformers.AlbertConfig(vocab_size=50, num_hidden_layers=3, num_attention_heads=4, **sizes)
     with pytest.raises(InputError, match="expected a list of 3 layers, found none"):

@@ -155,7 +155,7 @@ class Neighbors(nn.Module):
         return states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
 
 
-def refuse(call: Any) -> str:
+def reject(call: Any) -> str:
     try:
         call()
     except InputError as error:
@@ -164,7 +164,7 @@ def refuse(call: Any) -> str:
 
 
 def run_checks(rank: int) -> dict[str, Any]:
-    """Returns what two processes found of an exchange by itself, of the check of models, and of refusals."""
+    """Returns what two processes found of an exchange by itself, of the check of models, and of rejections."""
     layout, results = Layout(cp=2), {}
     mesh = build_mesh(layout, "cpu")
     group = mesh.get_group("cp")
@@ -175,13 +175,13 @@ def run_checks(rank: int) -> dict[str, Any]:
     results["back"] = torch.equal(exchange_parts(heads, 2, 1, group), values)
     llama, mixing = (apply_layout(build("llama").float(), layout, mesh) for _ in range(2))
     mixing.model.embed_tokens = Neighbors(mixing.model.embed_tokens)
-    results["accepted"] = refuse(lambda: check_segments(llama, group))
-    results["mixing"] = refuse(lambda: check_segments(mixing, group))
+    results["accepted"] = reject(lambda: check_segments(llama, group))
+    results["mixing"] = reject(lambda: check_segments(mixing, group))
     results["saved"] = llama.config.to_json_string()
     query, key = torch.ones(1, 4, 3, 2), torch.ones(1, 1, 3, 2)
     attention = SimpleNamespace(is_causal=True, num_key_value_groups=4)
-    results["keys"] = refuse(lambda: attend_with_exchange(attention, query, key, key, None, group=group))
-    results["bias"] = refuse(
+    results["keys"] = reject(lambda: attend_with_exchange(attention, query, key, key, None, group=group))
+    results["bias"] = reject(
         lambda: attend_with_exchange(attention, query, query, query, None, group=group, softcap=30.0)
     )
     return results
@@ -201,7 +201,7 @@ def test_each_process_gets_its_heads_of_all_positions_and_their_gradients_come_b
         assert results["gradient"][:, 2:].unique().tolist() == [2]
 
 
-def test_a_model_that_mixes_positions_outside_attention_is_refused_on_all_processes(checked):
+def test_a_model_that_mixes_positions_outside_attention_is_rejected_on_all_processes(checked):
     for results in checked:
         assert results["accepted"] == ""
         assert "LlamaForCausalLM: expected the logits of whole rows, found some that differ by" in results["mixing"]
@@ -213,7 +213,7 @@ def test_the_exchange_is_not_saved(checked):
         assert "head_exchange" not in results["saved"]
 
 
-def test_indivisible_heads_and_biases_of_scores_are_refused_in_the_forward_pass(checked):
+def test_indivisible_heads_and_biases_of_scores_are_rejected_in_the_forward_pass(checked):
     for results in checked:
         assert "expected a divisor of 1 key and value heads" in results["keys"]
         assert "expected attention without biases, found softcap" in results["bias"]
@@ -255,9 +255,9 @@ def test_a_mask_of_whole_rows_is_required():
         build_row_mask(batch_size=1, mask_function=causal_mask_function)
 
 
-# Refusals before any weight is loaded
+# Rejections before any weight is loaded
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "deberta": (transformers.DebertaV2Config(), "attention of its own, as relative positions need"),
     "mpnet": (transformers.MPNetConfig(), "attention of its own"),
     "bloom": (transformers.BloomConfig(), "attention of its own"),
@@ -278,9 +278,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_a_family_that_cannot_exchange_heads_is_refused_by_its_config(family):
-    config, reason = REFUSED[family]
+@pytest.mark.parametrize("family", REJECTED)
+def test_a_family_that_cannot_exchange_heads_is_rejected_by_its_config(family):
+    config, reason = REJECTED[family]
     with pytest.raises(InputError, match=rf"^student.layout cp=2: .*{reason}"):
         check_model_fits(Layout(cp=2), config, "student.layout")
 

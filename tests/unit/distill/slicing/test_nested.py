@@ -75,7 +75,7 @@ def test_every_slice_of_a_family_is_loaded_from_one_folder(tokenizer, token_batc
         assert torch.equal(load_slice(folder, name)(**token_batch).logits, expected)
 
 
-def test_a_folder_without_the_index_or_the_slice_is_refused_by_name(tmp_path: Path):
+def test_a_folder_without_the_index_or_the_slice_is_rejected_by_name(tmp_path: Path):
     with pytest.raises(InputError, match=r"nested\.json.*expected the index of a nested family's slices"):
         load_slice(tmp_path, "4x")
     write_slices(tmp_path, {"2x": Shape((0,))})

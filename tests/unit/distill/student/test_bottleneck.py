@@ -179,7 +179,7 @@ def test_the_fitted_line_is_that_of_least_squares():
         ("mobilebert,mobilebert-tiny", "expected one preset among"),
     ],
 )
-def test_impossible_blocks_are_refused(spec, named):
+def test_impossible_blocks_are_rejected(spec, named):
     with pytest.raises(InputError, match="student") as caught:
         student_config(build_model("bert").config, spec)
     assert named in str(caught.value)

@@ -78,7 +78,7 @@ def test_transformers_alone_loads_a_saved_student(tmp_path):
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(student, batch), atol=1e-6, rtol=1e-6)
 
 
-def test_changed_code_beside_a_student_is_refused(tmp_path):
+def test_changed_code_beside_a_student_is_rejected(tmp_path):
     save_model_folder(build_student(model_of("bert"), "layers=2,norm=rmsnorm"), tmp_path)
     code = tmp_path / "modeling_custom_norms.py"
     code.write_text(code.read_text() + "\n")
@@ -183,7 +183,7 @@ def test_decoders_keep_rmsnorm_or_get_layernorm_with_its_scale(family, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma", "modernbert"])
-def test_other_families_are_refused(family):
+def test_other_families_are_rejected(family):
     with pytest.raises(InputError, match="can't be exchanged"):
         student_config(model_of(family).config, "layers=2,norm=rmsnorm")
 
@@ -194,7 +194,7 @@ def test_a_student_cannot_be_built_from_a_custom_norms_teacher():
         build_student(student, "layers=1")
 
 
-def test_pruning_a_custom_norms_student_is_refused():
+def test_pruning_a_custom_norms_student_is_rejected():
     student = build_student(model_of("bert"), "layers=2,norm=nonorm")
     with pytest.raises(InputError, match="it can't be pruned"):
         prune(student, find_axes(student), Shape((0,)))
@@ -213,7 +213,7 @@ def test_pruning_a_custom_norms_student_is_refused():
         ("bert-base-uncased,norm=rmsnorm", "a trained checkpoint keeps its normalization"),
     ],
 )
-def test_specs_that_are_refused(spec, message):
+def test_specs_that_are_rejected(spec, message):
     with pytest.raises(InputError, match=message):
         check_spec(spec)
 

@@ -108,7 +108,7 @@ def test_vocabulary_rows_at_minus_infinity_in_the_teacher_leave_the_loss_finite(
     torch.testing.assert_close(loss, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
 
 
-def test_different_numbers_of_classes_are_refused(token_batch):
+def test_different_numbers_of_classes_are_rejected(token_batch):
     teacher, student = build_model("bert"), build_model("bert", num_labels=3)
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(), signals=OnlineTeacher(teacher))
     with pytest.raises(InputError, match=r"as many classes as the teacher's 5, found the student's 3: classes would"):

@@ -295,7 +295,7 @@ def test_evenly_spread_layers_are_distinct_and_include_both_ends(count):
         ("heads=6", "at most 64, the teacher's head width; found 128"),
     ],
 )
-def test_an_impossible_spec_is_refused(spec, named):
+def test_an_impossible_spec_is_rejected(spec, named):
     with pytest.raises(InputError, match="student") as caught:
         resolve_sizes(spec, TEACHER)
     assert named in str(caught.value)
@@ -336,6 +336,6 @@ def test_layers_that_share_their_weights_cannot_be_selected():
         build_student(teacher, "layers=2")
 
 
-def test_a_hidden_size_as_narrow_as_the_teachers_embeddings_is_refused():
+def test_a_hidden_size_as_narrow_as_the_teachers_embeddings_is_rejected():
     with pytest.raises(InputError, match="hidden=24: the teacher's embeddings have this width too"):
         build_student(build_model("electra-projected"), "hidden=24,heads=3")

@@ -207,17 +207,17 @@ def test_a_student_with_fewer_heads_computes_as_the_teacher_with_the_others_mask
     assert close(outputs_of(student), masked_outputs(teacher, f"heads={heads}"))
 
 
-REFUSED = {("modernbert", preset): "rotary position embeddings" for preset in ("tinybert4", "minilm-l6-h384")}
-REFUSED |= {("mobilebert", "half"): "expected the teacher's 4"}
+REJECTED = {("modernbert", preset): "rotary position embeddings" for preset in ("tinybert4", "minilm-l6-h384")}
+REJECTED |= {("mobilebert", "half"): "expected the teacher's 4"}
 
 
 @pytest.mark.parametrize("family", mark_slow(FURTHER))
 @pytest.mark.parametrize("preset", SHARE_PRESETS)
-def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(family, preset, tmp_path):
+def test_a_preset_is_built_as_a_loadable_student_or_rejected_with_the_reason(family, preset, tmp_path):
     teacher = tiny_model(family)
-    refusal = REFUSED.get((family, preset))
-    if refusal:
-        with pytest.raises(InputError, match=refusal):
+    rejection = REJECTED.get((family, preset))
+    if rejection:
+        with pytest.raises(InputError, match=rejection):
             build_student(teacher, preset)
         return
     student = build_student(teacher, preset)
@@ -298,7 +298,7 @@ def test_factorized_embeddings_are_the_best_low_rank_fit_and_approach_the_teache
         ("bert", "fresh,tiny", "found tiny"),
     ],
 )
-def test_a_spec_that_the_family_cannot_build_is_refused_with_what_it_can(family, spec, named):
+def test_a_spec_that_the_family_cannot_build_is_rejected_with_what_it_can(family, spec, named):
     with pytest.raises(InputError, match="student") as caught:
         student_config(tiny_model(family).config, spec)
     assert named in str(caught.value)

@@ -108,7 +108,7 @@ def test_pairs_of_texts_are_compared(tokenizer):
     assert not torch.equal(compute_logits(student, [row], types=types), compute_logits(student, [row], types=[[0] * 4]))
 
 
-def test_positions_are_refused_with_pairs_of_tokens(tokenizer):
+def test_positions_are_rejected_with_pairs_of_tokens(tokenizer):
     with pytest.raises(InputError, match="expected ngrams or pooling=order, found both"):
         make_student("static,ngrams=64,pooling=mean+order", tokenizer)
 
@@ -223,7 +223,7 @@ def test_transformers_alone_loads_a_student_with_the_code_beside_it(spec, tokeni
     torch.testing.assert_close(logits, compute_logits(student, [[5, 6, 7, 8], [9, 5]]))
 
 
-def test_changed_code_beside_a_checkpoint_is_refused(tokenizer, tmp_path):
+def test_changed_code_beside_a_checkpoint_is_rejected(tokenizer, tmp_path):
     save_model_folder(make_student("cnn", tokenizer), tmp_path)
     with (tmp_path / "modeling_token_vectors.py").open("a") as file:
         file.write("\nprint('hello')\n")
@@ -250,7 +250,7 @@ def test_the_seed_determines_the_random_weights(tokenizer):
     ("static,pooling=", "expected pooling=mean or weighted"),
     ("static,norm=rmsnorm", "expected embeddings, hidden, layers, kernel, ngrams, positions, pooling, found 'norm'"),
 ])  # fmt: skip
-def test_sizes_without_a_meaning_are_refused(spec, message):
+def test_sizes_without_a_meaning_are_rejected(spec, message):
     with pytest.raises(InputError, match=message):
         student_config(build_model("bert").config, spec)
 

@@ -76,7 +76,7 @@ def test_lists_of_labels_are_read_from_lists_json_and_delimited_text(tmp_path):
         MultiLabel.read(table(tmp_path / "bad", text=all_splits(list("abcd")), label=bad), 0)
 
 
-def test_numbers_are_read_as_labels_and_other_cells_are_refused(tmp_path):
+def test_numbers_are_read_as_labels_and_other_cells_are_rejected(tmp_path):
     config = table(
         tmp_path / "good", text=all_splits(["one", "two"]), text2=all_splits(["a", "b"]), label=all_splits([0.5, 3.0])
     )
@@ -337,7 +337,7 @@ def test_sentences_are_split_disjointly_and_reproducibly_by_seed(tmp_path):
         ([["a", "b"]], [["O", "-100"]], "row 1: expected one tag per word, found -100 for 'b'"),
     ],
 )
-def test_misaligned_or_missing_tags_are_refused(words, tags, named, tmp_path):
+def test_misaligned_or_missing_tags_are_rejected(words, tags, named, tmp_path):
     kinds = {
         "tokens": all_splits(pa.array(words, pa.list_(pa.string()))),
         "tags": all_splits(pa.array(tags, pa.list_(pa.string()))),
@@ -346,13 +346,13 @@ def test_misaligned_or_missing_tags_are_refused(words, tags, named, tmp_path):
         load_tagged(table(tmp_path / "bad", **kinds))
 
 
-def test_tags_that_occur_only_in_test_are_refused(tmp_path):
+def test_tags_that_occur_only_in_test_are_rejected(tmp_path):
     tags = all_splits(TAGS) | {"test": [["B-thing", "O", "O", "O", "O"], *TAGS[1:]]}
     with pytest.raises(InputError, match=r"test has tags that train lacks: 'B-thing' \(1 words\)"):
         load_tagged(table(tmp_path / "bad", tokens=all_splits(SENTENCES), tags=tags))
 
 
-def test_a_line_without_a_tag_is_refused(tmp_path):
+def test_a_line_without_a_tag_is_rejected(tmp_path):
     (tmp_path / "train.conll").write_text("Ann B-person\nvisits\n")
     with pytest.raises(
         InputError, match="line 2: expected a word and its tag, in 2 columns as most lines are, found 'visits'"
@@ -368,7 +368,7 @@ def test_a_line_without_a_tag_is_refused(tmp_path):
         ("\tVB\tO", "line 2: expected a word and its tag, in 3 columns"),
     ],
 )
-def test_a_line_with_other_columns_than_most_is_refused(line, message, tmp_path):
+def test_a_line_with_other_columns_than_most_is_rejected(line, message, tmp_path):
     file = tmp_path / "train.conll"
     file.write_text(f"EU\tNNP\tB-ORG\n{line}\nGerman\tJJ\tO\n\nPeter\tNNP\tB-PER\n")
     with pytest.raises(InputError, match=message):
@@ -378,7 +378,7 @@ def test_a_line_with_other_columns_than_most_is_refused(line, message, tmp_path)
         read_conll(file)
 
 
-def test_separators_are_detected_per_file_and_columns_of_numbers_are_refused(tmp_path):
+def test_separators_are_detected_per_file_and_columns_of_numbers_are_rejected(tmp_path):
     file = tmp_path / "train.conll"
     file.write_text("#\ta comment\na NN\tO\nb NN\tB-x\n")
     assert read_conll(file)["tokens"].to_pylist() == [["a", "b"]]

@@ -138,7 +138,7 @@ def test_token_types_reach_the_teacher(batch):
     assert not torch.equal(teacher(batch)["logits"], teacher(typed)["logits"])
 
 
-def test_an_unknown_signal_is_refused():
+def test_an_unknown_signal_is_rejected():
     with pytest.raises(InputError, match="attentions"):
         OnlineTeacher(build_model("bert"), ["logits", "attentions"])
 
@@ -169,7 +169,7 @@ def test_a_fused_projection_is_split_into_queries_keys_and_values(family, batch)
         assert torch.equal(each, projections[0][..., 32 * i : 32 * (i + 1)])
 
 
-def test_relations_of_layers_with_shared_projections_are_refused():
+def test_relations_of_layers_with_shared_projections_are_rejected():
     sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
     config = transformers.AlbertConfig(vocab_size=50, num_hidden_layers=3, num_attention_heads=4, **sizes)
     with pytest.raises(InputError, match="3 layers, found them in 1"):

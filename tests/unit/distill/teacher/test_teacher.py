@@ -82,7 +82,7 @@ def test_heads_of_other_tasks_are_not_used_for_regression(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"])
-def test_a_model_trained_for_another_task_is_refused(head, tmp_path):
+def test_a_model_trained_for_another_task_is_rejected(head, tmp_path):
     build_model("bert", head).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="trained for another task"):
         check_classifier(AutoConfig.from_pretrained(tmp_path), "x")

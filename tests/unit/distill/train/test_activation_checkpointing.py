@@ -175,7 +175,7 @@ def test_captured_attention_vectors_have_the_gradients_of_the_plain_step():
             assert all(torch.equal(found, value) for found, value in zip(compute(), expected, strict=True))
 
 
-def test_a_model_without_a_list_of_layers_is_refused():
+def test_a_model_without_a_list_of_layers_is_rejected():
     config = transformers.AlbertConfig(vocab_size=50, embedding_size=16, hidden_size=32, num_attention_heads=4)
     with (
         pytest.raises(InputError, match="expected a list of 12 layers, found none"),
@@ -185,7 +185,7 @@ def test_a_model_without_a_list_of_layers_is_refused():
 
 
 @pytest.mark.parametrize("mode", ["half", "every=0", "every=", ""])
-def test_an_unknown_mode_is_refused(mode):
+def test_an_unknown_mode_is_rejected(mode):
     with pytest.raises(InputError, match="train.checkpointing: expected none, full, selective, every=K or auto, found"):
         TrainConfig(checkpointing=mode)
 

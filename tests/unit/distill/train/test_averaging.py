@@ -84,7 +84,7 @@ def test_the_validated_and_the_trained_model_have_the_averages(data):  # noqa: F
     assert not any(torch.equal(one, other) for one in seen["validated"] for other in seen["trained"])
 
 
-def test_averages_that_processes_cannot_share_are_refused():
+def test_averages_that_processes_cannot_share_are_rejected():
     with pytest.raises(InputError, match="train.ema_decay: expected 0 with the optimizer schedule-free"):
         TrainConfig(optimizer="schedule-free", ema_decay=0.9)
     with pytest.raises(InputError, match="train.ema_decay: expected a decay from 0 to below 1, found 1"):

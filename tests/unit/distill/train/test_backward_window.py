@@ -286,7 +286,7 @@ def test_shares_of_chunks_add_up_to_those_of_the_batch():
     assert sum((chunk.batch["labels"] != -100).sum() for chunk in chunks) == (draw_batch()["labels"] != -100).sum()
 
 
-def test_packed_rows_and_rows_with_one_label_are_refused():
+def test_packed_rows_and_rows_with_one_label_are_rejected():
     batch = draw_batch()
     with pytest.raises(InputError, match="train.backward_window: expected one document a row, found packed rows"):
         next(cut_chunks(batch | {"documents": batch["attention_mask"]}, WINDOW))
@@ -294,7 +294,7 @@ def test_packed_rows_and_rows_with_one_label_are_refused():
         next(cut_chunks(batch | {"labels": torch.zeros(3, dtype=torch.long)}, WINDOW))
 
 
-def test_models_with_another_kind_of_memory_are_refused():
+def test_models_with_another_kind_of_memory_are_rejected():
     config = transformers.MambaConfig(vocab_size=60, hidden_size=16, state_size=4, num_hidden_layers=2)
     with pytest.raises(InputError, match="train.backward_window: MambaForCausalLM: expected a decoder"):
         check_context(transformers.MambaForCausalLM(config))
@@ -305,7 +305,7 @@ def test_models_with_another_kind_of_memory_are_refused():
     check_context(bloom)  # positions follow from the mask
 
 
-def test_a_teacher_with_another_kind_of_memory_is_refused_before_the_first_step():
+def test_a_teacher_with_another_kind_of_memory_is_rejected_before_the_first_step():
     config = transformers.MambaConfig(vocab_size=60, hidden_size=16, state_size=4, num_hidden_layers=2)
     teacher = OnlineTeacher(transformers.MambaForCausalLM(config))
     with pytest.raises(InputError, match="train.backward_window: MambaForCausalLM: expected a decoder"):
@@ -404,7 +404,7 @@ def test_a_trainer_takes_one_step_for_all_chunks_and_validates_in_chunks():
     torch.testing.assert_close(chunked[1]["val/loss"].double(), loss, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
-def test_a_trainer_that_runs_backward_passes_itself_is_refused():
+def test_a_trainer_that_runs_backward_passes_itself_is_rejected():
     with pytest.raises(InputError, match="train.backward_window: expected one process .* found SingleDeviceStrategy"):
         fit(WINDOW, {})
     fit(0, {})

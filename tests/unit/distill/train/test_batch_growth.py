@@ -115,7 +115,7 @@ def test_a_killed_training_resumes_to_the_bit(tiny_model, tokenizer, tmp_path, m
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
-def test_noise_without_accumulation_is_refused():
+def test_noise_without_accumulation_is_rejected():
     with pytest.raises(InputError, match="train.batch_growth noise: expected accumulate of 2 or more"):
         TrainConfig(batch_growth="noise")
 
@@ -127,6 +127,6 @@ def test_noise_without_accumulation_is_refused():
         ({"batch_size": 16, "largest_batch": 31}, "train.largest_batch: expected at least 32 rows, .* found 31"),
     ],
 )
-def test_batches_that_cannot_grow_are_refused(settings, message):
+def test_batches_that_cannot_grow_are_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         TrainConfig(batch_growth="schedule", **settings)

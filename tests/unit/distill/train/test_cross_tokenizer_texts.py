@@ -149,7 +149,7 @@ def test_a_term_whose_weight_rises_from_0_is_computed():
     assert set(divergence.compute_terms(student, LossConfig(kl=1, ce=0), batch)) == {"kl"}
 
 
-def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
+def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_rejected():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_aligned(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)

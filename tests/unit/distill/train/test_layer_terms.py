@@ -36,7 +36,7 @@ from distill.train.module import DistillationModule
 from pipelines import distill
 from pipelines.settings.commands.cache import KeepConfig
 from pipelines.stages.cache.signals import make_signal
-from support.commands import ROOT, refusal_of, small_run
+from support.commands import ROOT, rejection_of, small_run
 from support.tiny_models import SIZES, VOCABULARY, build_model, make_rows, saved
 from unit.distill.data.test_packing import FAMILIES as PACKED
 from unit.distill.data.test_packing import build as build_packed
@@ -117,7 +117,7 @@ def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(ro
         assert torch.cosine_similarity(*flat_gradients, dim=0) > 0.999
 
 
-def test_vectors_of_a_layer_missing_from_the_cache_are_refused(rows, tmp_path):
+def test_vectors_of_a_layer_missing_from_the_cache_are_rejected(rows, tmp_path):
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=(0,))))
     teacher = OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
     write_cache(tmp_path / "c", identity, build_samples(rows, 0), teacher)
@@ -155,7 +155,7 @@ def test_every_divergence_gives_a_positive_term_with_finite_gradients(name, rows
         ),
     ],
 )
-def test_layers_that_cannot_be_compared_are_refused(loss, student, message):
+def test_layers_that_cannot_be_compared_are_rejected(loss, student, message):
     with pytest.raises(InputError, match=message):
         match_layers(loss, student, SIZE)
 
@@ -172,7 +172,7 @@ def test_layers_that_cannot_be_compared_are_refused(loss, student, message):
         ({"attention": 1.0, "layer_map": "learned"}, "loss.layer_map learned: expected loss.attention 0"),
     ],
 )
-def test_meaningless_settings_are_refused(settings, message):
+def test_meaningless_settings_are_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         LossConfig(**settings)
 
@@ -189,10 +189,12 @@ def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path:
     assert "train/relations_gradient_share" in log.read_text()
 
 
-def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, word_tokenizer, data_folder, monkeypatch, capsys):
+def test_a_run_with_different_numbers_of_heads_is_rejected(tmp_path, word_tokenizer, data_folder, monkeypatch, capsys):
     teacher_folder = saved(build_model("bert"), word_tokenizer, tmp_path / "teacher")
     flags = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
-    message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
+    message = rejection_of(
+        distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys
+    )
     assert "expected as many heads as the teacher's 4, found 2" in message
     assert not (tmp_path / "run" / "teacher").exists()
 
@@ -225,7 +227,7 @@ def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
     ("heads", "config", "widths"),
     [(16, grouped_query_decoder().config, "8 and 16"), (16, narrow_bottleneck_config(), "12"), (24, SIZE, "32")],
 )
-def test_relation_heads_that_do_not_divide_the_attention_widths_are_refused(heads, config, widths):
+def test_relation_heads_that_do_not_divide_the_attention_widths_are_rejected(heads, config, widths):
     sizes = config if isinstance(config, LayerSizes) else read_layer_sizes(config)
     with pytest.raises(InputError, match=f"expected a divisor of the widths {widths} of queries, keys and values"):
         match_layers(LossConfig(kl=0, relations=1, relation_heads=heads), sizes, sizes)

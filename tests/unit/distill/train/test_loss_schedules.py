@@ -69,7 +69,7 @@ def test_a_ramp_interpolates_linearly_between_its_two_values():
         ({"balance_every": -1}, "loss.balance_every: expected at least 0 steps"),
     ],
 )
-def test_an_invalid_schedule_is_refused(settings, message):
+def test_an_invalid_schedule_is_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         LossConfig(**settings)
 

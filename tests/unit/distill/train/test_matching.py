@@ -33,7 +33,7 @@ from distill.train.module import DistillationModule
 from pipelines import distill
 from pipelines.stages.cache.stage import choose_loss_signals
 from pipelines.stages.prepare.vocabulary import TranslatedSignals
-from support.commands import refusal_of, small_run
+from support.commands import rejection_of, small_run
 from support.processes.ranks import run_ranks
 from support.processes.training_ranks import Training, train
 from support.tiny_models import LABELS, SIZES, VOCABULARY, build_model, make_rows, saved
@@ -115,7 +115,7 @@ def test_the_dynamic_map_considers_every_pair_that_a_rising_map_can_contain():
         assert {t for _, t in pair_layers("dynamic", student, 6)} == set(range(7))
 
 
-def test_more_student_layers_than_teacher_layers_are_refused():
+def test_more_student_layers_than_teacher_layers_are_rejected():
     with pytest.raises(InputError, match="at most 4 student layers, the teacher's number, found 5"):
         pair_layers("dynamic", 5, 4)
 
@@ -245,7 +245,7 @@ def test_an_8_bit_cache_matches_the_same_layers_as_the_teacher_in_memory(rows, t
     assert torch.equal(with_batch_signals.compute_terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
 
 
-def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
+def test_a_cache_that_lacks_a_layer_is_rejected(rows, tmp_path):
     with pytest.raises(InputError, match="hidden states of layer 3"):
         module(DYNAMIC, cached(rows, tmp_path / "c", (0, 1, 2, 4))).compute_terms(rows.collate(range(8), 0))
 
@@ -384,11 +384,13 @@ def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_pat
     assert all(float(row["train/hidden"]) >= 0 for row in logged)
 
 
-def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(
+def test_a_run_with_a_student_deeper_than_its_teacher_is_rejected(
     tmp_path, word_tokenizer, data_folder, monkeypatch, capsys
 ):
     teacher_folder = saved(build_model("bert", num_hidden_layers=2), word_tokenizer, tmp_path / "teacher")
     deep = saved(build_model("bert"), word_tokenizer, tmp_path / "deep")
     flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))
-    message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
+    message = rejection_of(
+        distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys
+    )
     assert "expected at most 2 student layers, the teacher's number, found 4" in message

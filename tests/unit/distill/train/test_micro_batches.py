@@ -126,7 +126,7 @@ def test_a_batch_that_does_not_fit_is_trained_in_parts_with_the_same_gradients(s
     micro.run(batch, memory.compute, memory.backward, module.parameters(), pytest.fail, leave_whole)
 
 
-def test_a_single_row_that_does_not_fit_is_refused(batch):
+def test_a_single_row_that_does_not_fit_is_rejected(batch):
     module = DistillationModule(build_model("bert"), loss=LossConfig(kl=0, ce=1), train=TRAIN)
     memory = Memory(module, 0, "forward")
     with pytest.raises(InputError, match="train: expected memory for one row of .* tokens, found too little"):

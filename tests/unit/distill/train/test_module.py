@@ -197,13 +197,13 @@ def test_unlabelled_rows_count_for_the_teachers_term_but_not_for_the_label_term(
 
 
 @pytest.mark.parametrize("loss", [KL, LossConfig(kl=0, ce=1, hidden=1)])
-def test_a_teacher_term_without_teacher_signals_is_refused(loss, batch):
+def test_a_teacher_term_without_teacher_signals_is_rejected(loss, batch):
     module = DistillationModule(build_model("bert"), loss=loss, train=TRAIN, teacher_sizes=BERT_SIZES)
     with pytest.raises(InputError, match="expected signals for the terms that read the teacher, found none"):
         module.compute_terms(batch)
 
 
-def test_hidden_states_that_cannot_be_paired_are_refused():
+def test_hidden_states_that_cannot_be_paired_are_rejected():
     signals = OnlineTeacher(build_model("bert"), ("hidden",))
     with pytest.raises(InputError, match=r"expected the sizes of the teacher, found none"):
         DistillationModule(build_model("bert"), loss=ALL, train=TRAIN, signals=signals)
@@ -375,7 +375,7 @@ def test_the_loss_falls_within_thirty_steps_and_the_score_is_that_of_the_final_w
     assert trainer.callback_metrics["val/score"] == pytest.approx(right.item() / 10)
 
 
-def test_hidden_states_missing_from_the_signals_are_refused(tiny_model, token_batch):
+def test_hidden_states_missing_from_the_signals_are_rejected(tiny_model, token_batch):
     teacher = tiny_model("bert")
     module = DistillationModule(
         tiny_model("bert"),

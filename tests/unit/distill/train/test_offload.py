@@ -238,7 +238,7 @@ def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
         ActivationFile(tmp_path).store(torch.zeros(3, dtype=torch.uint8))
 
 
-def test_a_device_without_another_memory_is_refused(tmp_path):
+def test_a_device_without_another_memory_is_rejected(tmp_path):
     with pytest.raises(InputError, match="expected a CPU or a CUDA device, found mps"):
         ActivationOffload(torch.device("mps"), tmp_path)
 

@@ -265,12 +265,12 @@ BAD = {"share": 1.5, "new_tokens": 0, "prompt_tokens": 0, "temperature": -1.0, "
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_meaningless_setting_is_refused(name):
+def test_a_meaningless_setting_is_rejected(name):
     with pytest.raises(InputError, match=f"on_policy.{name}: expected .* found {BAD[name]}"):
         OnPolicyConfig(**{name: BAD[name]})
 
 
-def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
+def test_settings_that_rule_out_on_policy_training_are_rejected(tmp_path):
     write_cache(
         tmp_path,
         Identity("t", "w", (TopK(VOCABULARY_SIZE, k=4),)),

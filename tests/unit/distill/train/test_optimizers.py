@@ -55,7 +55,7 @@ class Job(nn.Module):
         return float(loss.detach())
 
 
-def test_a_checkpoint_with_the_states_of_another_optimizer_is_refused(tmp_path):
+def test_a_checkpoint_with_the_states_of_another_optimizer_is_rejected(tmp_path):
     job = Job("adamw")
     job.step(0)
     save_training(tmp_path / "checkpoint", job.student, [job.optimizer], {})
@@ -64,7 +64,7 @@ def test_a_checkpoint_with_the_states_of_another_optimizer_is_refused(tmp_path):
         load_training(tmp_path / "checkpoint", other.student, [other.optimizer])
 
 
-def test_a_checkpoint_of_another_strategy_is_refused(tmp_path):
+def test_a_checkpoint_of_another_strategy_is_rejected(tmp_path):
     job = Job("adamw")
     with pytest.raises(InputError, match="expected training.pt, found none: the training began with another strategy"):
         load_training(tmp_path, job.student, [job.optimizer])
@@ -117,12 +117,12 @@ def test_an_omitted_learning_rate_is_the_optimizers_usual_one(name, rate):
     assert TrainConfig(optimizer=name, learning_rate=7.0).resolve(5e-4).learning_rate == 7.0
 
 
-def test_an_unknown_optimizer_is_refused_with_the_nearest_name():
+def test_an_unknown_optimizer_is_rejected_with_the_nearest_name():
     with pytest.raises(InputError, match=r"expected adamw, adam, .*found 'adamw8bit'; did you mean adamw-8bit\?"):
         TrainConfig(optimizer="adamw8bit")
 
 
-def test_a_decaying_schedule_is_refused_with_schedule_free():
+def test_a_decaying_schedule_is_rejected_with_schedule_free():
     with pytest.raises(InputError, match="train.schedule: expected constant .* found cosine"):
         TrainConfig(optimizer="schedule-free", schedule="cosine")
     config = TrainConfig(optimizer="schedule-free", warmup=0)

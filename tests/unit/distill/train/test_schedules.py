@@ -135,6 +135,6 @@ def test_the_rate_follows_the_effective_batch(scaling, expected):
         ({"min_rate": 1.0}, "train.min_rate: expected a share from 0 to below 1"),
     ],
 )
-def test_impossible_schedules_are_refused(settings, message):
+def test_impossible_schedules_are_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         replace(TrainConfig(), **settings)

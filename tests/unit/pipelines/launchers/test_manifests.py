@@ -204,7 +204,7 @@ def test_a_marathon_task_sleeps_after_success_and_ends_after_a_stop(tmp_path):
         ({"mount": "shared"}, "mount"),
     ],
 )
-def test_values_out_of_range_are_refused(changes, message):
+def test_values_out_of_range_are_rejected(changes, message):
     with pytest.raises(Exception, match=message):
         LaunchConfig(**changes)
 
@@ -235,7 +235,7 @@ def test_settings_that_an_engine_lacks_or_ignores_are_named(engine, changes, mes
         (["distill", "--devices=2"], "found --devices=2"),
     ],
 )
-def test_commands_that_nodes_cannot_share_are_refused(command, message):
+def test_commands_that_nodes_cannot_share_are_rejected(command, message):
     with pytest.raises(InputError, match=message):
         read_command(command, LaunchConfig())
 
@@ -259,7 +259,7 @@ def test_files_are_written_once_and_edits_are_kept(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_an_output_that_is_no_folder_is_refused(place, tmp_path):
+def test_an_output_that_is_no_folder_is_rejected(place, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="expected a folder, found a file"):
         main(["slurm", f"--output={tmp_path / place}", "--", *WORDS])

@@ -75,7 +75,7 @@ def test_a_teacher_that_may_be_trained_gets_room_for_its_states(classifier):
 
 
 @pytest.mark.slow
-def test_models_that_fit_nowhere_are_refused(decoder):
+def test_models_that_fit_nowhere_are_rejected(decoder):
     with pytest.raises(InputError, match="layouts: expected a pair that fits"):
         fill_layouts(build_settings(decoder, "causal-lm"), 4, replace(FOUR, memory=10**6))
 

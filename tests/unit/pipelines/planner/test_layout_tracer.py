@@ -92,7 +92,7 @@ def test_segments_of_a_teacher_that_computes_in_every_step_are_those_of_the_stud
     online = replace(workload, settings=replace(workload.settings, teacher=TeacherConfig("t", signals="online")))
     tracer, layouts = LayoutTracer(online, node), [Layout(dp=2), Layout(cp=2)]
     teachers, students = tracer.trace_teachers(layouts), tracer.trace_students(layouts, online=True)
-    assert not any(choice.refusal for choice in (*teachers, *students))
+    assert not any(choice.rejection for choice in (*teachers, *students))
     pairs = list_pairs(teachers, (), students, online, node)
     assert {(str(pair.teacher.layout), str(pair.student.layout)) for pair in pairs} == {
         ("replicated", "replicated"), ("cp=2", "cp=2")
@@ -113,7 +113,7 @@ def test_students_of_every_task_are_planned(task):
     found = trace_students(describe(task, BERT), replace(FOUR, nodes=1))
     assert {"replicated", "fsdp=2", "tp=2"} <= found.keys()
     assert ("cp=2" in found) == (task == "masked-lm")
-    assert not any(found[name].refusal for name in ("replicated", "fsdp=2", "tp=2"))
+    assert not any(found[name].rejection for name in ("replicated", "fsdp=2", "tp=2"))
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_language_models_are_planned_with_every_signal(signals):
     settings = replace(workload.settings, keep=replace(workload.settings.keep, signals=signals))
     found = trace_students(replace(workload, settings=settings), replace(FOUR, nodes=1))
     assert found["fsdp=2"].peak > 0
-    assert not found["cp=2"].refusal
+    assert not found["cp=2"].rejection
     assert found["replicated"].trace.memory["logits"] > 0
 
 
@@ -145,9 +145,9 @@ def test_checkpointing_comes_where_the_plain_step_does_not_fit():
     assert tight.peak < plain.peak
     assert tight.seconds >= plain.seconds
     tighter = trace_students(workload, replace(FOUR, memory=tight.peak - 1))["replicated"]
-    assert (tighter.train.checkpointing, tighter.refusal) == ("full", "")
-    refused = trace_students(workload, replace(FOUR, memory=tighter.peak - 1))["replicated"]
-    assert (refused.train.checkpointing, refused.refusal) == ("full", "doesn't fit")
+    assert (tighter.train.checkpointing, tighter.rejection) == ("full", "")
+    rejected = trace_students(workload, replace(FOUR, memory=tighter.peak - 1))["replicated"]
+    assert (rejected.train.checkpointing, rejected.rejection) == ("full", "doesn't fit")
 
 
 def test_states_become_smaller_where_nothing_else_fits():
@@ -158,7 +158,7 @@ def test_states_become_smaller_where_nothing_else_fits():
     with simulate_world(1):
         least = trace_step(workload.describe_training(4, 2, full, online=False), Layout())
     found = LayoutTracer(workload, replace(alone, memory=least.peak - 1)).trace_students()
-    assert found[0].refusal
+    assert found[0].rejection
     assert found[-1].train.optimizer == "adamw-8bit"
     assert found[-1].peak < least.peak
     assert found[-1].trace.memory["optimizer"] == pytest.approx(least.memory["optimizer"] * 2.07 / 8, rel=0.01)
@@ -172,21 +172,21 @@ def test_shards_go_to_the_cpu_where_nothing_else_fits():
     tight = replace(two, memory=plain.trace.held_bytes * 2 // 3)
     found = LayoutTracer(workload, tight).trace_students([layout])
     last = found[-1]
-    assert all(choice.refusal for choice in found[:-1])
+    assert all(choice.rejection for choice in found[:-1])
     assert last.offloaded == plain.trace.held_bytes
     assert last.trace.memory["optimizer"] == 0
     assert 0 < last.peak <= plain.peak - plain.trace.memory["optimizer"]
     assert last.seconds > plain.seconds
 
 
-def test_weights_that_do_not_fit_are_refused_without_a_trace():
+def test_weights_that_do_not_fit_are_rejected_without_a_trace():
     tracer = LayoutTracer(describe("text-classification", BERT), replace(FOUR, memory=10**5, can_overlap=False))
-    assert all("alone take" in choice.refusal and choice.trace is None for choice in tracer.trace_students())
+    assert all("alone take" in choice.rejection and choice.trace is None for choice in tracer.trace_students())
 
 
-def test_a_batch_that_cannot_be_divided_is_refused():
+def test_a_batch_that_cannot_be_divided_is_rejected():
     found = trace_students(describe("text-classification", BERT, train=TrainConfig(batch_size=6)), FOUR)
-    assert "a batch of 6 rows" in found["fsdp=4"].refusal
+    assert "a batch of 6 rows" in found["fsdp=4"].rejection
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`pipelines.plan` on configs without weights: what it prints and writes, and what it refuses."""
+"""`pipelines.plan` on configs without weights: what it prints and writes, and what it rejects."""
 
 import json
 
@@ -94,7 +94,7 @@ def test_a_student_that_only_fits_alone_needs_a_cache(tmp_path, decoder, capsys)
     assert "no layout of the student fits beside the teacher's weights: a cache is needed" in capsys.readouterr().out
 
 
-def test_too_little_memory_is_refused_with_the_memory_that_the_student_needs(tmp_path, classifier):
+def test_too_little_memory_is_rejected_with_the_memory_that_the_student_needs(tmp_path, classifier):
     with pytest.raises(InputError, match="the student needs .* GB at least"):
         make_plan(tmp_path, classifier, "--gpu-memory=1001MB")
 
@@ -119,7 +119,7 @@ def test_rows_or_data_are_needed(classifier):
         ({"links": "3"}, "cluster.links"),
     ],
 )
-def test_invalid_cluster_settings_are_refused(options, message):
+def test_invalid_cluster_settings_are_rejected(options, message):
     with pytest.raises(InputError, match=message):
         ClusterConfig(**options)
 

@@ -111,14 +111,19 @@ def test_rejected_targets_and_layer_by_layer_proofs_are_reported():
     proof = {"layers": 4.8e-7, "load_ms": 31.0, "peak_bytes": 164e6, "score": 0.9248, "trained_score": 0.9253}
     report["models"][-1]["parity"] |= proof | {"agreement": 0.9981}
     report["models"][-1]["precision"] = "int8"
-    report["refused"] = [
-        {"stage": "export", "target": "onnx-int8", "where": "refused/onnx-int8", "reason": "query gives other products"}
+    report["rejected"] = [
+        {
+            "stage": "export",
+            "target": "onnx-int8",
+            "where": "rejected/onnx-int8",
+            "reason": "query gives other products",
+        }
     ]
     page = " ".join(Page(render_html(report, sample_curves())).text.split())
     assert "by at most 4.8e-07 of the largest value. Reloaded in a fresh process (31.00 ms, peak memory 164 MB)" in page
     assert "99.81 % of 256 texts" in page
     assert "an accuracy of 92.48 % (92.53 % in PyTorch)" in page
-    assert "onnx-int8 failed its verification and was moved to refused/onnx-int8: query gives other products." in page
+    assert "onnx-int8 failed its verification and was moved to rejected/onnx-int8: query gives other products." in page
 
 
 def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):

@@ -43,7 +43,7 @@ def test_a_replica_is_idle_while_it_waits_for_the_slowest():
 
 
 @pytest.mark.parametrize("text", ["1", "1,0", "1,x", "1,2,3", "-1,1"])
-def test_invalid_speeds_are_refused(text):
+def test_invalid_speeds_are_rejected(text):
     with pytest.raises(InputError, match="machine.rank_speeds: expected auto, or 2 numbers above 0"):
         parse_speeds(text, 2)
 

@@ -135,6 +135,6 @@ def test_a_spike_is_a_loss_far_above_the_median():
 
 
 @pytest.mark.parametrize(("name", "value"), [("recoveries", -1), ("spike", 1.0)])
-def test_impossible_settings_are_refused(name, value):
+def test_impossible_settings_are_rejected(name, value):
     with pytest.raises(InputError, match=f"train.{name}: expected"):
         TrainConfig(**{name: value})

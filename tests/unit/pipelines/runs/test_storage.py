@@ -209,12 +209,12 @@ def test_an_unchanged_copy_is_not_read_again(tmp_path, monkeypatch):
         ("nonsense://x/y", r"data.path 'nonsense://x/y': expected a path, or a URL such as s3://bucket/folder"),
     ],
 )
-def test_a_url_without_anything_is_refused(url, message):
+def test_a_url_without_anything_is_rejected(url, message):
     with pytest.raises(InputError, match=message):
         fetch(url, "data.path")
 
 
-def test_paths_that_leave_their_folder_are_refused():
+def test_paths_that_leave_their_folder_are_rejected():
     check_inside(["a/b", "..c"])
     for path in ("../b", "a/../../b", "/etc/passwd"):
         with pytest.raises(InputError, match="expected a path within its folder"):

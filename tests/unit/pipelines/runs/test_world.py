@@ -42,9 +42,9 @@ def disagree(rank: int, folder: Path, name: str) -> str:
     facts = {"seed": 0, "data": "abc", "settings": {"epochs": 3}}
     if rank == 1:
         facts[name] = {"seed": 1, "data": "abd", "settings": {"epochs": 4}}[name]
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as rejected:
         world.check_agreement(facts)
-    return str(refused.value)
+    return str(rejected.value)
 
 
 @pytest.mark.parametrize("name", ["seed", "data", "settings"])
@@ -83,9 +83,9 @@ def wait_in_collective(rank: int, folder: Path) -> str | None:
     if rank == 1:
         time.sleep(4)
         return None
-    with pytest.raises(InputError) as refused, explain_failures(world):
+    with pytest.raises(InputError) as rejected, explain_failures(world):
         dist.all_reduce(torch.ones(1), group=group)
-    return str(refused.value)
+    return str(rejected.value)
 
 
 @pytest.mark.slow

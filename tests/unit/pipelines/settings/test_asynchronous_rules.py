@@ -1,4 +1,4 @@
-"""What is refused of replicas that don't train in step."""
+"""Settings that are rejected for replicas that don't train in step."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,12 +50,12 @@ def test_plain_settings_are_accepted(strategy):
         ({"loss": LossConfig(balance_every=5)}, "loss.balance_every: expected 0"),
     ],
 )
-def test_settings_that_asynchronous_replicas_do_not_support_are_refused(parts, message):
+def test_settings_that_asynchronous_replicas_do_not_support_are_rejected(parts, message):
     with pytest.raises(InputError, match=rf"^{message}"):
         check_asynchronous(facts_of(**parts))
 
 
-def test_settings_of_averaging_without_effect_are_refused():
+def test_settings_of_averaging_without_effect_are_rejected():
     with pytest.raises(InputError, match=r"^outer: expected the defaults with machine.strategy hogwild"):
         check_asynchronous(facts_of(outer=OuterConfig(every=5)))
     local = replace(MACHINE, strategy="local-sgd")
@@ -65,7 +65,7 @@ def test_settings_of_averaging_without_effect_are_refused():
     check_asynchronous(facts_of(machine=replace(MACHINE, strategy="diloco"), outer=OuterConfig(momentum=0.5)))
 
 
-def test_weights_in_low_precision_are_refused():
+def test_weights_in_low_precision_are_rejected():
     check_replica_precision(facts_of())
     with pytest.raises(InputError, match=r"^machine.precision fp8: expected 32 or bf16-mixed with .* hogwild"):
         check_replica_precision(replace(facts_of(), precision="fp8"))
@@ -82,6 +82,6 @@ def test_weights_in_low_precision_are_refused():
         ({"mix": 1.5}, "outer.mix: expected 0 to 1"),
     ],
 )
-def test_invalid_averaging_is_refused(settings, message):
+def test_invalid_averaging_is_rejected(settings, message):
     with pytest.raises(InputError, match=f"^{message}"):
         OuterConfig(**settings)

@@ -10,7 +10,7 @@ from pipelines import cache, distill, evaluate, launch, quantize
 from pipelines.runs import cli
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 from pipelines.settings.defaults import fill_defaults
-from support.commands import command, refusal_of, refused_as_written
+from support.commands import command, rejected_as_written, rejection_of
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
 
@@ -136,7 +136,7 @@ def test_a_config_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: str
 def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, monkeypatch, capsys):
     file = tmp_path / "a.yaml"
     file.write_text("epochs: abc\nlearning_rate: 1e-4\n")
-    expected = refusal_of(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
+    expected = rejection_of(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
     assert 'key "train.epochs"' in expected
     assert "abc" in expected
 
@@ -185,7 +185,7 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
     ],
 )
 def test_invalid_settings_end_with_a_one_line_error(arguments, expected, monkeypatch, capsys):
-    assert expected in refusal_of(distill, arguments, monkeypatch, capsys)
+    assert expected in rejection_of(distill, arguments, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,5 @@ def test_invalid_settings_end_with_a_one_line_error(arguments, expected, monkeyp
         (launch, ("ray", "--hours", "2", "--", "x"), "hours: expected an image with it for ray"),
     ],
 )
-def test_settings_that_would_be_ignored_or_misread_are_refused(command, arguments, expected, monkeypatch, capsys):
-    assert expected in refused_as_written(command, arguments, monkeypatch, capsys)
+def test_settings_that_would_be_ignored_or_misread_are_rejected(command, arguments, expected, monkeypatch, capsys):
+    assert expected in rejected_as_written(command, arguments, monkeypatch, capsys)

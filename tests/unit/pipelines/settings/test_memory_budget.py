@@ -1,4 +1,4 @@
-"""Memory budgets and measured settings that are refused before any stage."""
+"""Memory budgets and measured settings that are rejected before any stage."""
 
 from dataclasses import replace
 
@@ -40,12 +40,12 @@ def check(settings: DistillConfig, layout: str, processes: int) -> None:
         (("--teacher_train.batch_size", "auto"), "fsdp=2", 2, "teacher_train.batch_size auto: expected one process"),
     ],
 )
-def test_trainings_that_cant_be_measured_are_refused(arguments, layout, processes, message):
+def test_trainings_that_cant_be_measured_are_rejected(arguments, layout, processes, message):
     with pytest.raises(InputError, match=message):
         check(settings_with(*arguments), layout, processes)
 
 
-def test_on_policy_training_is_refused_with_a_budget():
+def test_on_policy_training_is_rejected_with_a_budget():
     settings = replace(
         settings_with("--machine.memory", "8GB"),
         on_policy=OnPolicyConfig(share=0.5),
@@ -72,7 +72,7 @@ def test_auto_batches_have_the_rows_of_the_reference_batch():
     assert config.resolve().peak_rate == TrainConfig(batch_size=48).resolve().peak_rate
 
 
-def test_a_budget_without_room_for_the_weights_is_refused_before_any_stage():
+def test_a_budget_without_room_for_the_weights_is_rejected_before_any_stage():
     settings = settings_with("--machine.memory", "50MB")
     with pytest.raises(InputError, match=r"machine.memory 50MB: expected at least [\d,]+ MB to train the student"):
         check_memory_floor(plan_of(settings))

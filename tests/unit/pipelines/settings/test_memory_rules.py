@@ -71,8 +71,8 @@ def test_a_backward_window_needs_one_process(setting):
     check_training_layout(setting, facts_of(setting, Layout(), train=WINDOW))
 
 
-def read_refusal(facts: Facts) -> str:
-    """Returns the message of the first rule that refuses."""
+def read_rejection(facts: Facts) -> str:
+    """Returns the message of the first rule that rejects."""
     with pytest.raises(InputError) as caught:
         check_rules(facts)
     return str(caught.value)
@@ -91,44 +91,44 @@ def read_refusal(facts: Facts) -> str:
         ({"train": replace(WINDOW, schedule="find")}, "expected another schedule than find"),
     ],
 )
-def test_settings_that_need_whole_documents_are_refused_with_a_backward_window(parts, message):
-    assert message in read_refusal(Facts(settings_of(**({"train": WINDOW} | parts)), 1))
+def test_settings_that_need_whole_documents_are_rejected_with_a_backward_window(parts, message):
+    assert message in read_rejection(Facts(settings_of(**({"train": WINDOW} | parts)), 1))
     if "train" not in parts:
         plain = Facts(settings_of(**parts), 1)
         check_rules(plain)
 
 
 def test_a_backward_window_is_for_decoders():
-    message = read_refusal(Facts(settings_of(general=GeneralConfig(train=WINDOW)), 1))
+    message = read_rejection(Facts(settings_of(general=GeneralConfig(train=WINDOW)), 1))
     assert message.startswith("general.train.backward_window: expected 0, found 1024")
     for setting in ("train", "teacher_train"):
-        message = read_refusal(Facts(settings_of(**{setting: WINDOW}), 1, task="text-classification"))
+        message = read_rejection(Facts(settings_of(**{setting: WINDOW}), 1, task="text-classification"))
         assert message.startswith(f"{setting}.backward_window: expected causal-lm or chat, found text-classification")
 
 
-def test_packed_rows_are_refused_beside_a_backward_window():
+def test_packed_rows_are_rejected_beside_a_backward_window():
     chat = Facts(settings_of(train=WINDOW), 1, task="chat")
-    assert read_refusal(chat).startswith(
+    assert read_rejection(chat).startswith(
         "train.backward_window: expected data.packing none, found documents by default: keys of a document"
     )
     packed = settings_of(train=WINDOW, data=DataConfig("unread", packing="documents"))
-    assert "expected data.packing none or stream, found documents: keys" in read_refusal(
+    assert "expected data.packing none or stream, found documents: keys" in read_rejection(
         Facts(packed, 1, task="causal-lm")
     )
     for task, packing in (("chat", "none"), ("causal-lm", "auto"), ("causal-lm", "none"), ("causal-lm", "stream")):
         check_rules(Facts(settings_of(train=WINDOW, data=DataConfig("unread", packing=packing)), 1, task=task))
 
 
-def test_a_student_with_its_own_tokenizer_is_refused_beside_a_backward_window():
+def test_a_student_with_its_own_tokenizer_is_rejected_beside_a_backward_window():
     settings = settings_of(train=WINDOW, teacher=TeacherConfig("unread", signals="online"), loss=LossConfig(kl=1))
     facts = Facts(settings, 1, task="causal-lm", own_tokenizer=True)
-    assert read_refusal(facts).startswith("train.backward_window: expected 0 for a student with its own tokenizer")
+    assert read_rejection(facts).startswith("train.backward_window: expected 0 for a student with its own tokenizer")
 
 
-def test_layers_without_keys_and_values_are_refused_beside_a_backward_window():
+def test_layers_without_keys_and_values_are_rejected_beside_a_backward_window():
     kinds = ["full_attention", "linear_attention"]
     facts = Facts(settings_of(train=WINDOW), 1, task="causal-lm", teacher=checkpoint_of(layer_types=kinds))
-    message = read_refusal(facts)
+    message = read_rejection(facts)
     assert message.startswith(
         "train.backward_window: expected layers of full_attention or sliding_attention, found linear"
     )
@@ -142,6 +142,6 @@ def test_a_backward_window_is_in_the_key_only_when_it_is_set():
     assert select_key_settings(WINDOW) == select_key_settings(TrainConfig()) | {"backward_window": 1024}
 
 
-def test_a_negative_backward_window_is_refused():
+def test_a_negative_backward_window_is_rejected():
     with pytest.raises(InputError, match="train.backward_window: expected at least 0, found -1"):
         TrainConfig(backward_window=-1)

@@ -1,4 +1,4 @@
-"""Combinations with another normalization of the student that are refused before a run starts."""
+"""Combinations with another normalization of the student that are rejected before a run starts."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def build_teacher(model_type: str, **description: object) -> Checkpoint:
         (["--student=layers=1,norm=rmsnorm"], {"student_layout": parse_layout("tp=2", 2)}, "are for stock classes"),
     ],
 )
-def test_a_normalization_is_refused_where_it_cannot_work(arguments, known, message):
+def test_a_normalization_is_rejected_where_it_cannot_work(arguments, known, message):
     with pytest.raises(InputError, match=message):
         apply_norm_rules(Facts(parse_settings(*arguments), 1, **known))
 

@@ -114,7 +114,7 @@ def test_every_rule_formats_its_message(inputs, tmp_path):
     rules = [rule for rule in RULES if isinstance(rule, Rule)]
     assert len(rules) > 30
     for rule in rules:
-        assert not rule.refuses(plan.settings, facts)
+        assert not rule.rejects(plan.settings, facts)
         assert "{" not in rule.message.format(s=plan.settings, f=facts).replace(repr({}), "")
         assert all(hasattr(facts, name) for name in rule.needs)
 
@@ -122,9 +122,9 @@ def test_every_rule_formats_its_message(inputs, tmp_path):
 def test_a_rule_waits_for_the_facts_that_it_needs():
     from pipelines.settings.rules import table as rules
 
-    rule = Rule(lambda s, f: True, "refused", ("task",))
+    rule = Rule(lambda s, f: True, "rejected", ("task",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "RULES", (rule,))
         rules.check_rules(Facts(None, 1))  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="refused"):
+        with pytest.raises(InputError, match="rejected"):
             rules.check_rules(Facts(None, 1, task="chat"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tests which precisions train in which layouts, and that the others are refused by name before a process starts."""
+"""Tests which precisions train in which layouts, and that the others are rejected by name before a process starts."""
 
 from dataclasses import replace
 

@@ -35,7 +35,7 @@ def test_an_installed_recipe_is_found_without_a_checkout(tmp_path, monkeypatch):
     assert recipes.recipe_file("recipe:demo") == str(folder / "demo.yaml")
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest():
+def test_an_unknown_recipe_is_rejected_with_the_nearest():
     with pytest.raises(InputError, match="no recipe of that name; did you mean recipe:pruned"):
         recipes.recipe_file("recipe:prune")
     with pytest.raises(InputError, match="there are decoupled, deepspeed, demo"):

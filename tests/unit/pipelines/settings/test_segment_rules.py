@@ -1,4 +1,4 @@
-"""What is refused of models whose rows are divided into segments."""
+"""Settings that are rejected for models whose rows are divided into segments."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,7 @@ def test_language_models_may_have_segments(task, layout):
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
-def test_other_tasks_are_refused(task):
+def test_other_tasks_are_rejected(task):
     with pytest.raises(InputError, match=rf"^student.layout cp=2: expected masked-lm, causal-lm, chat .* found {task}"):
         check(facts_of(task=task))
     with pytest.raises(InputError, match=rf"^teacher.layout cp=2: expected masked-lm, causal-lm, chat .* found {task}"):
@@ -71,7 +71,7 @@ def test_other_tasks_are_refused(task):
         ({"own_tokenizer": True}, "student: expected the teacher's .* found a tokenizer of its own"),
     ],
 )
-def test_settings_that_need_whole_rows_are_refused_with_segments(parts, message):
+def test_settings_that_need_whole_rows_are_rejected_with_segments(parts, message):
     with pytest.raises(InputError, match=rf"^{message}"):
         check(facts_of(**parts))
     check_student_segments(facts_of(WHOLE, **parts))
@@ -92,7 +92,7 @@ def test_settings_that_need_whole_rows_are_refused_with_segments(parts, message)
         (WHOLE, TWO, {"teacher": ONLINE}, r"teacher.layout cp=2: expected a layout without cp, as student.layout rep"),
     ],
 )
-def test_a_teacher_that_does_not_compute_the_students_segments_is_refused(student, teacher, parts, message):
+def test_a_teacher_that_does_not_compute_the_students_segments_is_rejected(student, teacher, parts, message):
     with pytest.raises(InputError, match=rf"^{message}"):
         check(facts_of(student, teacher, **parts))
 

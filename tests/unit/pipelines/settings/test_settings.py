@@ -14,29 +14,29 @@ from pipelines import distill, quantize, report
 from pipelines.runs import cli
 from pipelines.settings.command_line import override_flags
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
-from support.commands import ROOT, refused_as_written
+from support.commands import ROOT, rejected_as_written
 from support.tiny_models import build_model, saved
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
-Refuse = Callable[..., str]
+Reject = Callable[..., str]
 
 
 @pytest.fixture
-def refuse(monkeypatch, capsys) -> Refuse:
+def reject(monkeypatch, capsys) -> Reject:
     """A function that returns the error message of a rejected `pipelines.distill` command."""
-    return lambda *arguments: refused_as_written(distill, arguments, monkeypatch, capsys)
+    return lambda *arguments: rejected_as_written(distill, arguments, monkeypatch, capsys)
 
 
 @pytest.fixture
-def refuse_file(tmp_path: Path, refuse: Refuse) -> Refuse:
+def reject_file(tmp_path: Path, reject: Reject) -> Reject:
     """A function that returns the error message of a command that is given a config file with this content."""
 
-    def refuse_content(content: str | bytes, *arguments: str) -> str:
+    def reject_content(content: str | bytes, *arguments: str) -> str:
         file = tmp_path / "a.yaml"
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return refuse("--config", str(file), *NEEDED, *arguments)
+        return reject("--config", str(file), *NEEDED, *arguments)
 
-    return refuse_content
+    return reject_content
 
 
 def parse(*arguments: str) -> DistillConfig:
@@ -97,16 +97,16 @@ def billion_laughs() -> str:
         (b"\xff\xfe\x00", "expected UTF-8, found other bytes"),
     ],
 )
-def test_an_ambiguous_or_invalid_config_file_is_rejected(content, message, refuse_file):
-    expected = refuse_file(content)
+def test_an_ambiguous_or_invalid_config_file_is_rejected(content, message, reject_file):
+    expected = reject_file(content)
     assert message in expected
     assert "a.yaml" in expected or content in ("learning_rate: .nan\n", "machine: {timeout: .inf}\n", "seed: {a: 1}\n")
 
 
-def test_a_config_path_that_is_not_a_file_is_rejected_by_name(tmp_path: Path, refuse: Refuse):
-    assert "expected a YAML file, found a folder" in refuse("--config", str(tmp_path), *NEEDED)
-    assert "expected a YAML file, found no name" in refuse("--config=", *NEEDED)
-    assert "none.yaml': can't be read: No such file" in refuse("--config", str(tmp_path / "none.yaml"), *NEEDED)
+def test_a_config_path_that_is_not_a_file_is_rejected_by_name(tmp_path: Path, reject: Reject):
+    assert "expected a YAML file, found a folder" in reject("--config", str(tmp_path), *NEEDED)
+    assert "expected a YAML file, found no name" in reject("--config=", *NEEDED)
+    assert "none.yaml': can't be read: No such file" in reject("--config", str(tmp_path / "none.yaml"), *NEEDED)
 
 
 def test_several_config_files_merge_in_order_and_flags_win_over_all(tmp_path: Path):
@@ -119,10 +119,10 @@ def test_several_config_files_merge_in_order_and_flags_win_over_all(tmp_path: Pa
     assert parse(*NEEDED, *files[2:], *files[:2]).train.epochs == 5
 
 
-def test_the_error_for_an_unknown_key_names_the_file_that_contains_it(tmp_path: Path, refuse: Refuse):
+def test_the_error_for_an_unknown_key_names_the_file_that_contains_it(tmp_path: Path, reject: Reject):
     (tmp_path / "one.yaml").write_text("seed: 1\n")
     (tmp_path / "two.yaml").write_text("sede: 1\n")
-    expected = refuse("--config", str(tmp_path / "one.yaml"), "--config", str(tmp_path / "two.yaml"), *NEEDED)
+    expected = reject("--config", str(tmp_path / "one.yaml"), "--config", str(tmp_path / "two.yaml"), *NEEDED)
     assert "two.yaml', line 1: unknown key 'sede'; the nearest is 'seed'" in expected
 
 
@@ -194,17 +194,17 @@ def test_optional_settings_may_be_null(tmp_path: Path):
         (("--student", "tinybert-4"), "did you mean 'tinybert4'?"),
     ],
 )
-def test_an_ambiguous_or_invalid_command_line_is_rejected(arguments, message, refuse):
-    assert message in refuse(*NEEDED, *arguments)
+def test_an_ambiguous_or_invalid_command_line_is_rejected(arguments, message, reject):
+    assert message in reject(*NEEDED, *arguments)
 
 
-def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refuse):
-    assert "ce" not in refuse(*NEEDED, "--general.loss.kl", "-1").partition(":")[2].split("found")[0].split()
+def test_the_error_for_an_invalid_loss_weight_names_only_that_term(reject: Reject):
+    assert "ce" not in reject(*NEEDED, "--general.loss.kl", "-1").partition(":")[2].split("found")[0].split()
 
 
 def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, capsys):
     arguments = ("--model", "m", "--data", "D", "--output", "O", "--student.trained", "false")
-    expected = refused_as_written(quantize, arguments, monkeypatch, capsys)
+    expected = rejected_as_written(quantize, arguments, monkeypatch, capsys)
     assert "--student.trained: pipelines.quantize sets it itself" in expected
 
 
@@ -247,10 +247,10 @@ def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_
     assert (config.output, config.teacher.additional) == (f"{tmp_path}/out", (f"{tmp_path}/a", "b"))
 
 
-def test_an_unknown_home_folder_and_a_null_character_are_rejected(refuse: Refuse):
+def test_an_unknown_home_folder_and_a_null_character_are_rejected(reject: Reject):
     arguments = override_flags(NEEDED, ["--output=~nobody-here/x"], SHORT_OPTIONS)
-    assert "output '~nobody-here/x': there is no home folder of that name" in refuse(*arguments)
-    assert "output 'a\\x00b': expected a path" in refuse(*override_flags(NEEDED, ["--output=a\0b"], SHORT_OPTIONS))
+    assert "output '~nobody-here/x': there is no home folder of that name" in reject(*arguments)
+    assert "output 'a\\x00b': expected a path" in reject(*override_flags(NEEDED, ["--output=a\0b"], SHORT_OPTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
     return root
 
 
-REFUSALS = [
+REJECTIONS = [
     (("--student", "distillbert"), "did you mean 'distilbert'?"),
     (("--teacher", "{root}/none"), "none': no such folder here"),
     (("--student", "./none"), "student './none': no such folder here"),
@@ -330,7 +330,7 @@ WITHOUT_GPU = [
     (("--accelerator", "gpu"), "machine.accelerator gpu: expected a GPU, found none on this machine"),
     (("--precision", "fp8"), "machine.precision fp8: expected a GPU, found none on this machine"),
 ]
-REFUSALS_BY_COMMAND = {
+REJECTIONS_BY_COMMAND = {
     "distill": [
         ((), "--output: missing"),
         ((*NEEDED, "--epochs", "1", "--train.epochs", "2"), "--train.epochs is given twice"),
@@ -397,12 +397,12 @@ def run_all(commands: list[tuple[str, list[str]]]) -> tuple[list[str], list[str]
 
 def test_rejected_commands_print_one_error_and_import_no_torch(inputs: Path):
     usual = ["--teacher", "{root}/body", "--data", "{root}/data", "--output", "{root}/run"]
-    listed = [*REFUSALS, *([] if has_gpu() else WITHOUT_GPU)]
+    listed = [*REJECTIONS, *([] if has_gpu() else WITHOUT_GPU)]
     cases = [("distill", override_flags(usual, arguments, SHORT_OPTIONS), message) for arguments, message in listed]
     cases += [
         (module, [*arguments], message)
-        for module, refusals in REFUSALS_BY_COMMAND.items()
-        for arguments, message in refusals
+        for module, rejections in REJECTIONS_BY_COMMAND.items()
+        for arguments, message in rejections
     ]
     filled = [(module, [word.replace("{root}", str(inputs)) for word in arguments]) for module, arguments, _ in cases]
     printed, heavy_imports = run_all(filled)
@@ -436,11 +436,11 @@ def test_the_error_for_an_unreadable_input_mentions_reading_and_not_writing(unpr
     file.write_text("{}")
     (unprivileged / "report.json").write_text("{}")
     file.chmod(0)
-    expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
+    expected = rejected_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
     assert f"{file}: no permission to read it; finished stages are kept" in expected
     file.chmod(0o600)
     folder.chmod(0)
-    expected = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
+    expected = rejected_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
     assert "write" not in expected
     folder.chmod(0o700)
 

@@ -148,6 +148,6 @@ def test_groups_and_shares_are_read():
         ({"kinds": "swap", "agreement": 1}, "augment.agreement: expected at least 0 and less than 1, found 1"),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused(settings, message):
+def test_settings_that_cannot_be_met_are_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         AugmentConfig(**settings)

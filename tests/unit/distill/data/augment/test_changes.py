@@ -201,13 +201,13 @@ def test_synonyms_have_the_inflection_and_the_case_of_their_word(tmp_path):
         ("# nothing\n", "expected a word in each line, found none"),
     ],
 )
-def test_a_lexicon_without_synonyms_is_refused(tmp_path, content, message):
+def test_a_lexicon_without_synonyms_is_rejected(tmp_path, content, message):
     (tmp_path / "lexicon.tsv").write_text(content)
     with pytest.raises(InputError, match=message):
         read_lexicon(tmp_path / "lexicon.tsv")
 
 
-def test_a_lexicon_of_another_language_is_refused():
+def test_a_lexicon_of_another_language_is_rejected():
     texts = [f"where is my card number {word}" for word in ("a", "b", "c")]
     check_lexicon_language({"card": ["pass"]}, texts, "lexicon.tsv")
     with pytest.raises(InputError, match="expected words of the data's language, found 0 of its 8 different words"):

@@ -49,7 +49,7 @@ def test_templates_are_filled_from_lists(tmp_path):
         ("slots: [", "expected YAML, found"),
     ],
 )
-def test_a_template_file_that_cannot_be_filled_is_refused(tmp_path, content, message):
+def test_a_template_file_that_cannot_be_filled_is_rejected(tmp_path, content, message):
     (tmp_path / "templates.yaml").write_text(content)
     with pytest.raises(InputError, match=message):
         read_slot_templates(tmp_path / "templates.yaml")

@@ -44,7 +44,7 @@ def test_standard_stands_for_its_steps_and_each_can_be_changed_or_left_out():
         ("symbols=many", "step symbols: expected a number from 0 to 1, found 'many'"),
     ],
 )
-def test_unknown_steps_and_values_are_refused_by_name(steps, message):
+def test_unknown_steps_and_values_are_rejected_by_name(steps, message):
     with pytest.raises(InputError) as error:
         CleanConfig(steps=steps)
     assert message in str(error.value)
@@ -65,7 +65,7 @@ def test_steps_of_deployment_are_steps_of_training_that_change_texts(deploy, mes
     assert CleanConfig(steps="duplicates,urls", deploy="urls").find_deployed() == (CleaningStep("urls", "mask"),)
 
 
-def test_a_single_fold_is_refused():
+def test_a_single_fold_is_rejected():
     with pytest.raises(InputError, match=r"data.clean.folds: expected at least 2, found 1"):
         CleanConfig(folds=1)
 
@@ -74,7 +74,7 @@ def test_limits_of_length_may_be_open():
     assert (read_length("3:"), read_length(":200"), read_length("3:200")) == ((3, None), (1, 200), (3, 200))
 
 
-def test_a_step_whose_package_is_missing_is_refused_by_name(monkeypatch):
+def test_a_step_whose_package_is_missing_is_rejected_by_name(monkeypatch):
     monkeypatch.setattr("distill.data.clean.config.find_spec", lambda name: None if name == "ftfy" else name)
     check_clean_packages(parse_steps("html,language"))
     with pytest.raises(InputError, match="step encoding: expected the package ftfy, found none; install it with"):

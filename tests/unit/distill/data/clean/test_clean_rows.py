@@ -163,7 +163,7 @@ def test_a_deployed_model_cleans_texts_as_in_training(tmp_path):
     ]  # fmt: skip
 
 
-def test_without_the_file_texts_stay_and_a_damaged_one_is_refused(tmp_path):
+def test_without_the_file_texts_stay_and_a_damaged_one_is_rejected(tmp_path):
     assert read_preprocessing(tmp_path)("<b>  x") == "<b>  x"
     (tmp_path / PREPROCESSING).write_text('{"clean_texts_by": "no-such-step"}')
     with pytest.raises(InputError, match="expected the steps of cleaning, found a damaged file"):

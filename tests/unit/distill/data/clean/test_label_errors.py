@@ -17,7 +17,7 @@ def test_folds_have_the_same_share_of_every_class():
     assert draw_folds(labels, 3, 1).tolist() != folds.tolist()
 
 
-def test_a_class_with_fewer_rows_than_folds_is_refused():
+def test_a_class_with_fewer_rows_than_folds_is_rejected():
     with pytest.raises(InputError, match=r"step labels: expected at least 3 rows of each class, one a fold, found 2"):
         draw_folds([0, 0, 0, 1, 1], 3, 0)
     assert sorted(draw_folds([[1, 0], [0, 1], [1, 1]], 3, 0).tolist()) == [0, 1, 2]

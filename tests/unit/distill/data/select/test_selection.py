@@ -174,7 +174,7 @@ def test_the_share_of_the_rows_is_followed_by_ramps_too(ramps):
         ({"method": "ccs", "share": 0.5, "cutoff": 1.0}, "select.cutoff: expected at least 0 and less than 1, found 1"),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused(settings, message):
+def test_settings_that_cannot_be_met_are_rejected(settings, message):
     with pytest.raises(InputError, match=message):
         SelectConfig(**settings)
     with pytest.raises(InputError, match="expected to keep at least 1 and fewer than 10 rows of train, found 10"):

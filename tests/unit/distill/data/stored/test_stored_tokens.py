@@ -101,7 +101,7 @@ def test_ids_above_16_bits_are_stored_whole(tmp_path):
     assert tokens.ids.tolist() == [*tokenizer("more69999 more3")["input_ids"], tokenizer.eos_token_id]
 
 
-def test_no_text_gives_no_blocks_and_is_refused_as_rows(tmp_path, any_tokenizer):
+def test_no_text_gives_no_blocks_and_is_rejected_as_rows(tmp_path, any_tokenizer):
     tokens = stored(tmp_path, any_tokenizer, [])
     assert list(StreamBlocks.build(tokens, any_tokenizer, 16)) == []
     with pytest.raises(InputError, match="nothing to predict"):
@@ -150,7 +150,7 @@ def test_chunks_keep_the_order_and_stay_within_their_sizes(monkeypatch):
     assert chunks == [["a", "b", "c"], ["d" * 30], ["e" * 6, "f" * 6], ["g"]]
 
 
-def test_an_incomplete_or_truncated_folder_is_refused(tmp_path, any_tokenizer):
+def test_an_incomplete_or_truncated_folder_is_rejected(tmp_path, any_tokenizer):
     stored(tmp_path, any_tokenizer, texts())
     content = (tmp_path / IDS).read_bytes()
     (tmp_path / IDS).write_bytes(content[:-1])

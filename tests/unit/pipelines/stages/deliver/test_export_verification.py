@@ -74,9 +74,9 @@ def test_a_file_with_wrong_outputs_and_targets_built_from_it_are_set_aside(verif
     ):
         verifier.export(target)
     assert [each["target"] for each in verifier.proven] == ["onnx", "onnxruntime"]
-    first, second = verifier.refused
+    first, second = verifier.rejected
     assert "has other outputs than in training" in first["reason"]
-    assert second["reason"] == "it is made from onnx-int8, which was refused"
+    assert second["reason"] == "it is made from onnx-int8, which was rejected"
     assert not (verifier.folder / "onnx-int8").exists()
     rejected = verifier.folder / first["where"]
     assert (rejected / "reason.txt").read_text() == first["reason"] + "\n"
@@ -96,7 +96,7 @@ def test_losing_one_text_in_four_hundred_is_rejected(verifier):
     row[:] = np.roll(row, 1)  # as if one text had got another prediction
     verifier.export(ExportTarget("onnx", "int8"))
     assert not verifier.proven
-    assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in verifier.refused[0]["reason"]
+    assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in verifier.rejected[0]["reason"]
 
 
 def test_corrected_labels_change_the_hash_of_the_texts():

@@ -37,17 +37,17 @@ def _few_processes(monkeypatch):
     monkeypatch.setattr("distill.data.stored.encoding.count_processors", lambda: 0)
 
 
-def refuse_reading() -> Iterator[str]:
+def reject_reading() -> Iterator[str]:
     raise AssertionError("the texts were read again")
     yield ""
 
 
 def test_text_is_tokenized_once_for_all_runs_of_an_output(tokenizer, run, tmp_path):
     first = tokens_stage(run, tokenizer, "abc", lambda: iter(draw_documents(9)), 9)
-    again = tokens_stage(run, tokenizer, "abc", refuse_reading, 9)
+    again = tokens_stage(run, tokenizer, "abc", reject_reading, 9)
     assert np.array_equal(first.ids, again.ids)
     run._lock.close()
-    later = tokens_stage(Run(tmp_path / "run", 8, Console()), tokenizer, "abc", refuse_reading, 9)
+    later = tokens_stage(Run(tmp_path / "run", 8, Console()), tokenizer, "abc", reject_reading, 9)
     assert np.array_equal(first.ids, later.ids)
     other = tokens_stage(Run(tmp_path / "other", 3, Console()), tokenizer, "abd", lambda: iter(draw_documents(2)), 2)
     assert len(other) == 2

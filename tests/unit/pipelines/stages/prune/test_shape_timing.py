@@ -217,7 +217,7 @@ def test_a_shape_that_gets_more_units_for_its_speed_still_fits_the_bytes(space, 
     assert pooled_speedups(choice)[-1] >= 3
 
 
-def test_files_that_no_shape_with_these_layers_makes_small_enough_are_refused(space, teacher_ms):
+def test_files_that_no_shape_with_these_layers_makes_small_enough_are_rejected(space, teacher_ms):
     first = choose_first(space, teacher_ms / 2)
     timer = SimulatedTimer(SpeedTarget("2x", 2.0, 0.0, 9000), teacher_ms, {0: [1.0]})
     with pytest.raises(InputError, match=r"budget.max_bytes: expected at most 0\.009 MB, found .* for the best shape"):

@@ -32,7 +32,7 @@ def model_with_weight(value: float) -> PreTrainedModel:
     return model
 
 
-REFUSED = {
+REJECTED = {
     "an encoder": (lambda: build_model("bert", "ForMaskedLM"), "BertForMaskedLM .* isn't a decoder with a head"),
     "a classifier": (lambda: model_of("LlamaForSequenceClassification"), "isn't a decoder with a head"),
     "an encoder with a decoder": (
@@ -52,9 +52,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_a_model_that_cannot_be_exported_as_a_decoder_is_rejected_and_nothing_is_written(case: str, tmp_path: Path):
-    make, reason = REFUSED[case]
+    make, reason = REJECTED[case]
     with pytest.raises(ExportError, match=reason):
         export_decoder(make(), word_tokenizer(), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
