@@ -37,8 +37,9 @@ from distill.checkpoint.folder import locate_checkpoint
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import epoch_order
 from distill.data.batches.encode import Batch, Encoded
+from distill.data.batches.loss_mask import loss_counts
 from distill.data.batches.packing import find_padding_id
-from distill.data.batches.share import divide_rows, loss_counts, shard_batch
+from distill.data.batches.sharding import divide_rows, shard_batch
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.train.config import TrainConfig

@@ -25,7 +25,7 @@ from lightning.pytorch.callbacks import Callback
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.training.optimizer_scores import Experiment, build_parser
-from distill.data.batches.share import loss_counts
+from distill.data.batches.loss_mask import loss_counts
 from distill.errors import InputError
 from distill.train.config import TrainConfig
 from pipelines.runs.console import Console

@@ -29,8 +29,8 @@ class SparsitySchedule:
             compensate for its removal. The last two need calibration data.
         scope: Weights that are ranked together: those of a row, of a layer, or of all layers (`global`). Default: `row`
             for wanda, else `layer`.
-        start: Share of zeros before `begin`.
-        begin, end, every: Optimizer steps. The share rises by a cubic from `start` at `begin` to its final value at
+        initial: Share of zeros before `begin`.
+        begin, end, every: Optimizer steps. The share rises by a cubic from `initial` at `begin` to its final value at
             `end`; the mask changes every `every` steps and at `end`, then no more. Default: all zeros at once.
         rewire: Share of a layer's live weights that are swapped at `begin`, falling to 0 at `end`: every `every` steps
             the smallest are dropped and the positions with the largest gradients grow. 0: the mask isn't rewired.
@@ -47,7 +47,7 @@ class SparsitySchedule:
     amount: float | None = None
     score: Literal["magnitude", "movement", "wanda", "sparsegpt"] = "magnitude"
     scope: Literal["row", "layer", "global"] | None = None
-    start: float = 0.0
+    initial: float = 0.0
     begin: int = 0
     end: int = 0
     every: int = 1
@@ -58,8 +58,8 @@ class SparsitySchedule:
         self._expect("score", self.score in _SCORES, f"one of {', '.join(_SCORES)}")
         self._expect("scope", self.scope in (None, *SCOPES), f"one of {', '.join(SCOPES)}")
         self._expect(
-            "start",
-            0 <= self.start < self.final_share,
+            "initial",
+            0 <= self.initial < self.final_share,
             f"a share from 0 to below {self.final_share:g}, the final share",
         )
         self._expect("begin", self.begin >= 0, "a step from 0")
@@ -88,7 +88,7 @@ class SparsitySchedule:
             self._expect(
                 "end", self.end > self.begin, "a step after begin with movement: its scores accumulate over the steps"
             )
-            self._expect("start", self.start == 0, "0 with movement: before the first step all scores are equal")
+            self._expect("initial", self.initial == 0, "0 with movement: before the first step all scores are equal")
         if self.score == "sparsegpt":
             self._expect(
                 "pattern", self.block == (1, 1), "unstructured or N:M with sparsegpt: it has no scores of blocks"
@@ -106,7 +106,7 @@ class SparsitySchedule:
         self._expect(
             "rewire", self.scope != "row", "0 with scope row: regrown weights would change the number in a row"
         )
-        self._expect("start", self.start == 0, "0 with rewire: rewiring keeps the number of nonzero weights constant")
+        self._expect("initial", self.initial == 0, "0 with rewire: rewiring keeps the number of nonzero weights")
         self._expect(
             "end", self.end > self.begin, "a step after begin with rewire: the swapped share falls to 0 at end"
         )
@@ -141,7 +141,7 @@ class SparsitySchedule:
         """Returns the scheduled share of zeros after `step` steps."""
         if self.rewire:
             return self.final_share
-        return interpolate_cubic(step, self.begin, self.end, self.start, self.final_share)
+        return interpolate_cubic(step, self.begin, self.end, self.initial, self.final_share)
 
     def compute_rewiring_share(self, step: int) -> float:
         """Returns the share of live weights to swap after `step` steps: rewire/2 * (1 + cos(pi * progress))."""

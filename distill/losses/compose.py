@@ -229,7 +229,7 @@ def select_divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callab
 def scale_by_share(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
     """Returns one process's terms scaled so that their average over the processes is that of the whole batch.
 
-    `shares` are those of `distill.data.batches.share.shard_batch`.
+    `shares` are those of `distill.data.batches.sharding.shard_batch`.
     """
     averaged_over = _AVERAGED_OVER | ({"kl": "labels"} if config.divergence == "decoupled_kl" else {})
     return {name: value * shares[averaged_over[name]] for name, value in terms.items()}

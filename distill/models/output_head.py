@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from distill.data.batches.share import loss_mask
+from distill.data.batches.loss_mask import loss_mask
 from distill.losses.teacher_signals import TeacherSignals
 
 

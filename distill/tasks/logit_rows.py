@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batches.encode import Batch
-from distill.data.batches.share import loss_mask
+from distill.data.batches.loss_mask import loss_mask
 from distill.losses.compose import distribution_loss, select_divergence
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import TeacherSignals

@@ -1,1 +1,1 @@
-"""Encoding and batching: token ids, blocks, packing, batch order, shares of processes, the data module."""
+"""Encoding and batching: token ids, blocks, packing, batch order, sharding, the data module."""

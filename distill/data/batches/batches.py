@@ -13,7 +13,7 @@ from distill.data.batches.prefetch import Prefetcher, WaitTimer
 from distill.data.batches.rank_speeds import RankSpeeds
 from distill.data.batches.sampling import RowSampler
 from distill.data.batches.segments import cut_segment
-from distill.data.batches.share import shard_batch, weigh_batch
+from distill.data.batches.sharding import shard_batch, weigh_batch
 
 Signals = Callable[[Batch], Mapping[str, object]]
 WHOLE_ROWS = (0, 1)  # the segment of a process that has all positions of its rows

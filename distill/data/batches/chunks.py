@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batches.encode import Batch
-from distill.data.batches.share import loss_counts, loss_mask
+from distill.data.batches.loss_mask import loss_counts, loss_mask
 from distill.data.batches.signal_tensors import map_tensors
 from distill.errors import InputError
 

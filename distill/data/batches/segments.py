@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distill.data.batches.encode import Batch
-from distill.data.batches.share import fields_of_tokens, loss_counts, loss_mask
+from distill.data.batches.loss_mask import loss_counts, loss_mask
+from distill.data.batches.sharding import fields_of_tokens
 from distill.data.batches.signal_tensors import map_tensors
 from distill.losses.logits import IGNORED
 

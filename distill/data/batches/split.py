@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batches.encode import Batch
-from distill.data.batches.share import loss_counts, loss_mask
+from distill.data.batches.loss_mask import loss_counts, loss_mask
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

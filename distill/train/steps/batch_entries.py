@@ -9,7 +9,7 @@ from distill.losses.teacher_signals import TeacherSignals
 
 
 def find_shares(batch: Mapping[str, Tensor]) -> Mapping[str, float] | None:
-    """Returns the `shares` of `distill.data.batches.share.shard_batch`; None if the batch is not sharded."""
+    """Returns the `shares` of `distill.data.batches.sharding.shard_batch`; None if the batch is not sharded."""
     return cast(Mapping[str, float] | None, batch.get("shares"))
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import Batch
-from distill.data.batches.share import loss_mask
+from distill.data.batches.loss_mask import loss_mask
 from distill.eval_mode import eval_mode
 from distill.losses.compose import fused_distribution_loss, fused_label_loss
 from distill.losses.config import SPARSE_DIVERGENCES, LossConfig

@@ -13,8 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.cache import CacheReader
 from distill.checkpoint.positions import find_max_tokens
 from distill.data.batches.encode import Batch
+from distill.data.batches.loss_mask import loss_counts, loss_mask
 from distill.data.batches.prefetch import WaitTimer
-from distill.data.batches.share import loss_counts, loss_mask
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import IGNORED
@@ -137,7 +137,7 @@ def build_continuation_batch(prompts: list[Tensor], continuations: Continuations
 def _recompute_shares(shares: Mapping[str, float], generated: Batch, mean: _Mean) -> dict[str, float]:
     """Returns the batch's `shares` for the generated sequences, whose lengths vary.
 
-    See `distill.data.batches.share.shard_batch`; the shares of a process that only takes part in collectives stay 0.
+    See `distill.data.batches.sharding.shard_batch`; the shares of a process that only takes part in collectives stay 0.
     """
     local_counts = {name: count if shares["tokens"] else 0 for name, count in loss_counts(generated).items()}
     counts = torch.tensor(list(local_counts.values()), dtype=torch.float32, device=generated["input_ids"].device)

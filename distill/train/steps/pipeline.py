@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batches.encode import Batch
-from distill.data.batches.share import loss_counts
+from distill.data.batches.loss_mask import loss_counts
 from distill.losses.compose import compute_loss_terms, scale_by_share, weighted_sum
 from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import TeacherSignals

@@ -30,11 +30,11 @@ SCORES = torch.randperm(12 * 20, generator=torch.Generator().manual_seed(3)).vie
         ({"pattern": 124, "amount": 0.5}, "quoted in YAML"),  # YAML parses 2:4 as 124
         ({"amount": 0.5, "score": "size"}, "sparsity.score"),
         ({"amount": 0.5, "scope": "column"}, "sparsity.scope"),
-        ({"amount": 0.5, "start": 0.5}, "sparsity.start"),
+        ({"amount": 0.5, "initial": 0.5}, "sparsity.initial"),
         ({"amount": 0.5, "begin": 5, "end": 4}, "sparsity.end"),
         ({"amount": 0.5, "every": 0}, "sparsity.every"),
         ({"amount": 0.5, "score": "movement"}, "sparsity.end"),
-        ({"amount": 0.5, "score": "movement", "end": 9, "start": 0.1}, "sparsity.start"),
+        ({"amount": 0.5, "score": "movement", "end": 9, "initial": 0.1}, "sparsity.initial"),
         ({"amount": 0.5, "score": "sparsegpt", "pattern": "4x1"}, "sparsity.pattern"),
         ({"amount": 0.5, "score": "wanda", "scope": "global"}, "sparsity.scope"),
         ({"amount": 0.5, "rewire": 1.0, "end": 9}, "sparsity.rewire"),
@@ -56,7 +56,7 @@ def test_the_schedule_is_the_cubic_of_zhu_and_gupta():
     assert config.compute_share(60) == pytest.approx(0.7)  # halfway: 7/8 of the amount
     assert config.compute_share(110) == config.compute_share(10**6) == 0.8
     assert [step for step in range(200) if config.is_due(step)] == [10, 35, 60, 85, 110]
-    raised = SparsitySchedule(amount=0.8, start=0.4, begin=10, end=110)
+    raised = SparsitySchedule(amount=0.8, initial=0.4, begin=10, end=110)
     assert [raised.compute_share(step) for step in (3, 60)] == pytest.approx([0.4, 0.8 - 0.4 / 8])
 
 

@@ -230,7 +230,7 @@ def test_the_sparse_share_follows_the_schedule_and_no_weight_comes_back(pattern)
 
 
 def test_removed_weights_stay_removed_even_if_a_live_one_is_zero():
-    config = SparsitySchedule(amount=0.75, start=0.5, begin=2, end=2)
+    config = SparsitySchedule(amount=0.75, initial=0.5, begin=2, end=2)
     model = nn.Sequential(nn.Linear(4, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 2.0, 0.1, 0.2]])
     training = prepare_sparse(model, config, select=everything)

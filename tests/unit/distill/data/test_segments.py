@@ -9,9 +9,9 @@ from torch import Tensor
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.data_module import RowsDataModule
+from distill.data.batches.loss_mask import loss_counts, loss_mask
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.segments import cut_segment
-from distill.data.batches.share import loss_counts, loss_mask
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.rows.chat import TargetBlocks
 from distill.losses.logits import IGNORED

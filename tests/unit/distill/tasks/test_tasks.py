@@ -17,7 +17,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from compress.prune.vocabulary.vocabulary import count_tokens
 from distill.cache.samples import from_rows
 from distill.checkpoint.outputs import find_logits
-from distill.data.batches.share import loss_counts, shard_batch
+from distill.data.batches.loss_mask import loss_counts
+from distill.data.batches.sharding import shard_batch
 from distill.data.config import DataConfig
 from distill.data.rows.tagged import Tagged, load_all_words, load_tagged
 from distill.data.rows.tagged_rows import encode_tagged

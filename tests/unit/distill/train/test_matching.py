@@ -19,7 +19,7 @@ from distill.cache import CacheReader, Dense, Hidden, Identity, write_cache
 from distill.cache.samples import build_samples
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Encoded, encode_samples
-from distill.data.batches.share import shard_batch
+from distill.data.batches.sharding import shard_batch
 from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, LossConfig, pair_layers

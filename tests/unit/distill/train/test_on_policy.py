@@ -14,7 +14,7 @@ from distill.cache import CacheReader, Identity, TopK, write_cache
 from distill.cache.samples import build_samples
 from distill.cache.sequences import Sequences
 from distill.data.batches.data_module import RowsDataModule
-from distill.data.batches.share import shard_batch
+from distill.data.batches.sharding import shard_batch
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.losses.config import LossConfig

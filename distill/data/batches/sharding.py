@@ -7,27 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distill.data.batches.loss_mask import COUNTED, loss_counts
 from distill.losses.logits import IGNORED
 
-_COUNTS = ("rows", "labels", "tokens")  # of `loss_counts`
 # Fields with an entry for each token.
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "positions", "labels", "documents", "position_ids")
 _HALVINGS = 60  # of the interval in which the shortest time is sought
-
-
-def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the mask of positions [rows, length] with signals and losses: the batch's `positions`, or all tokens."""
-    mask = batch["attention_mask"].bool()
-    return mask & batch["positions"].bool() if "positions" in batch else mask
-
-
-def loss_counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """Returns the counts that loss terms are means over: `rows` with teacher signals, `labels`, `tokens`."""
-    labels = batch["labels"]
-    per_position = labels.dim() > 1 and not labels.is_floating_point()  # floats: several labels per sample
-    rows = int(loss_mask(batch).sum()) if per_position else len(labels)
-    tokens = int(batch["attention_mask"].bool().sum())
-    return {"rows": rows, "labels": int((labels != IGNORED).sum()), "tokens": tokens}
 
 
 def divide_rows(lengths: np.ndarray, speeds: Sequence[float]) -> list[np.ndarray]:
@@ -117,4 +102,4 @@ def count_columns(mask: Tensor) -> np.ndarray:
 
 def weigh_batch(batch: dict[str, Any], weight: float) -> None:
     """Multiplies the loss terms of a batch by a weight, in its `shares`."""
-    batch["shares"] = {name: weight * share for name, share in batch.get("shares", dict.fromkeys(_COUNTS, 1.0)).items()}
+    batch["shares"] = {name: weight * share for name, share in batch.get("shares", dict.fromkeys(COUNTED, 1.0)).items()}

@@ -8,7 +8,7 @@ import torch
 
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.encode import Encoded
-from distill.data.batches.share import divide_rows, shard_batch
+from distill.data.batches.sharding import divide_rows, shard_batch
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
