@@ -24,7 +24,7 @@ from pipelines.stages.prune.importance import SCORES
 from pipelines.stages.prune.shape_inputs import LoadedInputs
 
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
-AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
+AIM = 1.03  # times the target speed: evaluated later, students were 3.6 % slower on average (12 on shared machines)
 CANDIDATE_ROUNDS = 3  # times the budget's: half a minute, because noise on a shared machine fluctuates slowly
 
 
@@ -133,7 +133,7 @@ class ShapeTimer:
             measured["pooled_speedup"] = measured["speedup"] * ratio / self.relative_speed(measured)
             measurements.append(measured)
             self.report_measurement(candidate, measured)
-            if len(measurements) == most or (len(measurements) >= least and 1 <= ratio <= 1 + TOLERANCE / 2):
+            if len(measurements) == most or (len(measurements) >= least and abs(ratio / AIM - 1) <= TOLERANCE / 2):
                 break
             better = reallocate(self.space, candidate, corrected / AIM) or candidate
             if better.sizes != candidate.sizes:

@@ -97,8 +97,8 @@ def test_a_shape_slower_than_predicted_is_made_smaller_until_it_is_fast_enough(r
     first = choose_first(space, allowed_ms)
     choice = SimulatedTimer(target, teacher_ms, {0: [1.2]}).correct_latency(first)
     assert len(choice.measurements) == LEAST
-    assert pooled_speedups(choice)[0] == pytest.approx(2 / 1.2, rel=0.03)
-    assert 2 * AIM <= pooled_speedups(choice)[-1] <= 2 * (1 + TOLERANCE / 2)
+    assert pooled_speedups(choice)[0] == pytest.approx(2 * AIM / 1.2, rel=0.03)
+    assert 2 * AIM <= pooled_speedups(choice)[-1] <= 2 * AIM * (1 + TOLERANCE / 2)
     assert 1.2 * COSTS.predict(choice.candidate.sizes) <= allowed_ms
     assert choice.corrected_ms == pytest.approx(allowed_ms / 1.2 / AIM)
     assert (choice.candidate.allocation.layers, choice.candidate.sizes.hidden) == (
@@ -113,7 +113,7 @@ def test_a_shape_faster_than_predicted_gets_more_units(space, teacher_ms):
     first = choose_first(space, teacher_ms / 3)
     choice = SimulatedTimer(SpeedTarget("3x", 3.0, 0.0), teacher_ms, {0: [0.8]}).correct_latency(first)
     assert len(choice.measurements) == LEAST
-    assert 3 <= pooled_speedups(choice)[-1] <= 3 * (1 + TOLERANCE / 2)
+    assert pooled_speedups(choice)[-1] == pytest.approx(3 * AIM, rel=TOLERANCE / 2)
     assert COSTS.predict(choice.candidate.sizes) > 1.2 * COSTS.predict(first.sizes)
 
 
@@ -141,7 +141,7 @@ def test_a_search_ends_at_the_requested_speed_after_three_to_eight_measurements(
     timer = SimulatedTimer(SpeedTarget("2x", 2.0, 0.0), teacher_ms, {0: factors})
     pooled = pooled_speedups(timer.correct_latency(choose_first(space, teacher_ms / 2)))
     assert len(pooled) == count
-    *before, last = [2 <= each <= 2 * (1 + TOLERANCE / 2) for each in pooled[LEAST - 1 :]]
+    *before, last = [each == pytest.approx(2 * AIM, rel=TOLERANCE / 2) for each in pooled[LEAST - 1 :]]
     assert not any(before)
     assert last == (count < MOST)
 
@@ -159,7 +159,7 @@ def test_the_slowest_of_several_lengths_decides(space, teacher_ms):
     timer = SimulatedTimer(SpeedTarget("2x", 2.0, 0.0), teacher_ms, {16: [0.9], 64: [1.3]})
     choice = timer.correct_latency(choose_first(space, teacher_ms / 2))
     assert {each["length"] for each in choice.measurements} == {64}
-    assert 2 <= pooled_speedups(choice)[-1] <= 2 * (1 + TOLERANCE / 2)
+    assert pooled_speedups(choice)[-1] == pytest.approx(2 * AIM, rel=TOLERANCE / 2)
     assert 1.3 * COSTS.predict(choice.candidate.sizes) <= teacher_ms / 2
 
 
