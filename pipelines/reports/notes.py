@@ -61,6 +61,11 @@ def _write_test_notes(report: Report, entry: ModelEntry) -> list[str]:
         notes.append(
             f"The standard error of an accuracy of {score} on {count:,} texts is {error:.2f} percentage points."
         )
+    if report["config"].get("fit_class_biases"):
+        notes.append(
+            "Biases of the classes were fitted to the validation split after the training, in the teacher as in the "
+            "students; validation scores are on the rows that they were fitted to."
+        )
     if "baseline" in report:
         baseline = report["baseline"]
         name = capitalize_first(baseline["name"])

@@ -231,9 +231,13 @@ def pruning_stages(settings: DistillConfig, target: SpeedTarget) -> list[str]:
 
 
 def delivery_stages(settings: DistillConfig) -> list[str]:
-    """Returns the stages that export the models, and those that measure the requested speeds."""
-    exports = ["export-teacher", *(f"export{each}" for each in student_suffixes(settings))]
-    return [*exports, *(f"speed-{target.name}" for target in list_measured_targets(settings))]
+    """Returns the stages that finish and export the models, and those that measure the requested speeds."""
+    finished = ["biases", "export"] if settings.fit_class_biases else ["export"]
+    models = ["-teacher", *student_suffixes(settings)]
+    return [
+        *(f"{stage}{model}" for model in models for stage in finished),
+        *(f"speed-{target.name}" for target in list_measured_targets(settings)),
+    ]
 
 
 def list_measured_targets(settings: DistillConfig) -> list[SpeedTarget]:

@@ -101,6 +101,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
             positions than a length in the settings; or the tokenizers can't be used together.
     """
     from distill.checkpoint.tokenizer import check_fast
+    from distill.tasks.class_biases import check_head_biases
     from distill.teacher.fingerprint import check_same_tokenizer
 
     settings, teacher, student = facts.settings, facts.teacher, facts.student
@@ -109,12 +110,16 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
         if each is not None and settings.quantize.scheme:
             check_unquantized_checkpoint(each)
     task.check(teacher.config, teacher.name)
+    if settings.fit_class_biases:
+        check_head_biases(teacher.config)
     tokenizer = load_checked_tokenizer(teacher, task)
     check_fast(tokenizer, "teacher", "the student's could not be compared with it")
     models = {"teacher": (teacher.config, tokenizer)}
     differs = False
     if student is not None:
         task.check(student.config, student.name)
+        if settings.fit_class_biases:
+            check_head_biases(student.config)
         student_tokenizer = load_checked_tokenizer(student, task)
         differs = is_cross_tokenizer(settings, tokenizer, student_tokenizer)
         if differs:

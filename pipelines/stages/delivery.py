@@ -12,6 +12,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan, SpeedTarget, delivery_stages, list_measured_targets, list_targets
 from pipelines.settings.schemes import measured_scheme, reduces_range_of_dynamic_int8
+from pipelines.stages.deliver.class_biases import class_biases_stage
 from pipelines.stages.deliver.evaluate import evaluate_stage
 from pipelines.stages.deliver.evaluated_model import EvaluatedModel, RequestedSpeed
 from pipelines.stages.deliver.export import export_stage
@@ -85,20 +86,22 @@ class Delivery:
 
     def export_all(self) -> None:
         """Exports the teacher and all students."""
-        self.export(TEACHER_EXPORT, self.stages["teacher"], forms_of_teacher(self.config))
+        self.export("-teacher", self.stages["teacher"], forms_of_teacher(self.config))
         for each in self.students:
             self.export_student(each)
 
     def export_student(self, student: TrainedStudent) -> None:
         """Exports a student."""
-        self.export(f"export{student.suffix}", student.stage, student_targets(self.config, student.scheme))
+        self.export(student.suffix, student.stage, student_targets(self.config, student.scheme))
 
-    def export(self, name: str, model: Artefact, targets: Sequence[ExportTarget]) -> None:
-        """Exports a model to its targets."""
+    def export(self, suffix: str, model: Artefact, targets: Sequence[ExportTarget]) -> None:
+        """Exports a model to its targets, if requested with fitted biases of its classes."""
+        if self.config.fit_class_biases:
+            model = self.fit_biases(f"biases{suffix}", model)
         parity = self.config.measure.parity
-        self.stages[name] = export_stage(
+        self.stages[f"export{suffix}"] = export_stage(
             self.run,
-            name,
+            f"export{suffix}",
             model,
             model.folder / MODEL,
             as_plain_texts(self.splits.test),
@@ -107,6 +110,12 @@ class Delivery:
             targets=targets,
             reduce_range=reduces_range_of_dynamic_int8(self.config),
         )
+
+    def fit_biases(self, name: str, model: Artefact) -> Artefact:
+        """Returns the stage of a model with fitted biases of its classes."""
+        stage = class_biases_stage(self.run, name, model, self.stages["data"], self.config.data.max_length)
+        self.stages[name] = stage
+        return stage
 
     def reach_speed(self, target: SpeedTarget) -> None:
         """Measures the student of a target, and cuts it again while it is too slow and that is allowed.

@@ -249,6 +249,8 @@ class DistillConfig:
         loss: Loss terms that the student is trained on.
         train: Optimizer, schedule and training loop of the student.
         attention_free_train: Optimizer, schedule and training loop of the students in `student.attention_free`.
+        fit_class_biases: Add a bias to the logit of each class, fitted to the validation split, in the deployed
+            students and in the teacher that they are compared with; for text-classification.
         sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
         outer: How replicas that train independently are averaged; for strategies local-sgd and diloco.
@@ -287,6 +289,7 @@ class DistillConfig:
     attention_free_train: TrainConfig = field(
         default_factory=lambda: TrainConfig(epochs=20, batch_size=128, dropout=0.2)
     )
+    fit_class_biases: bool = False
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)

@@ -42,5 +42,7 @@ def list_nested_conflicts(s: DistillConfig) -> Iterator[tuple[str, object, str]]
         yield "loss.balance_every", s.loss.balance_every, "0"
     if s.sparsity.requested:
         yield "sparsity.pattern", s.sparsity.pattern, "none"
+    if s.fit_class_biases:
+        yield "fit_class_biases", s.fit_class_biases, "false"
     if s.machine.asynchronous:
         yield "machine.strategy", s.machine.asynchronous, "none"

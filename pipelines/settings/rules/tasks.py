@@ -96,6 +96,12 @@ TASK_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
+        lambda s, f: s.fit_class_biases and f.task != "text-classification",
+        "fit_class_biases: expected text-classification with one class per text, found {f.task}: its outputs aren't "
+        "the logits of classes of which the largest counts",
+        ("task",),
+    ),
+    Rule(
         lambda s, f: s.teacher.additional and f.task != "text-classification",
         "teacher.additional: expected text-classification with one class per text, found {f.task}: predictions of "
         "several teachers can only be mixed there",

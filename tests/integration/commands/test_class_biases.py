@@ -1,0 +1,90 @@
+"""Runs with biases of the classes that are fitted to the validation split: what changes, and what is rejected."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress.quantize.store import QUANTIZATION_FILE
+from distill.checkpoint.custom_models import load_model_folder
+from pipelines import distill
+from support.commands import rejection_of, run_to_success, small_run
+from support.run_inputs import make_inputs, stage_folder
+
+FITTED = ("--fit_class_biases", "true")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_inputs(tmp_path_factory.mktemp("biases"))
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_model_folder(folder).state_dict()
+
+
+def read_metrics(output: Path, stage: str) -> dict[str, object]:
+    return json.loads((stage_folder(output, stage) / "manifest.json").read_text())["metrics"]
+
+
+def test_student_and_teacher_are_exported_with_fitted_biases(inputs, tmp_path):
+    output = tmp_path / "run"
+    arguments = small_run(*inputs, output, "--export", "onnx")
+    printed = run_to_success("distill", [*arguments, *FITTED])
+    assert "biases-teacher: validation" in printed
+    for stage, fitted in (("teacher", "biases-teacher"), ("distill", "biases")):
+        before, after = (read_weights(stage_folder(output, name) / "model") for name in (stage, fitted))
+        (changed,) = (name for name in before if not torch.equal(before[name], after[name]))
+        assert changed == "classifier.bias"
+        metrics = read_metrics(output, fitted)
+        torch.testing.assert_close(after[changed], before[changed] + torch.tensor(metrics["biases"]))
+        assert metrics["val/score_before"] == pytest.approx(read_metrics(output, stage)["val/score"])
+        assert 0 <= metrics["val/score"] <= 1
+    delivered, fitted = read_weights(output / "student"), read_weights(stage_folder(output, "biases") / "model")
+    assert all(torch.equal(delivered[name], fitted[name]) for name in fitted)
+    assert "fitted to the validation split" in (output / "report.html").read_text()
+
+    again = run_to_success("distill", arguments)
+    assert "distill: already complete" in again
+    assert "fitted to the validation split" not in (output / "report.html").read_text()
+    plain = read_weights(stage_folder(output, "distill") / "model")
+    assert torch.equal(read_weights(output / "student")["classifier.bias"], plain["classifier.bias"])
+
+
+@pytest.mark.slow
+def test_a_quantized_student_gets_biases_and_keeps_its_scales(inputs, tmp_path):
+    arguments = small_run(*inputs, tmp_path / "run", *FITTED, "--quantize", "int8", "--quantize.samples", "32")
+    assert "rejected" not in run_to_success("distill", arguments)
+    quantized, fitted = (stage_folder(tmp_path / "run", name) / "model" for name in ("quantize", "biases"))
+    assert (fitted / QUANTIZATION_FILE).read_bytes() == (quantized / QUANTIZATION_FILE).read_bytes()
+    before, after = read_weights(quantized), read_weights(fitted)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["classifier.bias"]
+
+
+@pytest.mark.slow
+def test_students_without_attention_get_biases(inputs, tmp_path):
+    printed = run_to_success("distill", small_run(*inputs, tmp_path / "run", *FITTED, "--student", "static"))
+    assert "biases: validation" in printed
+    assert "rejected" not in printed
+
+
+def test_a_dry_run_lists_the_stages(inputs, tmp_path):
+    printed = run_to_success(
+        "distill", small_run(*inputs, tmp_path / "run", *FITTED, "--dry-run", "--predict", "false")
+    )
+    stages = [line.split("│")[1].strip() for line in printed.splitlines() if "will run" in line]
+    assert stages[-6:] == ["biases-teacher", "export-teacher", "biases", "export", "evaluate", "report"]
+
+
+def test_a_task_without_classes_is_rejected(inputs, tmp_path, monkeypatch, capsys):
+    arguments = small_run(*inputs, tmp_path / "run", *FITTED, "--task", "regression")
+    assert "fit_class_biases: expected text-classification with one class per text, found regression" in rejection_of(
+        distill, arguments, monkeypatch, capsys
+    )
+
+
+def test_a_nested_family_is_rejected(inputs, tmp_path, monkeypatch, capsys):
+    nested = ("--nested", "true", "--speedup", "2,4", "--student", "teacher")
+    message = rejection_of(distill, small_run(*inputs, tmp_path / "run", *FITTED, *nested), monkeypatch, capsys)
+    assert "fit_class_biases: expected false with prune.nested" in message
